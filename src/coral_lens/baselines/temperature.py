@@ -1,0 +1,33 @@
+"""Temperature scaling of the base probabilities: one number, which moves confidence and never the answer."""
+
+from __future__ import annotations
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from coral_lens.steering import softmax
+
+BOUNDS = (0.02, 50.0)
+
+
+def apply_temperature(
+    p: Float[np.ndarray, " row"], offsets: Int[np.ndarray, " edge"], *, temperature: float
+) -> Float[np.ndarray, " row"]:
+    """Return softmax(log p / T) over the options of each question."""
+    return softmax(np.log(np.maximum(p, 1e-300)) / temperature, offsets)
+
+
+def fit_temperature(
+    p: Float[np.ndarray, " row"], offsets: Int[np.ndarray, " edge"], answers: Int[np.ndarray, " question"]
+) -> float:
+    """Return the temperature with the lowest NLL. The NLL is convex in 1 / T, so a bounded search finds it."""
+    from scipy.optimize import minimize_scalar
+
+    right = offsets[:-1] + answers
+
+    def nll(inverse: float) -> float:
+        scaled = apply_temperature(p, offsets, temperature=1.0 / inverse)
+        return float(-np.log(np.maximum(scaled[right], 1e-300)).mean())
+
+    low, high = (1.0 / b for b in reversed(BOUNDS))
+    return float(1.0 / minimize_scalar(nll, bounds=(low, high), method="bounded", options={"xatol": 1e-6}).x)

@@ -1,0 +1,249 @@
+"""Score every option of every question in one pass over its token tree; read or edit hidden states on the way.
+
+There is one scoring path. Whatever wants states (pooled residuals, head inputs) is a Reader, whatever changes them (ITI,
+SAE patching) is an Edit; both are told by the Batch where each option's tokens lie. The engine keeps nothing between
+batches, so memory does not grow with the number of questions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from coral_lens.errors import CoralError
+from coral_lens.layout import Batch, Packing, Plan, Tree, build_tree, collate, make_plan
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from coral_lens.models import Model
+    from coral_lens.records import Prompt
+
+TOKEN_BUDGET = 2048
+HEAD_ROWS = 256
+"""Rows of the vocabulary head at a time: its logits stay small, whatever the batch."""
+
+
+class Site(NamedTuple):
+    """A place in the model whose tensor [batch, token, feature] can be read or replaced."""
+
+    kind: Literal["residual", "heads"]
+    """`residual`: the stream after block `layer` (0: the embeddings). `heads`: the input of block `layer`'s projection."""
+    layer: int
+
+
+class Reader(Protocol):
+    """Takes what it needs at its sites while a batch runs, then gives one row per option."""
+
+    sites: tuple[Site, ...]
+
+    def read(self, site: Site, states: Tensor, batch: Batch) -> None:
+        """Take what is needed of the states [batch, token, feature]; called once per site and batch."""
+
+    def take(self) -> dict[str, Tensor]:
+        """Return tensors with one row per option of the batch that has just run, and forget them."""
+
+
+class Edit(Protocol):
+    """Replaces the tensor at its sites; runs before the readers of the same site."""
+
+    sites: tuple[Site, ...]
+
+    def edit(self, site: Site, states: Tensor, batch: Batch) -> Tensor:
+        """Return the states to go on with; the argument must be left as it is."""
+
+
+@dataclass
+class PooledResidual:
+    """Reads the mean residual state over each option's own tokens, at the given layers (the paper's Eq. 2)."""
+
+    layers: tuple[int, ...]
+    _pooled: dict[str, Tensor] = field(default_factory=dict, repr=False)
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        return tuple(Site("residual", layer) for layer in self.layers)
+
+    def read(self, site: Site, states: Tensor, batch: Batch) -> None:
+        tokens = states.reshape(-1, states.shape[-1])[batch.answer_tokens.to(states.device)].float()
+        lengths = batch.answer_offsets.diff().to(states.device)
+        self._pooled[layer_name(site.layer)] = torch.segment_reduce(tokens, "mean", lengths=lengths, axis=0)
+
+    def take(self) -> dict[str, Tensor]:
+        pooled, self._pooled = self._pooled, {}
+        return pooled
+
+
+def layer_name(layer: int) -> str:
+    """Return the name under which a layer's pooled states are kept."""
+    return f"layer.{layer}"
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredBatch:
+    """The scores of one batch: options question by question."""
+
+    batch: Batch
+    logprobs: Float[Tensor, " option"]
+    """Summed log-probability of each option's tokens, float64 sums of float32 terms."""
+    readings: dict[str, Tensor]
+
+
+def plan_for(prompts: Sequence[Prompt], *, token_budget: int = TOKEN_BUDGET, packing: Packing = "tree") -> Plan:
+    """Return the packing plan of prompts; it depends on their token ids alone."""
+    return make_plan(
+        [tree_size(build_tree(p), packing) for p in prompts], token_budget=token_budget, packing=packing
+    )
+
+
+def tree_size(tree: Tree, packing: Packing) -> int:
+    """Return how many tokens a question costs: its tree's, or those of all its options' whole sequences."""
+    if packing == "tree":
+        return len(tree)
+    return sum(int(tree.depths[path[-1]]) + 1 for path in tree.paths)
+
+
+def score(
+    model: Model,
+    prompts: Sequence[Prompt],
+    plan: Plan,
+    *,
+    readers: Sequence[Reader] = (),
+    edits: Sequence[Edit] = (),
+) -> Iterator[ScoredBatch]:
+    """Yield the scores and readings of each batch of the plan, in its order."""
+    for rows in plan.batches:
+        trees: dict[int, Tree] = {q: build_tree(prompts[q]) for row in rows for q in row}
+        batch = collate(trees, rows, packing=plan.packing)  # type: ignore[arg-type]
+        yield score_batch(model, batch, readers=readers, edits=edits)
+
+
+@torch.inference_mode()
+def score_batch(
+    model: Model, batch: Batch, *, readers: Sequence[Reader] = (), edits: Sequence[Edit] = ()
+) -> ScoredBatch:
+    """Run one batch through the model."""
+    device = model.device
+    with tapped(model, batch, readers=readers, edits=edits):
+        states = model.body(
+            batch.input_ids.to(device),
+            batch.position_ids.to(device),
+            None if batch.allowed is None else batch.allowed.to(device),
+        )
+    token_logprobs = answer_logprobs(model, states, batch)
+    bad = ~torch.isfinite(token_logprobs)
+    if bad.any():
+        option = int(torch.searchsorted(batch.answer_offsets, bad.nonzero()[0], right=True)) - 1
+        question = batch.questions[int((torch.from_numpy(batch.option_offsets) <= option).sum()) - 1]
+        raise CoralError(
+            f"The model {model.name!r} gives log-probabilities that are not finite, first for question number "
+            f"{question}: its weights or dtype are broken; try --dtype float32."
+        )
+    sums = torch.segment_reduce(token_logprobs.double(), "sum", lengths=batch.answer_offsets.diff(), axis=0)
+    readings: dict[str, Tensor] = {}
+    for reader in readers:
+        readings |= {name: tensor.cpu() for name, tensor in reader.take().items()}
+    return ScoredBatch(batch, sums, readings)
+
+
+def answer_logprobs(model: Model, states: Tensor, batch: Batch) -> Float[Tensor, " token"]:
+    """Return the log-probability of every answer token; the head runs once on each position that predicts one."""
+    rows, inverse = torch.unique(batch.before_tokens, return_inverse=True)
+    flat = states.reshape(-1, states.shape[-1])
+    by_row = torch.argsort(inverse, stable=True)
+    found = torch.empty(len(batch.targets))
+    edges = torch.searchsorted(inverse[by_row], torch.arange(0, len(rows) + HEAD_ROWS, HEAD_ROWS))
+    for start, (low, high) in zip(range(0, len(rows), HEAD_ROWS), zip(edges, edges[1:], strict=False), strict=False):
+        some = rows[start : start + HEAD_ROWS]
+        logits = model.logits(flat[some.to(flat.device)])
+        tokens = by_row[low:high]
+        picked = logits[(inverse[tokens] - start).to(logits.device), batch.targets[tokens].to(logits.device)]
+        norm = logits.logsumexp(dim=-1)
+        found[tokens] = (picked - norm[(inverse[tokens] - start).to(logits.device)]).cpu()
+    return found
+
+
+# ---------------------------------------------------------------------------------------------------------- hooks
+
+
+@contextmanager
+def tapped(
+    model: Model, batch: Batch, *, readers: Sequence[Reader] = (), edits: Sequence[Edit] = ()
+) -> Iterator[None]:
+    """Let edits and readers at their sites while the block runs; our hooks, and only ours, are gone afterwards."""
+    sites = dict.fromkeys(site for part in (*edits, *readers) for site in part.sites)
+    with ExitStack() as stack:
+        for site in sites:
+            at_edits = [e for e in edits if site in e.sites]
+            at_readers = [r for r in readers if site in r.sites]
+            hook = make_hook(site, batch, at_edits, at_readers)
+            handle = attach(model, site, hook)
+            stack.callback(handle.remove)
+        yield
+
+
+Hook = Callable[[Tensor], Tensor]
+
+
+def make_hook(site: Site, batch: Batch, edits: Sequence[Edit], readers: Sequence[Reader]) -> Hook:
+    """Return a function that edits the states at a site, shows the result to the readers, and returns it."""
+
+    def hook(states: Tensor) -> Tensor:
+        for edit in edits:
+            states = edit.edit(site, states, batch)
+        for reader in readers:
+            reader.read(site, states, batch)
+        return states
+
+    return hook
+
+
+def attach(model: Model, site: Site, hook: Hook) -> Any:
+    """Register a hook at a site and return its handle."""
+    if not 0 <= site.layer <= model.n_layers or (site.kind == "heads" and site.layer == 0):
+        raise CoralError(f"Layer {site.layer} does not exist: {model.name!r} has layers 0 to {model.n_layers}.")
+    if site.kind == "heads":
+        return before(model.projections[site.layer - 1], hook)
+    if site.layer == 0:
+        return before(model.blocks[0], hook)
+    return after(model.blocks[site.layer - 1], hook)
+
+
+def before(module: nn.Module, hook: Hook) -> Any:
+    """Hook the first argument of a module."""
+
+    def pre_hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if args:
+            return (hook(args[0]), *args[1:]), kwargs
+        return args, {**kwargs, "hidden_states": hook(kwargs["hidden_states"])}
+
+    return module.register_forward_pre_hook(pre_hook, with_kwargs=True)
+
+
+def after(module: nn.Module, hook: Hook) -> Any:
+    """Hook the output of a block, which is the states or a tuple that begins with them."""
+
+    def post_hook(_: nn.Module, __: Any, output: Any) -> Any:
+        return (hook(output[0]), *output[1:]) if isinstance(output, tuple) else hook(output)
+
+    return module.register_forward_hook(post_hook)
+
+
+# ----------------------------------------------------------------------------------------------------- self-check
+
+
+def self_check(model: Model, prompts: Sequence[Prompt]) -> float:
+    """Return the largest difference in log-probability between the tree and plain passes over the same prompts."""
+    sums: list[Int[Tensor, " option"] | Float[Tensor, " option"]] = []
+    packings: tuple[Packing, ...] = ("tree", "plain")
+    for packing in packings:
+        trees = [build_tree(p) for p in prompts]
+        rows = [[i] for i in range(len(trees))]
+        sums.append(score_batch(model, collate(trees, rows, packing=packing)).logprobs)
+    return float((sums[0] - sums[1]).abs().max())

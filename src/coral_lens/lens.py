@@ -1,0 +1,245 @@
+"""The lens: a fitted correction with all that is needed to apply it, and the fingerprints of what it was fitted on.
+
+    lens.json           layer, gamma, base rule, prompt style, fingerprints, how it was chosen
+    lens.safetensors    standardiser and probe weights
+    README.md           a card for people
+
+It refuses a model other than its own. Never pickle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from coral_lens.baselines.temperature import apply_temperature
+from coral_lens.errors import CoralError
+from coral_lens.manifest import digest, digest_file, fresh_folder, read_json, write_atomic, write_json
+from coral_lens.probes import PROBES, Probe, Standardiser
+from coral_lens.records import OptionTable, Predictions, Question, Style
+from coral_lens.steering import BaseRule, base_probs, steer
+from coral_lens.store import ActivationStore, Extraction, Progress, extract
+
+if TYPE_CHECKING:
+    from coral_lens.models import Model
+
+FORMAT = 1
+METHODS = ("base", "temperature", "coral")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One answered question, for people: the chosen option and what the model thought before and after steering."""
+
+    id: str
+    answer: int
+    """Index of the chosen option."""
+    option: str
+    confidence: float
+    """Steered probability of the chosen option."""
+    probs: tuple[float, ...]
+    base_probs: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Lens:
+    """Turns pooled states and base probabilities into steered probabilities."""
+
+    layer: int
+    gamma: float
+    base: BaseRule
+    style: Style
+    standardiser: Standardiser
+    probe: Probe
+    temperature: float
+    """Of plain temperature scaling, fitted on the same validation questions: the control that stands beside the lens."""
+    model: dict[str, str]
+    """Name, dtype and fingerprints of the model it was fitted on."""
+    training: dict[str, Any]
+    """What it was fitted on and how: tasks, numbers of questions, digests, settings, versions."""
+    trace: dict[str, Any]
+    """How layer and gamma were chosen: validation scores of every layer and every gamma."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.probe.kind} probe, layer {self.layer}, gamma {self.gamma:g}"
+
+    def r_hat(self, states: Float[np.ndarray, "row width"]) -> Float[np.ndarray, " row"]:
+        """Return the predicted residual of pooled states of this lens's layer."""
+        return self.probe.predict(self.standardiser(states))
+
+    def apply(self, store: ActivationStore) -> dict[str, Float[np.ndarray, " row"]]:
+        """Return the option probabilities of each method: base, temperature, coral."""
+        table = store.table
+        p = base_probs(table, self.base)
+        return {
+            "base": p,
+            "temperature": apply_temperature(p, table.offsets, temperature=self.temperature),
+            "coral": steer(p, self.r_hat(store.layer(self.layer)), table.offsets, gamma=self.gamma),
+        }
+
+    def run(
+        self, model: Model, questions: Sequence[Question], *, work_dir: Path | None = None, progress: Progress | None = None
+    ) -> tuple[OptionTable, dict[str, Float[np.ndarray, " row"]]]:
+        """Score questions and return their table and each method's probabilities.
+
+        With `work_dir` the states are kept there and an interrupted run goes on; without, they are thrown away.
+        """
+        self.check(model, questions)
+        what = Extraction(layers=(self.layer,), style=self.style)
+        with TemporaryDirectory(prefix="coral-") as temporary:
+            store = extract(model, questions, work_dir or Path(temporary), what=what, progress=progress)
+            return store.table, self.apply(store)
+
+    def predict(
+        self, model: Model, questions: Sequence[Question], *, work_dir: Path | None = None, progress: Progress | None = None
+    ) -> list[Answer]:
+        """Answer questions; they need no labels."""
+        table, probs = self.run(model, questions, work_dir=work_dir, progress=progress)
+        answers = []
+        for i, question in enumerate(questions):
+            rows = slice(table.offsets[i], table.offsets[i + 1])
+            steered, base = probs["coral"][rows], probs["base"][rows]
+            best = int(steered.argmax())
+            answers.append(
+                Answer(question.id, best, question.options[best], float(steered[best]), tuple(map(float, steered)), tuple(map(float, base)))
+            )
+        return answers
+
+    def predictions(
+        self, model: Model, questions: Sequence[Question], *, work_dir: Path | None = None, progress: Progress | None = None
+    ) -> dict[str, Predictions]:
+        """Return the Predictions of each method on questions of one task."""
+        table, probs = self.run(model, questions, work_dir=work_dir, progress=progress)
+        first = questions[0]
+        return {
+            method: Predictions(
+                method=method,
+                model=model.name,
+                task=first.task,
+                split=first.split,
+                ids=tuple(q.id for q in questions),
+                answers=table.answers,
+                offsets=table.offsets,
+                probs=p,
+            )
+            for method, p in probs.items()
+        }
+
+    def check(self, model: Model, questions: Sequence[Question] = ()) -> None:
+        """Refuse a model other than the one the lens was fitted on, and prompts of another chat setting."""
+        for key in ("weights", "tokenizer"):
+            if self.model[key] != model.fingerprint[key]:
+                raise CoralError(
+                    f"This lens was fitted on {self.model['name']!r}, whose {key} are {self.model[key][:12]}; "
+                    f"{model.name!r} has {model.fingerprint[key][:12]}. Use that model, or fit a lens on this one."
+                )
+        for question in questions:
+            if question.rendered is not None and question.rendered.chat != self.style.chat:
+                have, want = ("with" if c else "without" for c in (question.rendered.chat, self.style.chat))
+                raise CoralError(
+                    f"Question {question.id!r} was rendered {have} the chat template, but the lens was fitted {want} it."
+                )
+
+    def save(self, folder: str | Path) -> None:
+        """Write the lens; an older one in the same folder is replaced only when the new one is complete."""
+        target = Path(folder)
+        refuse_other_folder(target)
+        tensors = {
+            "standardiser.mean": torch.from_numpy(self.standardiser.mean),
+            "standardiser.scale": torch.from_numpy(self.standardiser.scale),
+            **self.probe.tensors(),
+        }
+        with fresh_folder(target) as temporary:
+            save_file(tensors, temporary / "lens.safetensors")
+            record = self.record() | {"tensors": digest_file(temporary / "lens.safetensors")}
+            write_json(temporary / "lens.json", record | {"digest": digest(record)})
+            write_atomic(temporary / "README.md", card(self).encode())
+
+    def record(self) -> dict[str, Any]:
+        """Return the JSON part of the lens."""
+        return {
+            "format": FORMAT,
+            "layer": self.layer,
+            "gamma": self.gamma,
+            "base": self.base,
+            "style": asdict(self.style),
+            "probe": self.probe.kind,
+            "temperature": self.temperature,
+            "model": self.model,
+            "training": self.training,
+            "trace": self.trace,
+        }
+
+
+def refuse_other_folder(target: Path) -> None:
+    """Never replace a folder that is not a lens: a wrong --out must not delete somebody's files."""
+    if target.exists() and not (target / "lens.json").exists() and (not target.is_dir() or any(target.iterdir())):
+        raise CoralError(f"{target} exists and is not a lens; choose another folder for --out.")
+
+
+def load_lens(folder: str | Path) -> Lens:
+    """Read a lens and check that nothing in it was changed or lost."""
+    source = Path(folder)
+    if not (source / "lens.json").exists():
+        raise CoralError(f"{source} is not a lens: it has no lens.json; make one with `coral fit --out {source}`.")
+    record = read_json(source / "lens.json")
+    if record.get("format") != FORMAT:
+        raise CoralError(f"{source} has lens format {record.get('format')!r}, but this version reads {FORMAT}.")
+    claimed = record.pop("digest", None)
+    path = source / "lens.safetensors"
+    try:
+        if digest(record) != claimed or digest_file(path) != record["tensors"]:
+            raise CoralError(f"{source} is damaged: its content does not match its digests; fit or copy it again.")
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise CoralError(f"{path} cannot be read ({error}); fit or copy the lens again.") from None
+    return Lens(
+        layer=record["layer"],
+        gamma=record["gamma"],
+        base=record["base"],
+        style=Style(**record["style"]),
+        standardiser=Standardiser(tensors["standardiser.mean"].numpy(), tensors["standardiser.scale"].numpy()),
+        probe=PROBES[record["probe"]](tensors),
+        temperature=record["temperature"],
+        model=record["model"],
+        training=record["training"],
+        trace=record["trace"],
+    )
+
+
+def card(lens: Lens) -> str:
+    """Return the README of a lens folder."""
+    validation = lens.trace["validation"]
+    rows = "\n".join(
+        f"| {method} | " + " | ".join(f"{100 * scores[m]:.1f}" for m in ("accuracy", "ece", "brier", "nll")) + " |"
+        for method, scores in validation.items()
+    )
+    tasks = ", ".join(f"{t} ({n})" for t, n in lens.training["tasks"].items())
+    return f"""# A CORAL lens for {lens.model["name"]}
+
+A {lens.name}. It corrects the probabilities that a frozen model gives to the options of a multiple-choice question,
+from the model's own hidden states. Base probabilities: softmax of the `{lens.base}` score; prompts: `{lens.style}`.
+
+Fitted on {lens.training["n_train"]} questions, chosen on {lens.training["n_validation"]} others: {tasks}.
+Layer 0 is the embedding output, layer l the residual stream after block l, before the final norm.
+
+Scores on the validation questions it was chosen on (percent; so these flatter it: use `coral eval` on held-out questions):
+
+| method | accuracy | ECE | Brier | NLL |
+|---|---|---|---|---|
+{rows}
+
+Limits: it works only with the model of the fingerprint in `lens.json`, it is only as good as the questions it learned from,
+and on unlike questions its confidence can be worse than that of plain temperature scaling. Measure before you rely on it.
+The questions' licences apply to what was learned from them.
+"""

@@ -1,0 +1,442 @@
+"""Scores of Predictions as fractions, each with a 95 % bootstrap interval over questions. Never prints, never plots.
+
+A metric is a function of the facts about the questions and of weights, one row per resample. A row of ones gives the
+value; rows of multinomial counts give its bootstrap, so that no resample is ever a step of a Python loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from coral_lens.errors import CoralError, nearest
+from coral_lens.records import Predictions
+
+SMALLEST = 1e-12
+"""NLL clips probabilities here: an option that steering clipped to 0 costs 27.6 and not infinity."""
+CELLS = 2**20
+"""Weights held at a time, resamples times questions: bounds memory, and keeps the working set near the cache."""
+
+Weights = Float[np.ndarray, "boot question"]
+"""How often each resample holds each question: whole numbers, and every row sums to the number of questions."""
+Values = Float[np.ndarray, " boot"]
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the metrics need to know about each question of a set of predictions."""
+
+    probs: Float[np.ndarray, " row"]
+    is_answer: Float[np.ndarray, " row"]
+    question: Int[np.ndarray, " row"]
+    """The question that owns the row."""
+    option: Int[np.ndarray, " row"]
+    """The row's number within its question: the class, for cwECE."""
+    sizes: Int[np.ndarray, " question"]
+    confidence: Float[np.ndarray, " question"]
+    """The largest probability."""
+    right: Float[np.ndarray, " question"]
+    """1.0 where the most probable option is the answer; of equally probable options the first counts."""
+    n_bins: int
+
+    def per_question(self, values: Float[np.ndarray, " row"]) -> Float[np.ndarray, " question"]:
+        """Sum over the options of each question."""
+        return np.bincount(self.question, values, minlength=len(self.sizes))
+
+
+def facts_of(predictions: Predictions, *, n_bins: int = 25) -> Facts:
+    """Return the facts, or refuse predictions that cannot be scored: none at all, or without answers."""
+    where = f"{predictions.method!r} on {predictions.task} {predictions.split}".rstrip()
+    if n_bins < 1:
+        raise CoralError(f"n_bins must be at least 1. Got {n_bins} instead.")
+    if not len(predictions):
+        raise CoralError(f"The predictions of {where} hold no question, so there is nothing to score; check the split.")
+    unknown = np.flatnonzero(predictions.answers < 0)
+    if len(unknown):
+        raise CoralError(
+            f"{len(unknown)} of {len(predictions)} questions predicted by {where} have no answer to score against "
+            f"(first: {predictions.ids[unknown[0]]!r}); give them an answer or leave them out."
+        )
+    starts, sizes = predictions.offsets[:-1], np.diff(predictions.offsets)
+    assert sizes.min() > 0, "a question without options"
+    assert (predictions.answers < sizes).all(), "an answer beyond the options of its question"
+    probs = predictions.probs.astype(np.float64)
+    question = np.repeat(np.arange(len(sizes)), sizes)
+    option = np.arange(len(probs)) - starts[question]
+    confidence = np.maximum.reduceat(probs, starts)
+    top = np.minimum.reduceat(np.where(probs == confidence[question], option, len(probs)), starts)
+    is_answer = (option == predictions.answers[question]).astype(np.float64)
+    right = (top == predictions.answers).astype(np.float64)
+    return Facts(probs, is_answer, question, option, sizes, confidence, right, n_bins)
+
+
+# --- means over questions ---------------------------------------------------------------------------------------------
+
+
+def _mean(per_question: Float[np.ndarray, " question"], weights: Weights) -> Values:
+    means: Values = weights @ per_question / len(per_question)
+    return means
+
+
+def _accuracy(facts: Facts, weights: Weights) -> Values:
+    return _mean(facts.right, weights)
+
+
+def _brier(facts: Facts, weights: Weights) -> Values:
+    """Squared error summed over options, so between 0 and 2: the paper's Brier equation."""
+    return _mean(facts.per_question((facts.probs - facts.is_answer) ** 2), weights)
+
+
+def _nll(facts: Facts, weights: Weights) -> Values:
+    answer_prob = facts.per_question(facts.probs * facts.is_answer)
+    return _mean(-np.log(np.maximum(answer_prob, SMALLEST)), weights)
+
+
+def _brier_top1(facts: Facts, weights: Weights) -> Values:
+    """Squared error of the confidence against right or wrong, between 0 and 1: never to be mixed with `brier`."""
+    return _mean((facts.confidence - facts.right) ** 2, weights)
+
+
+def _nll_top1(facts: Facts, weights: Weights) -> Values:
+    """Log loss of the confidence against right or wrong; clipped on both sides, for a sure answer that is wrong."""
+    sure = np.clip(facts.confidence, SMALLEST, 1 - SMALLEST)
+    return _mean(-np.log(np.where(facts.right == 1, sure, 1 - sure)), weights)
+
+
+# --- gaps between confidence and accuracy, by bin ---------------------------------------------------------------------
+
+
+def equal_width_bins(probs: Float[np.ndarray, " item"], *, n_bins: int) -> Int[np.ndarray, " item"]:
+    """Return the bin [k / n_bins, (k + 1) / n_bins) of each probability; the last bin includes 1.0."""
+    edges = np.arange(n_bins + 1) / n_bins
+    return np.clip(np.searchsorted(edges, probs, side="right") - 1, 0, n_bins - 1)
+
+
+def equal_mass_bins(probs: Float[np.ndarray, " item"], *, n_bins: int) -> Int[np.ndarray, " item"]:
+    """Return the quantile bin of each probability. Equal probabilities share a bin, whatever the order of questions."""
+    rank = np.searchsorted(np.sort(probs), probs, side="left")
+    return rank * n_bins // len(probs)
+
+
+def _sums(
+    bins: Int[np.ndarray, " question"], values: Float[np.ndarray, " question"], weights: Weights
+) -> Float[np.ndarray, "boot bin"]:
+    """Return the weighted sum of the questions' values in each bin, for each resample."""
+    columns = np.zeros((len(bins), int(bins.max()) + 1))
+    columns[np.arange(len(bins)), bins] = values
+    sums: Float[np.ndarray, "boot bin"] = weights @ columns
+    return sums
+
+
+def _gap(facts: Facts, bins: Int[np.ndarray, " question"], weights: Weights) -> Values:
+    # sum_b |S_b| / N * |acc - conf| is |sum over S_b of (right - confidence)| / N: nothing to divide by in empty bins
+    gaps: Values = np.abs(_sums(bins, facts.right - facts.confidence, weights)).sum(axis=1) / len(bins)
+    return gaps
+
+
+def _ece(facts: Facts, weights: Weights) -> Values:
+    return _gap(facts, equal_width_bins(facts.confidence, n_bins=facts.n_bins), weights)
+
+
+def _ece_adaptive(facts: Facts, weights: Weights) -> Values:
+    """ECE over bins of equal mass. The bins are those of the sample: resamples do not move them."""
+    return _gap(facts, equal_mass_bins(facts.confidence, n_bins=facts.n_bins), weights)
+
+
+def _ece_debiased(facts: Facts, weights: Weights) -> Values:
+    """ECE with the sign of each bin's gap learned from one half of the sample and the gap measured on the other.
+
+    Learning and measuring on the same questions is what biases ECE upwards; keeping them apart is the cross-validated
+    L1 estimator of Berta, Braun, Holzmüller, Bach and Jordan (2026, arXiv:2602.24230): its mean is 0 for a calibrated
+    model and never above the true binned error. Instead of one random split this takes the mean over all, in the normal
+    approximation: the halves of a sum S of standard error s are S + s e and S - s e, with e normal, and the mean of
+    (S - s e) sign(S + s e) is S (2 Phi(S / s) - 1) - 2 s phi(S / s). (Kumar et al., 2019, debias the squared error; the
+    root of that, clipped at 0, is biased upwards again.) Traps: it reads low where the true error is below the noise
+    floor, and may fall slightly below 0, where it stays, because clipping would bring the bias back.
+    """
+    from scipy.special import ndtr
+
+    bins = equal_width_bins(facts.confidence, n_bins=facts.n_bins)
+    signed = facts.right - facts.confidence
+    total, error = _sums(bins, signed, weights), np.sqrt(_sums(bins, signed**2, weights))
+    z = total / np.maximum(error, SMALLEST)
+    density = np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi)
+    debiased: Values = (total * (2 * ndtr(z) - 1) - 2 * error * density).sum(axis=1) / len(bins)
+    return debiased
+
+
+def _cwece(facts: Facts, weights: Weights) -> Values:
+    """The mean of the classes' ECE_c, each in proportion to the number of questions that have the class.
+
+    Weighting by N_c cancels the N_c below ECE_c, so that the sum of all |gaps| is divided by the number of rows. Where
+    every question has n options this is the paper's (1/n) sum_c ECE_c.
+    """
+    bins = equal_width_bins(facts.probs, n_bins=facts.n_bins)
+    used, cells = np.unique(facts.option * facts.n_bins + bins, return_inverse=True)
+    columns = np.zeros((len(facts.sizes), len(used)))
+    columns[facts.question, cells] = facts.is_answer - facts.probs
+    gaps: Values = np.abs(weights @ columns).sum(axis=1) / (weights @ facts.sizes)
+    return gaps
+
+
+# --- does confidence rank right answers before wrong ones -------------------------------------------------------------
+
+
+def _most_sure_first(
+    facts: Facts, weights: Weights
+) -> tuple[Float[np.ndarray, "boot group"], Float[np.ndarray, "boot group"]]:
+    """Return the weights of all and of the wrong questions per distinct confidence, in falling order."""
+    order = np.argsort(-facts.confidence)
+    starts = np.flatnonzero(np.diff(facts.confidence[order], prepend=np.inf))
+    ordered = weights[:, order]
+    wrong = ordered * (1 - facts.right[order])
+    return np.add.reduceat(ordered, starts, axis=1), np.add.reduceat(wrong, starts, axis=1)
+
+
+def _auroc(facts: Facts, weights: Weights) -> Values:
+    """Chance that a right answer is surer than a wrong one, ties counting half; nan if all are right or all wrong."""
+    everything, wrong = _most_sure_first(facts, weights)
+    n_wrong = wrong.sum(axis=1)
+    less_sure = n_wrong[:, None] - np.cumsum(wrong, axis=1) + wrong / 2
+    won = ((everything - wrong) * less_sure).sum(axis=1)
+    pairs = n_wrong * (weights.shape[1] - n_wrong)
+    return np.where(pairs > 0, won / np.maximum(pairs, 1), np.nan)
+
+
+def _aurc(facts: Facts, weights: Weights) -> Values:
+    """Mean over k of the error rate among the k surest questions (Geifman and El-Yaniv, 2017).
+
+    Questions of one confidence come in random order, and this is the mean over it, in closed form: from k = a to b,
+    errors grow from e by the rate r, and the sum of (e + (k - a) r) / k is (b - a) r + (e - a r)(H_b - H_a).
+    """
+    everything, wrong = _most_sure_first(facts, weights)
+    ends, errors = np.cumsum(everything, axis=1), np.cumsum(wrong, axis=1)
+    harmonic = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, weights.shape[1] + 1))])
+    steps = np.diff(harmonic[ends.astype(np.int64)], prepend=0.0, axis=1)
+    rate = wrong / np.maximum(everything, 1)
+    risks = wrong + (errors - wrong - (ends - everything) * rate) * steps
+    areas: Values = risks.sum(axis=1) / weights.shape[1]
+    return areas
+
+
+# --- the registry -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """How a metric is shown, compared and computed."""
+
+    label: str
+    higher_is_better: bool
+    kind: Literal["mean", "gap", "rank"]
+    """`mean` over questions; `gap` between confidence and accuracy, whose bootstrap is biased; `rank` of confidence."""
+    compute: Callable[[Facts, Weights], Values]
+
+
+METRICS: dict[str, Metric] = {
+    "accuracy": Metric("Accuracy", True, "mean", _accuracy),
+    "ece": Metric("ECE", False, "gap", _ece),
+    "cwece": Metric("cwECE", False, "gap", _cwece),
+    "brier": Metric("Brier", False, "mean", _brier),
+    "nll": Metric("NLL", False, "mean", _nll),
+    "brier_top1": Metric("Brier (top-1)", False, "mean", _brier_top1),
+    "nll_top1": Metric("NLL (top-1)", False, "mean", _nll_top1),
+    "ece_debiased": Metric("ECE (debiased)", False, "gap", _ece_debiased),
+    "ece_adaptive": Metric("ECE (adaptive)", False, "gap", _ece_adaptive),
+    "auroc": Metric("AUROC", True, "rank", _auroc),
+    "aurc": Metric("AURC", False, "rank", _aurc),
+}
+
+
+def metric_named(name: str) -> Metric:
+    """Return the metric, or refuse an unknown name with the nearest known one."""
+    if name not in METRICS:
+        raise CoralError(f"Unknown metric {name!r}.{nearest(name, METRICS)} Known: {', '.join(METRICS)}.")
+    return METRICS[name]
+
+
+def score(predictions: Predictions, metric: str, *, n_bins: int = 25) -> float:
+    """Return one metric's value without an interval: cheap enough to choose a layer or a strength by."""
+    facts = facts_of(predictions, n_bins=n_bins)
+    return float(metric_named(metric).compute(facts, np.ones((1, len(predictions))))[0])
+
+
+# --- intervals --------------------------------------------------------------------------------------------------------
+
+
+def _chunks(n_boot: int, n_questions: int) -> list[int]:
+    size = max(1, CELLS // n_questions)
+    return [min(size, n_boot - done) for done in range(0, n_boot, size)]
+
+
+def iter_weights(n_questions: int, *, n_boot: int, seed: int) -> Iterator[Weights]:
+    """Yield, in chunks, how often each resample drew each question. The same arguments give the same resamples."""
+    if n_boot < 1:
+        raise CoralError(f"n_boot must be at least 1. Got {n_boot} instead.")
+    rng = np.random.default_rng(seed)
+    for rows in _chunks(n_boot, n_questions):
+        drawn = rng.integers(n_questions, size=(rows, n_questions)) + n_questions * np.arange(rows)[:, None]
+        counts = np.bincount(drawn.ravel(), minlength=rows * n_questions)
+        yield counts.reshape(rows, n_questions).astype(np.float64)
+
+
+def centred(value: float, draws: Values, *, kind: str) -> Float[np.ndarray, " kept"]:
+    """Return the bootstrap values that exist, and for a `gap` metric shift them so that their median is the value.
+
+    A resample adds noise of its own to noise that the absolute value already counts as error. So the bootstrap of an
+    ECE lies above the estimate, and a plain percentile interval can miss its own estimate.
+    """
+    kept: Values = draws[~np.isnan(draws)]
+    return kept - np.median(kept) + value if kind == "gap" else kept
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """A value with its 95 % interval; all nan where the metric does not exist: the AUROC of all right or all wrong."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return "n/a" if np.isnan(self.value) else f"{self.value:.3f} [{self.low:.3f}, {self.high:.3f}]"
+
+
+def score_of(value: float, draws: Values, *, kind: str) -> Score:
+    """Return the value with its percentile interval; around a `gap` metric, one shifted onto it and never below 0.
+
+    Trap: the interval of an ECE says how far the figure itself would move with other questions, as many as these. It
+    does not say that the true error lies within: the figure is biased upwards, see `Metrics.ece_floor`.
+    """
+    kept = centred(value, draws, kind=kind)
+    if np.isnan(value) or not len(kept):
+        return Score(value, float("nan"), float("nan"))
+    low, high = np.quantile(kept, [0.025, 0.975])
+    if kind == "gap":
+        low = max(low, 0.0)
+    return Score(value, float(min(low, value)), float(max(high, value)))
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """Everything that a table says about one set of predictions, and what it was computed from."""
+
+    method: str
+    model: str
+    task: str
+    split: str
+    n_questions: int
+    n_zero_answer: int
+    """Questions whose correct option has probability 0: each costs NLL 27.6 by clipping, without it infinity."""
+    ece_floor: float
+    """The ECE that a perfectly calibrated model with these very confidences would show on average, by simulation."""
+    n_bins: int
+    n_boot: int
+    seed: int
+    scores: dict[str, Score]
+    """By the names in METRICS."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values; nan becomes None, because JSON has no nan."""
+        scores = {
+            name: {part: None if np.isnan(x) else x for part, x in asdict(s).items()} for name, s in self.scores.items()
+        }
+        return asdict(self) | {"scores": scores}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Metrics:
+        """Return what `to_dict` wrote."""
+        if wrong := {f.name for f in fields(cls)} ^ set(data):
+            raise CoralError(f"Not a record of metrics: {', '.join(sorted(wrong))} missing or unknown; evaluate again.")
+        scores = {
+            name: Score(**{part: float("nan") if x is None else x for part, x in s.items()})
+            for name, s in data["scores"].items()
+        }
+        return cls(**{**data, "scores": scores})
+
+
+def ece_floor(facts: Facts, *, n_simulations: int, seed: int) -> float:
+    """Return the mean ECE when each question is right with a probability of exactly its confidence."""
+    rng, sure = np.random.default_rng(seed), facts.confidence
+    bins, total = equal_width_bins(sure, n_bins=facts.n_bins), 0.0
+    for rows in _chunks(n_simulations, len(sure)):
+        signed = (rng.random((rows, len(sure))) < sure) - sure
+        total += float(np.abs(_sums(bins, np.ones(len(sure)), signed)).sum())
+    return total / (n_simulations * len(sure))
+
+
+def evaluate(predictions: Predictions, *, n_boot: int = 1000, seed: int = 0, n_bins: int = 25) -> Metrics:
+    """Return every metric with its interval, the ECE floor and the number of answers of probability 0."""
+    facts = facts_of(predictions, n_bins=n_bins)
+    draws: dict[str, list[Values]] = {name: [] for name in METRICS}
+    for weights in iter_weights(len(predictions), n_boot=n_boot, seed=seed):
+        for name, metric in METRICS.items():
+            draws[name].append(metric.compute(facts, weights))
+    values = {name: score(predictions, name, n_bins=n_bins) for name in METRICS}
+    return Metrics(
+        method=predictions.method,
+        model=predictions.model,
+        task=predictions.task,
+        split=predictions.split,
+        n_questions=len(predictions),
+        n_zero_answer=int((facts.probs[facts.is_answer == 1] <= 0).sum()),
+        ece_floor=ece_floor(facts, n_simulations=n_boot, seed=seed),
+        n_bins=n_bins,
+        n_boot=n_boot,
+        seed=seed,
+        scores={k: score_of(values[k], np.concatenate(draws[k]), kind=METRICS[k].kind) for k in METRICS},
+    )
+
+
+# --- curves for the figures -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Reliability:
+    """A reliability diagram: one entry per bin that holds a question; empty bins have no accuracy and are left out."""
+
+    low: Float[np.ndarray, " bin"]
+    """Lower edge of the bin; with adaptive bins the smallest confidence in it."""
+    high: Float[np.ndarray, " bin"]
+    """Upper edge of the bin; with adaptive bins the largest confidence in it."""
+    confidence: Float[np.ndarray, " bin"]
+    accuracy: Float[np.ndarray, " bin"]
+    count: Int[np.ndarray, " bin"]
+
+
+def reliability(predictions: Predictions, *, n_bins: int = 25, adaptive: bool = False) -> Reliability:
+    """Return mean confidence and accuracy by bin: the very bins of `ece`, or of `ece_adaptive`."""
+    facts = facts_of(predictions, n_bins=n_bins)
+    sure, right = facts.confidence, facts.right
+    number = (equal_mass_bins if adaptive else equal_width_bins)(sure, n_bins=n_bins)
+    used, bins, count = np.unique(number, return_inverse=True, return_counts=True)
+    low, high = used / n_bins, (used + 1) / n_bins
+    if adaptive:
+        order = np.argsort(sure)
+        ends = np.cumsum(count)
+        low, high = sure[order][ends - count], sure[order][ends - 1]
+    return Reliability(low, high, np.bincount(bins, sure) / count, np.bincount(bins, right) / count, count)
+
+
+@dataclass(frozen=True, slots=True)
+class RiskCoverage:
+    """The error rate among the k surest questions, for k = 1 to all of them. `risk.mean()` is the AURC."""
+
+    coverage: Float[np.ndarray, " question"]
+    risk: Float[np.ndarray, " question"]
+    threshold: Float[np.ndarray, " question"]
+    """The confidence of the k-th question."""
+
+
+def risk_coverage(predictions: Predictions) -> RiskCoverage:
+    """Return the curve; questions of equal confidence come in random order, of which this is the expectation."""
+    facts = facts_of(predictions)
+    threshold = -np.sort(-facts.confidence)
+    everything, wrong = _most_sure_first(facts, np.ones((1, len(predictions))))
+    sizes = everything[0].astype(np.int64)
+    errors, k = np.cumsum(np.repeat(wrong[0] / sizes, sizes)), np.arange(1, len(predictions) + 1)
+    return RiskCoverage(k / len(predictions), errors / k, threshold)

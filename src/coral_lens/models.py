@@ -1,0 +1,341 @@
+"""Load a causal language model and name its parts. All knowledge of architectures is here, and nowhere else.
+
+Layers are numbered as in the paper and in Hugging Face: 0 is the embedding output, l the residual stream after block l,
+*before* the final norm. (Hugging Face's own last hidden state is after the norm: states are therefore read with hooks.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from coral_lens.assets import cache_dir, embedded_model
+from coral_lens.errors import CoralError
+from coral_lens.manifest import digest, digest_bytes, digest_file, fresh_folder
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+EMBEDDED = "smollm2"
+DEFAULT_MAX_LENGTH = 2048
+
+MaskForm = Literal["full", "sliding", "by_layer"]
+MASK_FORMS: dict[str, MaskForm] = {"llama": "full", "mistral": "sliding", "qwen2": "by_layer"}
+"""Which attention mask a family takes: one causal mask; one mask cut to a window of *positions*; a dict of both kinds.
+
+A full mask on a sliding family is silently wrong, and a family that takes one mask refuses a dict.
+"""
+
+NORM_NAMES = ("norm", "final_layernorm", "ln_f", "final_layer_norm")
+PROJECTION_NAMES = ("o_proj", "out_proj", "dense", "c_proj")
+
+
+@dataclass(frozen=True)
+class Model:
+    """A frozen model with its tokenizer and the parts that the engine reads and edits."""
+
+    name: str
+    hf: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    blocks: tuple[nn.Module, ...]
+    norm: nn.Module
+    head: nn.Module
+    projections: tuple[nn.Module, ...]
+    """The attention output projection of each block; its input holds the outputs of the heads side by side."""
+    mask_form: MaskForm
+    max_length: int
+    fingerprint: dict[str, str] = field(repr=False)
+    """Digests of weights and tokenizer: a lens refuses a model whose fingerprint is not the one it was fitted on."""
+
+    @property
+    def n_layers(self) -> int:
+        return len(self.blocks)
+
+    @property
+    def width(self) -> int:
+        return int(self.hf.config.get_text_config().hidden_size)
+
+    @property
+    def device(self) -> torch.device:
+        return self.hf.get_input_embeddings().weight.device  # type: ignore[no-any-return,union-attr]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.hf.dtype
+
+    def body(self, input_ids: Tensor, position_ids: Tensor, allowed: Tensor | None) -> Tensor:
+        """Return the final, normed states [batch, token, width] of rows under an attention mask.
+
+        `allowed` is boolean [batch, query, key]; None asks for the model's own causal mask.
+        """
+        mask = None if allowed is None else self._attention_mask(allowed, position_ids)
+        out = self.hf.base_model(input_ids=input_ids, position_ids=position_ids, attention_mask=mask, use_cache=False)
+        return out.last_hidden_state  # type: ignore[no-any-return]
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Return the vocabulary logits of normed states [row, width], in float32."""
+        return self.head(states).float()  # type: ignore[no-any-return]
+
+    def _attention_mask(self, allowed: Tensor, position_ids: Tensor) -> Tensor | dict[str, Tensor]:
+        full = additive(allowed, self.dtype)
+        window = getattr(self.hf.config.get_text_config(), "sliding_window", None)
+        if self.mask_form == "full" or (self.mask_form == "sliding" and window is None):
+            return full
+        sliding = full
+        if window is not None:
+            # distance in positions, not in row indices: options restart after the context
+            near = position_ids[:, :, None] - position_ids[:, None, :] < window
+            sliding = additive(allowed & near, self.dtype)
+        return sliding if self.mask_form == "sliding" else {"full_attention": full, "sliding_attention": sliding}
+
+    def chat_template(self, messages: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """Wrap messages in the tokenizer's chat template, as lm-eval does; a template without a system role drops it."""
+        from jinja2 import TemplateError
+
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise CoralError(f"Model {self.name!r} has no chat template; leave --apply-chat-template out.")
+
+        def apply(history: list[dict[str, str]]) -> str:
+            return str(
+                self.tokenizer.apply_chat_template(
+                    history,
+                    tokenize=False,
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final_message=not add_generation_prompt,
+                )
+            )
+
+        try:
+            return apply(messages)
+        except TemplateError:
+            return apply([m for m in messages if m["role"] != "system"])
+
+
+def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
+    """Turn a boolean mask [batch, query, key] into the additive [batch, 1, query, key] that attention kernels take."""
+    import torch
+
+    mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
+    return mask.masked_fill_(~allowed, torch.finfo(dtype).min)[:, None]
+
+
+# -------------------------------------------------------------------------------------------------------- loading
+
+
+def load_model(
+    name: str,
+    *,
+    device: str | None = None,
+    dtype: str | None = None,
+    device_map: str | None = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> Model:
+    """Load a model by hub id, local folder, `.gguf` file, or `smollm2` (the embedded one).
+
+    Weights are always dense. Without a GPU the default is float32 on the CPU; with one, the checkpoint's own dtype on
+    `cuda`. Code from the hub is run only if `trust_remote_code` is given.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    on_gpu = torch.cuda.is_available() and device != "cpu"
+    device = device or ("cuda" if on_gpu else "cpu")
+    source = resolve(name)
+    common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+    with quiet_loading(), loading_errors(name):
+        tokenizer = AutoTokenizer.from_pretrained(source, **common)
+        hf = AutoModelForCausalLM.from_pretrained(
+            source, dtype=torch_dtype(dtype or ("auto" if on_gpu else "float32")), device_map=device_map, **common
+        )
+        if device_map is None:
+            hf.to(device)
+    return wrap(hf, tokenizer, name=name)
+
+
+def wrap(hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str) -> Model:
+    """Make a Model of a transformers model and tokenizer that are already in memory."""
+    hf.eval().requires_grad_(False)
+    parts = find_parts(hf)
+    config = hf.config.get_text_config()
+    fingerprint = {"weights": weights_digest(hf), "tokenizer": tokenizer_digest(tokenizer)}
+    return Model(
+        name=name,
+        hf=hf,
+        tokenizer=tokenizer,
+        mask_form=MASK_FORMS[config.model_type],
+        max_length=max_length(config, tokenizer),
+        fingerprint=fingerprint,
+        **parts,
+    )
+
+
+def resolve(name: str) -> Path | str:
+    """Return the folder to load `name` from, converting a GGUF file on first use, or the hub id itself."""
+    if name == EMBEDDED:
+        gguf = embedded_model()
+        if gguf is None:
+            raise CoralError("The embedded model is not installed; run `coral assets` to fetch it.")
+        return converted(gguf)
+    path = Path(name).expanduser()
+    if name.endswith(".gguf"):
+        if not path.is_file():
+            raise CoralError(f"Model file {name} does not exist; check the path.")
+        return converted(path)
+    return path if path.is_dir() else name
+
+
+def converted(gguf: Path) -> Path:
+    """Return a folder with the dense weights of a GGUF file, made once and kept in the cache under its content's digest."""
+    folder = cache_dir() / "models" / digest_file(gguf)[:32]
+    if (folder / "config.json").exists():
+        return folder
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    with quiet_loading(), loading_errors(str(gguf)), fresh_folder(folder) as temporary:
+        common = {"gguf_file": gguf.name}
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **common)
+        hf = AutoModelForCausalLM.from_pretrained(
+            gguf.parent, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32, **common
+        )
+        # transformers refuses to save a model that still bears the mark of its quantisation
+        hf.hf_quantizer = None
+        if hasattr(hf.config, "quantization_config"):
+            del hf.config.quantization_config
+        hf.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+    return folder
+
+
+@contextmanager
+def loading_errors(name: str) -> Iterator[None]:
+    """Turn what transformers raises for a wrong name, a damaged file or remote code into one sentence."""
+    try:
+        yield
+    except CoralError:
+        raise
+    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise CoralError(
+            f"Cannot load model {name!r}: {first} Give a hub id, a local folder, a .gguf file or {EMBEDDED!r}."
+        ) from error
+
+
+@contextmanager
+def quiet_loading() -> Iterator[None]:
+    """Silence transformers' progress bars and advice while a model is loaded, and only then."""
+    from transformers.utils import logging
+
+    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def torch_dtype(name: str) -> torch.dtype | str:
+    """Return the torch dtype of that name, or `auto` for the checkpoint's own."""
+    import torch
+
+    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "auto": "auto"}
+    if name not in known:
+        raise CoralError(f"Unknown dtype {name!r}; use one of {', '.join(known)}.")
+    return known[name]
+
+
+# ------------------------------------------------------------------------------------------------------ structure
+
+
+def find_parts(hf: PreTrainedModel) -> dict[str, Any]:
+    """Find blocks, final norm, head and attention output projections by structure."""
+    from torch import nn
+
+    base, config = hf.base_model, hf.config.get_text_config()
+    lists = [m for m in base.children() if isinstance(m, nn.ModuleList) and len(m) == config.num_hidden_layers]
+    norm = first_child(base, NORM_NAMES)
+    head = hf.get_output_embeddings()
+    projections = [p for block in (lists[0] if lists else ()) if (p := output_projection(block)) is not None]
+    missing = [
+        what
+        for what, found in {
+            f"one list of {config.num_hidden_layers} blocks": len(lists) == 1,
+            f"a final norm named {', '.join(NORM_NAMES)}": norm is not None,
+            "an output embedding": head is not None,
+            f"an attention output projection named {', '.join(PROJECTION_NAMES)} in each block": lists
+            and len(projections) == len(lists[0]),
+            f"a known model type ({', '.join(MASK_FORMS)})": config.model_type in MASK_FORMS,
+        }.items()
+        if not found
+    ]
+    if missing:
+        raise CoralError(
+            f"The architecture {type(hf).__name__} (model type {config.model_type!r}) is not supported: "
+            f"looked for {'; '.join(missing)}."
+        )
+    return {"blocks": tuple(lists[0]), "norm": norm, "head": head, "projections": tuple(projections)}
+
+
+def first_child(module: nn.Module, names: tuple[str, ...]) -> nn.Module | None:
+    """Return the first direct child that bears one of the names."""
+    children = dict(module.named_children())
+    return next((children[n] for n in names if n in children), None)
+
+
+def output_projection(block: nn.Module) -> nn.Module | None:
+    """Return the linear layer that mixes the heads of a block's attention."""
+    for child in block.children():
+        if "Attention" in type(child).__name__:
+            return first_child(child, PROJECTION_NAMES)
+    return None
+
+
+def max_length(config: Any, tokenizer: PreTrainedTokenizerBase) -> int:
+    """Return the longest input, by lm-eval's own rule, so that long prompts are cut where lm-eval cuts them."""
+    from lm_eval.models.utils import resolve_max_length
+
+    return int(resolve_max_length(config, tokenizer, default=DEFAULT_MAX_LENGTH))
+
+
+# ---------------------------------------------------------------------------------------------------- fingerprints
+
+
+def weights_digest(hf: PreTrainedModel) -> str:
+    """Return a digest of the weights that does not depend on the dtype or device they were loaded in.
+
+    Every weight is rounded to bfloat16 first: a checkpoint has the same digest in float32 and in bfloat16.
+    """
+    import torch
+
+    def one(item: tuple[str, Tensor]) -> str:
+        name, weight = item
+        if weight.is_meta:
+            return f"{name}:{tuple(weight.shape)}:offloaded"
+        raw = weight.detach().to(torch.bfloat16).contiguous().cpu().view(torch.uint8).numpy()
+        return f"{name}:{tuple(weight.shape)}:{digest_bytes(raw.data)}"
+
+    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+        return digest(sorted(pool.map(one, hf.named_parameters())))
+
+
+def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
+    """Return a digest of the tokenizer's vocabulary, rules and special tokens."""
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    rules = backend.to_str() if backend is not None else str(sorted(tokenizer.get_vocab().items()))
+    special = digest({"map": {k: str(v) for k, v in tokenizer.special_tokens_map.items()}})
+    return hashlib.sha256(f"{rules}{special}".encode()).hexdigest()
+
+
+ChatTemplate = Callable[..., str]

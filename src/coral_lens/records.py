@@ -1,0 +1,139 @@
+"""The types that travel along the line: Question, Prompt, OptionTable, Predictions. They hold data and never compute scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from coral_lens.errors import CoralError
+
+UNKNOWN = -1
+"""The answer of a question that has no label: it can be predicted, but not learned from or scored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How questions that bring no template of their own are put to the model."""
+
+    kind: Literal["text", "letters"] = "text"
+    """`text`: the option texts are scored. `letters`: options are listed in the prompt and their letters are scored."""
+    chat: bool = False
+    """Whether the model's chat template is wrapped around the prompt, as lm-eval's --apply_chat_template does."""
+
+    def __str__(self) -> str:
+        return f"{self.kind}+chat" if self.chat else self.kind
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """The exact strings that are tokenised: what lm-eval would send as requests, one per option."""
+
+    contexts: tuple[str, ...]
+    """One context per option. All equal, but for tasks such as Winogrande that put the option into the context."""
+    continuations: tuple[str, ...]
+    """The scored string of each option, with its leading delimiter."""
+    choices: tuple[str, ...]
+    """The scored string as lm-eval counts its length (`acc_norm`): without the delimiter."""
+    chat: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One multiple-choice question, from a benchmark task or from a user's file."""
+
+    id: str
+    group: str
+    """The unit that must not be split between training and test: an article, or the question itself."""
+    text: str
+    """What is asked, for people and for the prompt styles."""
+    options: tuple[str, ...]
+    answer: int = UNKNOWN
+    """Index of the correct option, or UNKNOWN."""
+    passage: str = ""
+    """Text to read before the question; empty if there is none."""
+    task: str = "questions"
+    version: str = ""
+    split: str = ""
+    rendered: Rendered | None = None
+    """Set where the task brings its own template; otherwise the prompt is made from text and options by a Style."""
+
+    def __post_init__(self) -> None:
+        where = f"Question {self.id!r}"
+        if len(self.options) < 2:
+            raise CoralError(f"{where} has {len(self.options)} option(s); a multiple-choice question needs at least two.")
+        for j, option in enumerate(self.options):
+            if not option.strip():
+                raise CoralError(f"{where} has an empty option (number {j + 1}); give it a text or remove it.")
+        if not (self.answer == UNKNOWN or 0 <= self.answer < len(self.options)):
+            raise CoralError(
+                f"{where} has answer {self.answer}, but its options are numbered 0 to {len(self.options) - 1}."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A question as token ids: for each option its context and its own tokens.
+
+    Contexts of one question are nearly always the same tuple; they differ where a prompt is cut on the left to fit the
+    model (the cut depends on the option's length) and where the task puts the option into the context.
+    """
+
+    id: str
+    contexts: tuple[tuple[int, ...], ...]
+    options: tuple[tuple[int, ...], ...]
+    truncated: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class OptionTable:
+    """Ragged scores, one row per (question, option); question i owns rows offsets[i] to offsets[i + 1]."""
+
+    logprobs: Float[np.ndarray, " row"]
+    """Summed log-probability of the option's tokens given the context."""
+    n_tokens: Int[np.ndarray, " row"]
+    n_chars: Int[np.ndarray, " row"]
+    n_bytes: Int[np.ndarray, " row"]
+    offsets: Int[np.ndarray, " edge"]
+    answers: Int[np.ndarray, " question"]
+    """Index of the correct option within its question, or UNKNOWN."""
+
+    def __len__(self) -> int:
+        return len(self.answers)
+
+
+@dataclass(frozen=True, slots=True)
+class Predictions:
+    """What every method ends in: one distribution over the options of each question."""
+
+    method: str
+    model: str
+    task: str
+    split: str
+    ids: tuple[str, ...]
+    answers: Int[np.ndarray, " question"]
+    offsets: Int[np.ndarray, " edge"]
+    probs: Float[np.ndarray, " row"]
+
+    def __post_init__(self) -> None:
+        assert self.offsets[0] == 0, "offsets must start at 0"
+        assert self.offsets[-1] == len(self.probs), "offsets must end at the number of rows"
+        assert len(self.offsets) == len(self.answers) + 1 == len(self.ids) + 1, "one answer and one id per question"
+        assert np.isfinite(self.probs).all(), "probabilities must be finite"
+        sums = np.add.reduceat(self.probs, self.offsets[:-1]) if len(self.ids) else np.ones(0)
+        assert np.allclose(sums, 1.0, atol=1e-6), "probabilities must sum to 1 over each question"
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def renamed(self, method: str) -> Predictions:
+        """Return the same predictions under another method name."""
+        return replace(self, method=method)
+
+
+def offsets_of(sizes: Sequence[int]) -> Int[np.ndarray, " edge"]:
+    """Return [0, s0, s0 + s1, ...]: the row at which each question starts, and the end."""
+    return np.concatenate([[0], np.cumsum(np.asarray(sizes, dtype=np.int64))]).astype(np.int64)

@@ -1,0 +1,65 @@
+"""Divide questions without leaks: by group, never by row, and without questions that the other side has too."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Bool, Int
+
+from coral_lens.errors import CoralError
+from coral_lens.records import Question
+
+
+def split_mask(questions: Sequence[Question], *, fraction: float, seed: int) -> Bool[np.ndarray, " question"]:
+    """Return a mask of about `fraction` of the questions, whole groups only, the same share of every task."""
+    mask = np.zeros(len(questions), dtype=bool)
+    rng = np.random.default_rng(seed)
+    for task in sorted({q.task for q in questions}):
+        members: dict[str, list[int]] = {}
+        for i, question in enumerate(questions):
+            if question.task == task:
+                members.setdefault(question.group, []).append(i)
+        groups = [members[g] for g in sorted(members)]
+        wanted = fraction * sum(map(len, groups))
+        taken = 0
+        for g in rng.permutation(len(groups)):
+            if taken >= wanted:
+                break
+            mask[groups[g]] = True
+            taken += len(groups[g])
+    if mask.all() or not mask.any():
+        raise CoralError(
+            f"{len(questions)} questions in {len({q.group for q in questions})} group(s) cannot be divided into training "
+            "and validation; give more questions or more groups."
+        )
+    return mask
+
+
+def sample(questions: Sequence[Question], n: int, *, seed: int) -> list[Question]:
+    """Return n questions drawn at random in their old order, or all of them if there are no more than n."""
+    if n >= len(questions):
+        return list(questions)
+    chosen = np.sort(np.random.default_rng(seed).choice(len(questions), size=n, replace=False))
+    return [questions[i] for i in chosen]
+
+
+def normalised(question: Question) -> str:
+    """Return text and options without case, accents, punctuation and order of options, to find repeated questions."""
+    text = " ".join([question.passage, question.text, *sorted(question.options)])
+    plain = unicodedata.normalize("NFKD", text).casefold()
+    return " ".join(re.findall(r"\w+", plain))
+
+
+def drop_repeats(train: Sequence[Question], test: Sequence[Question]) -> tuple[list[Question], int]:
+    """Return the training questions that are not in the test set too, and how many were dropped."""
+    held_out = {normalised(q) for q in test}
+    kept = [q for q in train if normalised(q) not in held_out]
+    return kept, len(train) - len(kept)
+
+
+def rows_of(offsets: Int[np.ndarray, " edge"], mask: Bool[np.ndarray, " question"]) -> Bool[np.ndarray, " row"]:
+    """Return which option rows belong to the marked questions."""
+    return np.repeat(mask, np.diff(offsets))

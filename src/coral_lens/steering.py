@@ -1,0 +1,58 @@
+"""Base probabilities, residuals and the paper's correction, over questions with any number of options. Only arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from coral_lens.records import UNKNOWN, OptionTable
+
+BaseRule = Literal["sum", "token", "char"]
+
+BASE_SCORES: dict[str, Callable[[OptionTable], Float[np.ndarray, " row"]]] = {
+    "sum": lambda t: t.logprobs,
+    "token": lambda t: t.logprobs / t.n_tokens,
+    "char": lambda t: t.logprobs / t.n_chars,
+}
+"""The score whose softmax is the base probability: lm-eval's acc, the mean per token, lm-eval's acc_norm."""
+
+
+def softmax(scores: Float[np.ndarray, " row"], offsets: Int[np.ndarray, " edge"]) -> Float[np.ndarray, " row"]:
+    """Return the softmax over the options of each question."""
+    starts, sizes = offsets[:-1], np.diff(offsets)
+    grown = np.exp(scores - np.repeat(np.maximum.reduceat(scores, starts), sizes))
+    return grown / np.repeat(np.add.reduceat(grown, starts), sizes)
+
+
+def base_probs(table: OptionTable, rule: BaseRule) -> Float[np.ndarray, " row"]:
+    """Return the unsteered model's distribution over the options of each question."""
+    return softmax(BASE_SCORES[rule](table), table.offsets)
+
+
+def correct_rows(table: OptionTable) -> Float[np.ndarray, " row"]:
+    """Return y: 1 for the correct option of each question and 0 for the others. Every question must have an answer."""
+    assert (table.answers != UNKNOWN).all(), "an unlabelled question has no y"
+    y = np.zeros(len(table.logprobs))
+    y[table.offsets[:-1] + table.answers] = 1.0
+    return y
+
+
+def residuals(table: OptionTable, p: Float[np.ndarray, " row"]) -> Float[np.ndarray, " row"]:
+    """Return r = y - p, what the probe learns to predict (the paper's Eq. 1)."""
+    return correct_rows(table) - p
+
+
+def steer(
+    p: Float[np.ndarray, " row"], r_hat: Float[np.ndarray, " row"], offsets: Int[np.ndarray, " edge"], *, gamma: float
+) -> Float[np.ndarray, " row"]:
+    """Return p' = max(p + gamma * (r_hat - mean r_hat), 0), renormalised per question (the paper's Eq. 4)."""
+    if gamma == 0.0:
+        return p
+    starts, sizes = offsets[:-1], np.diff(offsets)
+    centred = r_hat - np.repeat(np.add.reduceat(r_hat, starts) / sizes, sizes)
+    moved = np.maximum(p + gamma * centred, 0.0)
+    # `centred` sums to 0 over a question, so clipping leaves a total of at least 1: safe to divide
+    return moved / np.repeat(np.add.reduceat(moved, starts), sizes)

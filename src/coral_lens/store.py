@@ -1,0 +1,394 @@
+"""The activation store: a folder of checked shards that a killed run resumes and ends with the same bytes.
+
+    manifest.json             what the activations are of, and how they were made
+    questions.jsonl           the questions, without their prompts
+    journal.jsonl             one line per finished shard, with a digest for each of its tensors
+    shard-00000.safetensors   one tensor per layer, and the scores of the options
+
+Nothing is ever changed in place: files are written under a temporary name and renamed. Never pickle.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from coral_lens.engine import TOKEN_BUDGET, PooledResidual, layer_name, plan_for, score
+from coral_lens.errors import CoralError
+from coral_lens.layout import Packing, Plan
+from coral_lens.manifest import canonical, digest, digest_bytes, disk_errors, read_json, versions, write_atomic, write_json
+from coral_lens.prompts import render, tokenize
+from coral_lens.records import OptionTable, Prompt, Question, Rendered, Style, offsets_of
+
+if TYPE_CHECKING:
+    from coral_lens.models import Model
+
+FORMAT = 1
+SHARD_BYTES = 32 * 2**20
+"""Aimed-at size of a shard: small enough to lose little when killed, large enough to be read at the disk's speed."""
+FLOAT16_MAX = 65504.0
+
+Progress = Callable[[int], None]
+"""Told how many more questions are done."""
+
+
+@dataclass(frozen=True)
+class Extraction:
+    """What to extract and how; part of the store's identity."""
+
+    layers: tuple[int, ...]
+    style: Style = Style()
+    token_budget: int = TOKEN_BUDGET
+    packing: Packing = "tree"
+
+
+def all_layers(model: Model) -> tuple[int, ...]:
+    """Return every layer of a model: the embeddings and each block's output."""
+    return tuple(range(model.n_layers + 1))
+
+
+def extract(
+    model: Model, questions: Sequence[Question], folder: Path, *, what: Extraction, progress: Progress | None = None
+) -> ActivationStore:
+    """Score the questions and keep their pooled states in `folder`, going on where an earlier run was stopped.
+
+    A finished store is returned at once. A shard whose bytes do not match its digests is computed again.
+    """
+    if not questions:
+        raise CoralError("There are no questions to score; check the file, the split and the limit.")
+    rendered = [render(q, what.style, model) for q in questions]
+    prompts = tokenize(questions, rendered, model)
+    with locked(folder):
+        manifest = open_manifest(folder, describe(model, questions, prompts, what))
+        write_questions(folder, questions)
+        plan = plan_for(prompts, token_budget=what.token_budget, packing=what.packing)
+        shards = cut_shards(plan, prompts, row_bytes=2 * model.width * max(1, len(what.layers)))
+        journal = Journal(folder)
+        journal.drop_damaged()
+        done = sum(count_questions(shards[i]) for i in journal.entries)
+        if progress:
+            progress(done)
+        todo = [i for i in range(len(shards)) if i not in journal.entries]
+        with thread_count(manifest["threads"]):
+            for i in todo:
+                batches = compute_shard(model, prompts, shards[i], rendered=rendered, what=what, progress=progress)
+                journal.add(i, batches)
+        journal.finish(len(shards))
+    return ActivationStore(folder)
+
+
+# ------------------------------------------------------------------------------------------------------- identity
+
+
+def describe(
+    model: Model, questions: Sequence[Question], prompts: Sequence[Prompt], what: Extraction
+) -> dict[str, Any]:
+    """Return the manifest of a store: everything that its bytes depend on."""
+    return {
+        "format": FORMAT,
+        "model": {"name": model.name, **model.fingerprint, "dtype": str(model.dtype), "layers": model.n_layers},
+        "questions": digest([question_record(q) for q in questions]),
+        "prompts": digest([[p.contexts[0], [c for c in p.contexts if c != p.contexts[0]], p.options] for p in prompts]),
+        "style": str(what.style),
+        "layers": list(what.layers),
+        "token_budget": what.token_budget,
+        "packing": what.packing,
+        "n_questions": len(questions),
+        "n_truncated": sum(p.truncated for p in prompts),
+        "threads": torch.get_num_threads(),
+        "versions": versions(),
+    }
+
+
+MAY_DIFFER = {"threads", "versions"}
+"""A finished store is the same whatever computes the next one; an unfinished one keeps its own thread count."""
+
+
+def open_manifest(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
+    """Write the manifest of a new store, or check that the one that is there is of the same things."""
+    path = folder / "manifest.json"
+    if not path.exists():
+        write_json(path, wanted)
+        return wanted
+    found: dict[str, Any] = read_json(path)
+    for key, value in wanted.items():
+        if key not in MAY_DIFFER and found.get(key) != value:
+            raise CoralError(
+                f"{folder} holds activations of something else: {key} is {shorten(found.get(key))}, not "
+                f"{shorten(value)}. Choose another folder or delete this one."
+            )
+    return found
+
+
+def shorten(value: Any) -> str:
+    """Return a value as short text for an error."""
+    text = canonical(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def question_record(question: Question) -> dict[str, Any]:
+    """Return what is kept of a question: all but the rendered prompt, whose token ids have a digest of their own."""
+    record = asdict(question)
+    record.pop("rendered")
+    return record
+
+
+def write_questions(folder: Path, questions: Sequence[Question]) -> None:
+    """Write the questions once."""
+    path = folder / "questions.jsonl"
+    if not path.exists():
+        lines = "".join(json.dumps(question_record(q), ensure_ascii=False, sort_keys=True) + "\n" for q in questions)
+        write_atomic(path, lines.encode())
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep a second process from writing to the same store, where the system can lock files."""
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        yield
+        return
+    with disk_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / ".lock").open("w")
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CoralError(f"{folder} is being written by another process; wait for it or choose another folder.") from None
+        yield
+
+
+@contextmanager
+def thread_count(n: int) -> Iterator[None]:
+    """Compute with n threads: the number of threads changes the rounding of a matrix product."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+# --------------------------------------------------------------------------------------------------------- writing
+
+
+def cut_shards(plan: Plan, prompts: Sequence[Prompt], *, row_bytes: int) -> list[Plan]:
+    """Cut a plan into shards of whole batches."""
+    shards, batches, size = [], [], 0
+    for batch in plan.batches:
+        batches.append(batch)
+        size += row_bytes * sum(len(prompts[q].options) for row in batch for q in row)
+        if size >= SHARD_BYTES:
+            shards.append(Plan(tuple(batches), plan.packing))
+            batches, size = [], 0
+    return [*shards, Plan(tuple(batches), plan.packing)] if batches else shards
+
+
+def count_questions(plan: Plan) -> int:
+    """Return how many questions a plan covers."""
+    return sum(len(row) for batch in plan.batches for row in batch)
+
+
+def compute_shard(
+    model: Model,
+    prompts: Sequence[Prompt],
+    shard: Plan,
+    *,
+    rendered: Sequence[Rendered],
+    what: Extraction,
+    progress: Progress | None,
+) -> dict[str, Tensor]:
+    """Score the questions of one shard and return its tensors."""
+    reader = PooledResidual(what.layers)
+    parts: dict[str, list[Tensor]] = {"question": [], "logprob": []}
+    for scored in score(model, prompts, shard, readers=[reader]):
+        parts["question"].append(torch.tensor(scored.batch.questions))
+        parts["logprob"].append(scored.logprobs)
+        for name, tensor in scored.readings.items():
+            parts.setdefault(name, []).append(tensor)
+        if progress:
+            progress(len(scored.batch.questions))
+    tensors = {name: compact(torch.cat(some)) for name, some in parts.items()}
+    order = tensors["question"].tolist()
+    tensors["n_tokens"] = torch.tensor([len(o) for q in order for o in prompts[q].options])
+    tensors["n_chars"] = torch.tensor([len(c) for q in order for c in rendered[q].choices])
+    tensors["n_bytes"] = torch.tensor([len(c.encode()) for q in order for c in rendered[q].choices])
+    return tensors
+
+
+def compact(tensor: Tensor) -> Tensor:
+    """Return float32 states in float16 where they fit its range, else as they are: never an inf. Other types stay."""
+    if tensor.dtype != torch.float32 or float(tensor.abs().max()) > FLOAT16_MAX:
+        return tensor
+    return tensor.half()
+
+
+class Journal:
+    """The finished shards of a store. A line is added only after its shard is on the disk."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.path = folder, folder / "journal.jsonl"
+        self.entries: dict[int, dict[str, str]] = {}
+        self._clean = True
+        for line in self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else ():
+            entry = parse_entry(line)
+            if entry is None:
+                self._clean = False  # the line that was being written when the run was killed
+            else:
+                self.entries[entry[0]] = entry[1]
+
+    def drop_damaged(self) -> None:
+        """Forget shards whose file is missing or does not match its digests, so that they are computed again."""
+        for shard, digests in list(self.entries.items()):
+            if damaged_tensors(shard_path(self.folder, shard), digests):
+                del self.entries[shard]
+                self._clean = False
+
+    def add(self, shard: int, tensors: dict[str, Tensor]) -> None:
+        """Write a shard, then its line."""
+        self.entries[shard] = {name: digest_bytes(raw_bytes(t)) for name, t in tensors.items()}
+        write_atomic(shard_path(self.folder, shard), save_tensors(tensors))
+        if not self._clean or shard != max(self.entries):
+            self._rewrite()
+            return
+        with disk_errors(self.path), self.path.open("ab") as file:
+            file.write(self._line(shard))
+            file.flush()
+            os.fsync(file.fileno())
+
+    def finish(self, n_shards: int) -> None:
+        """Check that every shard is there and leave the lines in order."""
+        assert sorted(self.entries) == list(range(n_shards)), "shards are missing"
+        if not self._clean or list(self.entries) != sorted(self.entries):
+            self._rewrite()
+
+    def _line(self, shard: int) -> bytes:
+        return (canonical({"shard": shard, "sha256": self.entries[shard]}) + "\n").encode()
+
+    def _rewrite(self) -> None:
+        self.entries = dict(sorted(self.entries.items()))
+        write_atomic(self.path, b"".join(self._line(i) for i in self.entries))
+        self._clean = True
+
+
+def parse_entry(line: bytes) -> tuple[int, dict[str, str]] | None:
+    """Return a journal line's shard and digests, or None if the line is cut or damaged."""
+    try:
+        entry = json.loads(line)
+        return (int(entry["shard"]), dict(entry["sha256"])) if line.endswith(b"\n") else None
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def shard_path(folder: Path, shard: int) -> Path:
+    """Return the file of a shard."""
+    return folder / f"shard-{shard:05d}.safetensors"
+
+
+def raw_bytes(tensor: Tensor) -> memoryview:
+    """Return the bytes of a tensor as they lie in the file."""
+    return tensor.contiguous().view(torch.uint8).numpy().data if tensor.numel() else memoryview(b"")
+
+
+def damaged_tensors(path: Path, digests: dict[str, str]) -> list[str]:
+    """Return the names of tensors that are missing from a shard or differ from their digest."""
+    return [name for name, wanted in digests.items() if read_tensor(path, name, wanted) is None]
+
+
+def read_tensor(path: Path, name: str, wanted: str) -> Tensor | None:
+    """Map one tensor of a shard and check it; the others are not read. None if it is missing or damaged."""
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            tensor: Tensor = file.get_tensor(name)
+    except (OSError, SafetensorError, ValueError):
+        return None
+    return tensor if digest_bytes(raw_bytes(tensor)) == wanted else None
+
+
+# --------------------------------------------------------------------------------------------------------- reading
+
+
+class ActivationStore:
+    """A finished store. Everything it returns is in the order of its questions and checked against its digests."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.manifest: dict[str, Any] = read_json(folder / "manifest.json")
+        if self.manifest.get("format") != FORMAT:
+            raise CoralError(f"{folder} has format {self.manifest.get('format')!r}, but this version reads {FORMAT}.")
+        self._journal = Journal(folder).entries
+        if sum(len(self._column("question", i)) for i in self._journal) != self.manifest["n_questions"]:
+            raise CoralError(f"{folder} is not finished; run the same `coral` command again and it goes on where it was.")
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return tuple(self.manifest["layers"])
+
+    @cached_property
+    def questions(self) -> list[Question]:
+        records = map(json.loads, (self.folder / "questions.jsonl").read_text(encoding="utf-8").splitlines())
+        questions = [Question(**{**r, "options": tuple(r["options"])}) for r in records]
+        if digest([question_record(q) for q in questions]) != self.manifest["questions"]:
+            raise CoralError(f"{self.folder / 'questions.jsonl'} was changed after it was written; make the store again.")
+        return questions
+
+    @cached_property
+    def table(self) -> OptionTable:
+        columns = {name: self._gather(name) for name in ("logprob", "n_tokens", "n_chars", "n_bytes")}
+        answers = np.array([q.answer for q in self.questions], dtype=np.int64)
+        return OptionTable(
+            logprobs=columns["logprob"],
+            n_tokens=columns["n_tokens"],
+            n_chars=columns["n_chars"],
+            n_bytes=columns["n_bytes"],
+            offsets=self._offsets,
+            answers=answers,
+        )
+
+    def layer(self, layer: int) -> Float[np.ndarray, "row width"]:
+        """Return one layer's pooled states in float32, reading and checking that layer only."""
+        if layer not in self.layers:
+            raise CoralError(
+                f"{self.folder} holds layers {list(self.layers)}, not {layer}; extract again with --layers {layer}."
+            )
+        return self._gather(layer_name(layer)).astype(np.float32)
+
+    @cached_property
+    def _offsets(self) -> Int[np.ndarray, " edge"]:
+        return offsets_of([len(q.options) for q in self.questions])
+
+    def _gather(self, name: str) -> np.ndarray:
+        """Concatenate a column over the shards and put its rows into the order of the questions."""
+        parts = [self._column(name, i) for i in self._journal]
+        order = np.concatenate([self._column("question", i) for i in self._journal])
+        sizes = np.diff(self._offsets)[order]
+        starts = np.repeat(self._offsets[:-1][order], sizes)
+        within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        values = np.concatenate(parts)
+        out = np.empty_like(values)
+        out[starts + within] = values
+        return out
+
+    def _column(self, name: str, shard: int) -> np.ndarray:
+        tensor = read_tensor(shard_path(self.folder, shard), name, self._journal[shard][name])
+        if tensor is None:
+            raise CoralError(
+                f"{shard_path(self.folder, shard)} is damaged ({name} does not match its digest); run the `coral` "
+                "command that made it again and only this shard is computed anew."
+            )
+        return np.asarray(tensor.numpy())

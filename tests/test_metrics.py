@@ -114,10 +114,10 @@ def test_one_and_just_below_one_share_the_last_bin() -> None:
 
 
 def test_a_sure_wrong_answer_costs_27_6_and_is_counted() -> None:
-    result = evaluate(predictions([[1.0, 0.0], [0.4, 0.6]], [1, 1]), n_boot=10)
+    result = evaluate(predictions([[1.0, 0.0], [0.999, 0.001]], [1, 1]), n_boot=10)
     assert result.n_zero_answer == 1
-    assert result.scores["nll"].value == pytest.approx((-math.log(1e-12) - math.log(0.6)) / 2)
-    assert result.scores["nll_top1"].value == pytest.approx((-math.log(1e-12) - math.log(0.6)) / 2, rel=1e-4)
+    assert result.scores["nll"].value == pytest.approx((-math.log(1e-12) - math.log(0.001)) / 2)
+    assert result.scores["nll_top1"].value == pytest.approx((-math.log(1e-12) - math.log(0.001)) / 2, rel=1e-4)
 
 
 def test_perfect_predictions_have_no_error_and_no_auroc() -> None:
@@ -316,9 +316,26 @@ def test_ece_intervals_contain_their_estimate_where_percentiles_miss_it() -> Non
         for name, s in evaluate(quiz, n_boot=100).scores.items():
             assert s.low <= s.value <= s.high, name
             assert s.low >= min(s.value, 0), name
+            if METRICS[name].kind == "gap" and s.low > 0:
+                assert 1 / 3 < (s.high - s.value) / (s.value - s.low) < 3, name  # around the estimate, not above it
         draws = METRICS["ece"].compute(facts_of(quiz), next(iter_weights(300, n_boot=100, seed=0)))
         missed += score(quiz, "ece") < np.quantile(draws, 0.025)
     assert missed >= 8  # about a third of 40: without the shift this is what a reader would see
+
+
+def test_only_gaps_are_shifted_onto_their_estimate() -> None:
+    draws = np.array([0.5, np.nan, 0.2, 0.3])
+    assert metrics.centred(0.1, draws, kind="gap") == pytest.approx([0.3, 0.0, 0.1])
+    assert metrics.centred(0.1, draws, kind="rank").tolist() == [0.5, 0.2, 0.3]
+    shifted = metrics.score_of(0.1, np.array([0.2, 0.3, 0.9]), kind="gap")
+    assert (shifted.low, shifted.value) == pytest.approx((0.005, 0.1))
+
+
+def test_an_auroc_that_no_resample_has_keeps_its_value_without_an_interval() -> None:
+    alone = metrics.score_of(0.5, np.array([np.nan, np.nan]), kind="rank")
+    assert alone.value == 0.5
+    assert math.isnan(alone.low)
+    assert math.isnan(alone.high)
 
 
 def test_ece_intervals_cover_the_mean_of_the_figure_itself() -> None:

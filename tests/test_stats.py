@@ -126,6 +126,10 @@ def test_a_comparison_without_auroc_is_shown_as_such() -> None:
     assert math.isnan(found.value)
     assert math.isnan(found.p_value)
     assert str(found) == "n/a"
+    only_right = next(
+        s for s in range(99) if math.isnan(paired_difference(mixed, mixed, "auroc", n_boot=1, seed=s).low)
+    )
+    assert paired_difference(mixed, mixed, "auroc", n_boot=1, seed=only_right).value == 0
     assert str(paired_difference(mixed, mixed, "accuracy", n_boot=50)) == "+0.000 [+0.000, +0.000], p = 1.000"
 
 

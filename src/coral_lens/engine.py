@@ -7,23 +7,24 @@ batches, so memory does not grow with the number of questions.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from coral_lens.errors import CoralError
 from coral_lens.layout import Batch, Packing, Plan, Tree, build_tree, collate, make_plan
+from coral_lens.records import Prompt
 
 if TYPE_CHECKING:
     from torch import nn
 
     from coral_lens.models import Model
-    from coral_lens.records import Prompt
 
 TOKEN_BUDGET = 2048
 HEAD_ROWS = 256
@@ -38,10 +39,13 @@ class Site(NamedTuple):
     layer: int
 
 
+@runtime_checkable
 class Reader(Protocol):
     """Takes what it needs at its sites while a batch runs, then gives one row per option."""
 
-    sites: tuple[Site, ...]
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """Where it reads."""
 
     def read(self, site: Site, states: Tensor, batch: Batch) -> None:
         """Take what is needed of the states [batch, token, feature]; called once per site and batch."""
@@ -50,10 +54,13 @@ class Reader(Protocol):
         """Return tensors with one row per option of the batch that has just run, and forget them."""
 
 
+@runtime_checkable
 class Edit(Protocol):
     """Replaces the tensor at its sites; runs before the readers of the same site."""
 
-    sites: tuple[Site, ...]
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        """What it replaces."""
 
     def edit(self, site: Site, states: Tensor, batch: Batch) -> Tensor:
         """Return the states to go on with; the argument must be left as it is."""
@@ -97,9 +104,7 @@ class ScoredBatch:
 
 def plan_for(prompts: Sequence[Prompt], *, token_budget: int = TOKEN_BUDGET, packing: Packing = "tree") -> Plan:
     """Return the packing plan of prompts; it depends on their token ids alone."""
-    return make_plan(
-        [tree_size(build_tree(p), packing) for p in prompts], token_budget=token_budget, packing=packing
-    )
+    return make_plan([tree_size(build_tree(p), packing) for p in prompts], token_budget=token_budget, packing=packing)
 
 
 def tree_size(tree: Tree, packing: Packing) -> int:
@@ -119,8 +124,8 @@ def score(
 ) -> Iterator[ScoredBatch]:
     """Yield the scores and readings of each batch of the plan, in its order."""
     for rows in plan.batches:
-        trees: dict[int, Tree] = {q: build_tree(prompts[q]) for row in rows for q in row}
-        batch = collate(trees, rows, packing=plan.packing)  # type: ignore[arg-type]
+        trees = {q: build_tree(prompts[q]) for row in rows for q in row}
+        batch = collate(trees, rows, packing=plan.packing)
         yield score_batch(model, batch, readers=readers, edits=edits)
 
 
@@ -154,18 +159,14 @@ def score_batch(
 
 def answer_logprobs(model: Model, states: Tensor, batch: Batch) -> Float[Tensor, " token"]:
     """Return the log-probability of every answer token; the head runs once on each position that predicts one."""
-    rows, inverse = torch.unique(batch.before_tokens, return_inverse=True)
+    rows, at = torch.unique(batch.before_tokens, return_inverse=True)
     flat = states.reshape(-1, states.shape[-1])
-    by_row = torch.argsort(inverse, stable=True)
     found = torch.empty(len(batch.targets))
-    edges = torch.searchsorted(inverse[by_row], torch.arange(0, len(rows) + HEAD_ROWS, HEAD_ROWS))
-    for start, (low, high) in zip(range(0, len(rows), HEAD_ROWS), zip(edges, edges[1:], strict=False), strict=False):
-        some = rows[start : start + HEAD_ROWS]
-        logits = model.logits(flat[some.to(flat.device)])
-        tokens = by_row[low:high]
-        picked = logits[(inverse[tokens] - start).to(logits.device), batch.targets[tokens].to(logits.device)]
-        norm = logits.logsumexp(dim=-1)
-        found[tokens] = (picked - norm[(inverse[tokens] - start).to(logits.device)]).cpu()
+    for start in range(0, len(rows), HEAD_ROWS):
+        logits = model.logits(flat[rows[start : start + HEAD_ROWS].to(flat.device)])
+        here = (at >= start) & (at < start + HEAD_ROWS)
+        row, target = (at[here] - start).to(logits.device), batch.targets[here].to(logits.device)
+        found[here] = (logits[row, target] - logits.logsumexp(dim=-1)[row]).cpu()
     return found
 
 
@@ -173,11 +174,9 @@ def answer_logprobs(model: Model, states: Tensor, batch: Batch) -> Float[Tensor,
 
 
 @contextmanager
-def tapped(
-    model: Model, batch: Batch, *, readers: Sequence[Reader] = (), edits: Sequence[Edit] = ()
-) -> Iterator[None]:
+def tapped(model: Model, batch: Batch, *, readers: Sequence[Reader] = (), edits: Sequence[Edit] = ()) -> Iterator[None]:
     """Let edits and readers at their sites while the block runs; our hooks, and only ours, are gone afterwards."""
-    sites = dict.fromkeys(site for part in (*edits, *readers) for site in part.sites)
+    sites = dict.fromkeys([s for e in edits for s in e.sites] + [s for r in readers for s in r.sites])
     with ExitStack() as stack:
         for site in sites:
             at_edits = [e for e in edits if site in e.sites]
@@ -237,13 +236,45 @@ def after(module: nn.Module, hook: Hook) -> Any:
 
 # ----------------------------------------------------------------------------------------------------- self-check
 
+CHECK_TEXTS = (
+    ("Question: Which of these is a colour?\nAnswer:", (" red", " a wooden table", " red wine glasses")),
+    ("The sun rises in the", (" east", " west, as everybody knows")),
+)
+TOLERANCE = {torch.float32: 2e-3, torch.float64: 1e-6}
+HALF_TOLERANCE = 0.5
+"""Log-probabilities of the tree and of plain passes may differ by this much: rounding, in half precision a lot of it."""
+
+
+def check_prompts(model: Model) -> list[Prompt]:
+    """Return two small prompts of ragged options, two of which begin alike."""
+    encode = model.tokenizer.encode
+    prompts = []
+    for i, (context, options) in enumerate(CHECK_TEXTS):
+        ids = tuple(encode(context))
+        tails = tuple(tuple(encode(o, add_special_tokens=False)) for o in options)
+        prompts.append(Prompt(f"check {i}", (ids,) * len(tails), tails))
+    return prompts
+
 
 def self_check(model: Model, prompts: Sequence[Prompt]) -> float:
     """Return the largest difference in log-probability between the tree and plain passes over the same prompts."""
-    sums: list[Int[Tensor, " option"] | Float[Tensor, " option"]] = []
-    packings: tuple[Packing, ...] = ("tree", "plain")
-    for packing in packings:
-        trees = [build_tree(p) for p in prompts]
-        rows = [[i] for i in range(len(trees))]
-        sums.append(score_batch(model, collate(trees, rows, packing=packing)).logprobs)
-    return float((sums[0] - sums[1]).abs().max())
+    trees = dict(enumerate(build_tree(p) for p in prompts))
+    packed = score_batch(model, collate(trees, [tuple(trees)], packing="tree")).logprobs
+    plain = score_batch(model, collate(trees, [(i,) for i in trees], packing="plain")).logprobs
+    return float((packed - plain).abs().max())
+
+
+def choose_packing(model: Model) -> Packing:
+    """Return `tree` if the model scores a question the same way packed and plain, else `plain`, and say so."""
+    try:
+        difference = self_check(model, check_prompts(model))
+    except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
+        reason = f"it refuses the tree's attention mask ({type(error).__name__})"
+    else:
+        if difference <= TOLERANCE.get(model.dtype, HALF_TOLERANCE):
+            return "tree"
+        reason = f"packed and plain log-probabilities differ by {difference:.2g}"
+    warnings.warn(
+        f"{model.name}: {reason}, so every option is scored in a row of its own, which is slower.", stacklevel=2
+    )
+    return "plain"

@@ -6,7 +6,7 @@ Test questions cannot be seen here: no function takes any.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -32,7 +32,7 @@ from coral_lens.probes import (
     r_squared,
 )
 from coral_lens.records import UNKNOWN, OptionTable, Predictions, Question, Style
-from coral_lens.splits import rows_of, split_mask
+from coral_lens.splits import question_keys, rows_of, split_mask
 from coral_lens.steering import BASE_SCORES, BaseRule, base_probs, residuals, steer
 from coral_lens.store import ActivationStore, Extraction, Progress, all_layers, extract
 
@@ -60,7 +60,7 @@ class FitSettings:
     """`ridge`, or `mlp`: the paper's network of four hidden layers."""
     base: BaseRule = "token"
     """Score whose softmax is the base probability: `sum`, `token` (mean per token) or `char`."""
-    style: Style = Style()
+    style: Style = Style()  # noqa: RUF009  (frozen)
     """How questions without a template of their own are asked."""
     criterion: str = "brier"
     """The validation metric by which layer and gamma are chosen."""
@@ -110,7 +110,9 @@ def check_questions(questions: Sequence[Question]) -> None:
             "fitting needs the correct option of each."
         )
     if len(questions) < FEWEST:
-        raise CoralError(f"Fitting needs at least {FEWEST} labelled questions, better a thousand. Got {len(questions)}.")
+        raise CoralError(
+            f"Fitting needs at least {FEWEST} labelled questions, better a thousand. Got {len(questions)}."
+        )
 
 
 @dataclass(frozen=True)
@@ -192,9 +194,7 @@ def fit_store(store: ActivationStore, settings: FitSettings) -> Lens:
     return make_lens(store, settings, fold, chosen, tried)
 
 
-def ridge_candidate(
-    states: Float[np.ndarray, "row width"], layer: int, fold: Fold, settings: FitSettings
-) -> Candidate:
+def ridge_candidate(states: Float[np.ndarray, "row width"], layer: int, fold: Fold, settings: FitSettings) -> Candidate:
     """Fit ridge probes of one layer and take the penalty with the best validation R2."""
     standardiser, z, z_val = standardised(states, fold)
     r_val = fold.r[fold.validation_rows]
@@ -284,6 +284,7 @@ def make_lens(
         temperature=temperature,
         model=identity,
         training=training,
+        seen=np.unique(question_keys(questions)),
         trace=trace,
     )
 
@@ -291,6 +292,3 @@ def make_lens(
 def at(curve: Sequence[dict[str, float]], gamma: float) -> dict[str, float]:
     """Return the scores of a curve at one gamma."""
     return next(point for point in curve if point["gamma"] == gamma)
-
-
-Fitter = Callable[[ActivationStore, FitSettings], Lens]

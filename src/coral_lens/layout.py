@@ -7,7 +7,7 @@ them too. It is found from the token ids alone. Nothing here runs a model.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,7 +32,7 @@ class Tree:
     """Distance from the root: the position id of the token."""
     trunk: int
     """The first `trunk` nodes are a chain: the context that all branches share."""
-    paths: tuple[Int[np.ndarray, " token"], ...]
+    paths: tuple[Int[np.ndarray, " _"], ...]
     """For each option, the nodes of its own tokens, in order."""
     stems: tuple[int, ...]
     """For each option, the node of the last context token, which predicts the option's first token."""
@@ -43,7 +43,9 @@ class Tree:
 
 def build_tree(prompt: Prompt) -> Tree:
     """Merge the sequences of a prompt's options into one tree."""
-    trunk = prompt.contexts[0] if all(c is prompt.contexts[0] or c == prompt.contexts[0] for c in prompt.contexts) else ()
+    trunk = (
+        prompt.contexts[0] if all(c is prompt.contexts[0] or c == prompt.contexts[0] for c in prompt.contexts) else ()
+    )
     tokens, parents, depths = list(trunk), list(range(-1, len(trunk) - 1)), list(range(len(trunk)))
     children: dict[tuple[int, int], int] = {}
 
@@ -64,8 +66,14 @@ def build_tree(prompt: Prompt) -> Tree:
         stem = len(trunk) - 1 if trunk else walk(-1, context)[-1]
         stems.append(stem)
         paths.append(np.array(walk(stem, option), dtype=np.int64))
-    arrays = (np.array(a, dtype=np.int64) for a in (tokens, parents, depths))
-    return Tree(*arrays, trunk=len(trunk), paths=tuple(paths), stems=tuple(stems))
+    return Tree(
+        tokens=np.array(tokens, dtype=np.int64),
+        parents=np.array(parents, dtype=np.int64),
+        depths=np.array(depths, dtype=np.int64),
+        trunk=len(trunk),
+        paths=tuple(paths),
+        stems=tuple(stems),
+    )
 
 
 def ancestors(tree: Tree) -> Bool[np.ndarray, "node node"]:
@@ -146,7 +154,7 @@ class Batch:
         return len(self.stems)
 
 
-def collate(trees: Sequence[Tree], rows: Sequence[Sequence[int]], *, packing: Packing = "tree") -> Batch:
+def collate(trees: Mapping[int, Tree], rows: Sequence[Sequence[int]], *, packing: Packing = "tree") -> Batch:
     """Lay the trees of the numbered questions into one batch; `rows` says which question goes into which row."""
     if packing == "plain":
         return collate_plain([trees[q] for row in rows for q in row], [q for row in rows for q in row])
@@ -202,7 +210,10 @@ def chain_of(tree: Tree, stem: int, path: Int[np.ndarray, " token"]) -> Tree:
 
 
 def place(
-    trees: Sequence[Tree], order: Sequence[int], starts: Sequence[int], arrays: tuple[np.ndarray, np.ndarray, np.ndarray | None]
+    trees: Sequence[Tree],
+    order: Sequence[int],
+    starts: Sequence[int],
+    arrays: tuple[np.ndarray, np.ndarray, np.ndarray | None],
 ) -> Batch:
     """Shift the nodes of each tree to where it starts in the batch."""
     ids, positions, allowed = arrays

@@ -17,15 +17,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from safetensors.torch import save as save_tensors
 
 from coral_lens.baselines.temperature import apply_temperature
 from coral_lens.errors import CoralError
 from coral_lens.manifest import digest, digest_file, fresh_folder, read_json, write_atomic, write_json
 from coral_lens.probes import PROBES, Probe, Standardiser
 from coral_lens.records import OptionTable, Predictions, Question, Style
+from coral_lens.splits import question_keys
 from coral_lens.steering import BaseRule, base_probs, steer
 from coral_lens.store import ActivationStore, Extraction, Progress, extract
 
@@ -66,6 +68,8 @@ class Lens:
     """Name, dtype and fingerprints of the model it was fitted on."""
     training: dict[str, Any]
     """What it was fitted on and how: tasks, numbers of questions, digests, settings, versions."""
+    seen: Int[np.ndarray, " question"]
+    """Keys of the questions it was fitted and chosen on, so that they are never counted as test questions."""
     trace: dict[str, Any]
     """How layer and gamma were chosen: validation scores of every layer and every gamma."""
 
@@ -88,7 +92,12 @@ class Lens:
         }
 
     def run(
-        self, model: Model, questions: Sequence[Question], *, work_dir: Path | None = None, progress: Progress | None = None
+        self,
+        model: Model,
+        questions: Sequence[Question],
+        *,
+        work_dir: Path | None = None,
+        progress: Progress | None = None,
     ) -> tuple[OptionTable, dict[str, Float[np.ndarray, " row"]]]:
         """Score questions and return their table and each method's probabilities.
 
@@ -101,7 +110,12 @@ class Lens:
             return store.table, self.apply(store)
 
     def predict(
-        self, model: Model, questions: Sequence[Question], *, work_dir: Path | None = None, progress: Progress | None = None
+        self,
+        model: Model,
+        questions: Sequence[Question],
+        *,
+        work_dir: Path | None = None,
+        progress: Progress | None = None,
     ) -> list[Answer]:
         """Answer questions; they need no labels."""
         table, probs = self.run(model, questions, work_dir=work_dir, progress=progress)
@@ -111,12 +125,24 @@ class Lens:
             steered, base = probs["coral"][rows], probs["base"][rows]
             best = int(steered.argmax())
             answers.append(
-                Answer(question.id, best, question.options[best], float(steered[best]), tuple(map(float, steered)), tuple(map(float, base)))
+                Answer(
+                    question.id,
+                    best,
+                    question.options[best],
+                    float(steered[best]),
+                    tuple(map(float, steered)),
+                    tuple(map(float, base)),
+                )
             )
         return answers
 
     def predictions(
-        self, model: Model, questions: Sequence[Question], *, work_dir: Path | None = None, progress: Progress | None = None
+        self,
+        model: Model,
+        questions: Sequence[Question],
+        *,
+        work_dir: Path | None = None,
+        progress: Progress | None = None,
     ) -> dict[str, Predictions]:
         """Return the Predictions of each method on questions of one task."""
         table, probs = self.run(model, questions, work_dir=work_dir, progress=progress)
@@ -150,6 +176,10 @@ class Lens:
                     f"Question {question.id!r} was rendered {have} the chat template, but the lens was fitted {want} it."
                 )
 
+    def is_seen(self, questions: Sequence[Question]) -> Bool[np.ndarray, " question"]:
+        """Return which questions the lens was fitted or chosen on, by their normalised text."""
+        return np.isin(question_keys(questions), self.seen)
+
     def save(self, folder: str | Path) -> None:
         """Write the lens; an older one in the same folder is replaced only when the new one is complete."""
         target = Path(folder)
@@ -157,10 +187,11 @@ class Lens:
         tensors = {
             "standardiser.mean": torch.from_numpy(self.standardiser.mean),
             "standardiser.scale": torch.from_numpy(self.standardiser.scale),
+            "training.seen": torch.from_numpy(self.seen),
             **self.probe.tensors(),
         }
         with fresh_folder(target) as temporary:
-            save_file(tensors, temporary / "lens.safetensors")
+            write_atomic(temporary / "lens.safetensors", save_tensors(tensors))
             record = self.record() | {"tensors": digest_file(temporary / "lens.safetensors")}
             write_json(temporary / "lens.json", record | {"digest": digest(record)})
             write_atomic(temporary / "README.md", card(self).encode())
@@ -201,8 +232,8 @@ def load_lens(folder: str | Path) -> Lens:
         if digest(record) != claimed or digest_file(path) != record["tensors"]:
             raise CoralError(f"{source} is damaged: its content does not match its digests; fit or copy it again.")
         tensors = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise CoralError(f"{path} cannot be read ({error}); fit or copy the lens again.") from None
+    except (OSError, ValueError, SafetensorError) as error:  # ValueError: a number that is no number any more
+        raise CoralError(f"{source} cannot be read ({error}); fit or copy the lens again.") from None
     return Lens(
         layer=record["layer"],
         gamma=record["gamma"],
@@ -213,6 +244,7 @@ def load_lens(folder: str | Path) -> Lens:
         temperature=record["temperature"],
         model=record["model"],
         training=record["training"],
+        seen=tensors["training.seen"].numpy(),
         trace=record["trace"],
     )
 

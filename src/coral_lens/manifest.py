@@ -57,7 +57,11 @@ def disk_errors(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reasons = {errno.ENOSPC: "no space left on the disk", errno.EDQUOT: "the disk quota is used up"}
-        reasons |= {errno.EACCES: "permission denied", errno.EROFS: "the disk is read-only", errno.ENOTDIR: "not a folder"}
+        reasons |= {
+            errno.EACCES: "permission denied",
+            errno.EROFS: "the disk is read-only",
+            errno.ENOTDIR: "not a folder",
+        }
         reason = reasons.get(error.errno or 0, error.strerror or str(error))
         raise CoralError(
             f"Cannot write {path}: {reason}. Finished work is kept; make room or choose another place, then run it again."
@@ -84,16 +88,19 @@ def write_json(path: Path, value: Any) -> None:
     write_atomic(path, (json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode())
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file of ours; a damaged or missing one is named."""
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON record of ours; a damaged or missing one is named."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        record = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CoralError(f"{path} does not exist; check the folder's name.") from None
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise CoralError(f"{path} is not readable as JSON ({error}); it is damaged, make it again.") from None
     except OSError as error:
         raise CoralError(f"{path} cannot be read: {error.strerror}.") from None
+    if not isinstance(record, dict):
+        raise CoralError(f"{path} holds a JSON {type(record).__name__}, not a record; it is not a file of ours.")
+    return record
 
 
 @contextmanager

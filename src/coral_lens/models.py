@@ -65,7 +65,7 @@ class Model:
 
     @property
     def device(self) -> torch.device:
-        return self.hf.get_input_embeddings().weight.device  # type: ignore[no-any-return,union-attr]
+        return next(self.hf.get_input_embeddings().parameters()).device
 
     @property
     def dtype(self) -> torch.dtype:
@@ -78,11 +78,11 @@ class Model:
         """
         mask = None if allowed is None else self._attention_mask(allowed, position_ids)
         out = self.hf.base_model(input_ids=input_ids, position_ids=position_ids, attention_mask=mask, use_cache=False)
-        return out.last_hidden_state  # type: ignore[no-any-return]
+        return out.last_hidden_state
 
     def logits(self, states: Tensor) -> Tensor:
         """Return the vocabulary logits of normed states [row, width], in float32."""
-        return self.head(states).float()  # type: ignore[no-any-return]
+        return self.head(states).float()
 
     def _attention_mask(self, allowed: Tensor, position_ids: Tensor) -> Tensor | dict[str, Tensor]:
         full = additive(allowed, self.dtype)
@@ -145,7 +145,7 @@ def load_model(
     `cuda`. Code from the hub is run only if `trust_remote_code` is given.
     """
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoTokenizer
 
     on_gpu = torch.cuda.is_available() and device != "cpu"
     device = device or ("cuda" if on_gpu else "cpu")
@@ -153,11 +153,10 @@ def load_model(
     common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     with quiet_loading(), loading_errors(name):
         tokenizer = AutoTokenizer.from_pretrained(source, **common)
-        hf = AutoModelForCausalLM.from_pretrained(
-            source, dtype=torch_dtype(dtype or ("auto" if on_gpu else "float32")), device_map=device_map, **common
-        )
+        weights = torch_dtype(dtype or ("auto" if on_gpu else "float32"))
+        hf = load_weights(name, source, {"dtype": weights, "device_map": device_map, **common})
         if device_map is None:
-            hf.to(device)
+            hf.to(torch.device(device))  # type: ignore[arg-type]
     return wrap(hf, tokenizer, name=name)
 
 
@@ -190,6 +189,8 @@ def resolve(name: str) -> Path | str:
         if not path.is_file():
             raise CoralError(f"Model file {name} does not exist; check the path.")
         return converted(path)
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise CoralError(f"Folder {name!r} holds no config.json; give the folder of a saved model.")
     return path if path.is_dir() else name
 
 
@@ -199,21 +200,34 @@ def converted(gguf: Path) -> Path:
     if (folder / "config.json").exists():
         return folder
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+    from transformers import AutoTokenizer, GgufConfig
 
     with quiet_loading(), loading_errors(str(gguf)), fresh_folder(folder) as temporary:
         common = {"gguf_file": gguf.name}
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **common)
-        hf = AutoModelForCausalLM.from_pretrained(
-            gguf.parent, quantization_config=GgufConfig(dequantize=True), dtype=torch.float32, **common
-        )
+        dense = {"quantization_config": GgufConfig(dequantize=True), "dtype": torch.float32}
+        hf = load_weights(str(gguf), gguf.parent, {**dense, **common})
         # transformers refuses to save a model that still bears the mark of its quantisation
-        hf.hf_quantizer = None
+        hf.hf_quantizer = None  # type: ignore[assignment]
         if hasattr(hf.config, "quantization_config"):
             del hf.config.quantization_config
         hf.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
     return folder
+
+
+def load_weights(name: str, source: Path | str, settings: dict[str, Any]) -> PreTrainedModel:
+    """Load a causal model; one that lacks some of its weights is refused: transformers would fill in random numbers."""
+    from transformers import AutoModelForCausalLM
+
+    loaded: Any = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True, **settings)
+    hf, info = loaded
+    if missing := sorted(info["missing_keys"]):
+        raise CoralError(
+            f"Model {name!r} lacks {len(missing)} of its weights, first {missing[0]!r}; "
+            "its files are incomplete, get them again."
+        )
+    return hf
 
 
 @contextmanager
@@ -223,10 +237,10 @@ def loading_errors(name: str) -> Iterator[None]:
         yield
     except CoralError:
         raise
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    except Exception as error:  # tokenizers raises Exception itself, safetensors and struct errors of their own
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(" .:")
         raise CoralError(
-            f"Cannot load model {name!r}: {first} Give a hub id, a local folder, a .gguf file or {EMBEDDED!r}."
+            f"Cannot load model {name!r}: {first}. Give a hub id, a local folder, a .gguf file or {EMBEDDED!r}."
         ) from error
 
 
@@ -250,7 +264,12 @@ def torch_dtype(name: str) -> torch.dtype | str:
     """Return the torch dtype of that name, or `auto` for the checkpoint's own."""
     import torch
 
-    known = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "auto": "auto"}
+    known: dict[str, torch.dtype | str] = {
+        "float32": torch.float32,
+        "bfloat16": torch.bfloat16,
+        "float16": torch.float16,
+        "auto": "auto",
+    }
     if name not in known:
         raise CoralError(f"Unknown dtype {name!r}; use one of {', '.join(known)}.")
     return known[name]

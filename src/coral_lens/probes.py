@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -35,10 +35,12 @@ def fit_standardiser(states: Float[np.ndarray, "row width"]) -> Standardiser:
     """Return the standardiser of training states."""
     mean = states.mean(axis=0, dtype=np.float64)
     scale = states.std(axis=0, dtype=np.float64)
-    scale[scale < 1e-6 * max(1.0, float(np.abs(mean).max()))] = 1.0
+    # each column against its own mean: beside a massive activation, an ordinary column is not constant
+    scale[scale <= 1e-6 * np.abs(mean)] = 1.0
     return Standardiser(mean.astype(np.float32), scale.astype(np.float32))
 
 
+@runtime_checkable
 class Probe(Protocol):
     """A fitted probe. Its tensors and its kind are all that a lens keeps of it."""
 
@@ -72,7 +74,10 @@ class RidgeProbe:
         return z.astype(np.float64) @ self.weight + self.bias
 
     def tensors(self) -> dict[str, Tensor]:
-        return {"probe.weight": torch.from_numpy(self.weight), "probe.bias": torch.tensor([self.bias], dtype=torch.float64)}
+        return {
+            "probe.weight": torch.from_numpy(self.weight),
+            "probe.bias": torch.tensor([self.bias], dtype=torch.float64),
+        }
 
     @staticmethod
     def from_tensors(tensors: dict[str, Tensor]) -> RidgeProbe:
@@ -161,7 +166,9 @@ def fit_mlp(
     train: Data, validation: Data, settings: MlpSettings, *, seed: int, on_epoch: Callable[[], None] | None = None
 ) -> MlpProbe:
     """Train the paper's probe; what is kept is a copy of the state with the best validation loss, not the last one."""
-    (z, r), (z_val, r_val) = (tuple(torch.from_numpy(np.asarray(a, np.float32)) for a in d) for d in (train, validation))
+    (z, r), (z_val, r_val) = (
+        tuple(torch.from_numpy(np.asarray(a, np.float32)) for a in d) for d in (train, validation)
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = build_mlp(z.shape[1], settings.hidden, dropout=settings.dropout)
@@ -193,7 +200,7 @@ def train_epoch(
     network.train()
     for rows in torch.randperm(len(r)).split(settings.batch_size):
         optimiser.zero_grad(set_to_none=True)
-        mlp_loss(r[rows], network(z[rows])[:, 0], output_penalty=settings.output_penalty).backward()  # type: ignore[no-untyped-call]
+        mlp_loss(r[rows], network(z[rows])[:, 0], output_penalty=settings.output_penalty).backward()
         optimiser.step()
 
 

@@ -47,18 +47,14 @@ def tokenize(questions: Sequence[Question], rendered: Sequence[Rendered], model:
     lm-eval moves the context's trailing white space to the continuation, encodes the context and the whole string, and
     takes what the whole has beyond the context's length. Every distinct string is encoded once.
     """
-    pairs = [
-        [shift_space(c, o) for c, o in zip(r.contexts, r.continuations, strict=True)] for r in rendered
-    ]
+    pairs = [[shift_space(c, o) for c, o in zip(r.contexts, r.continuations, strict=True)] for r in rendered]
     texts = dict.fromkeys(t for row in pairs for c, o in row for t in ((c, c + o) if c else ()))
     ids = encode(list(texts), model)
     bare = dict.fromkeys(o for row in pairs for c, o in row if not c)
     bare_ids = encode(list(bare), model, special=False)
     prompts = []
     for question, row in zip(questions, pairs, strict=True):
-        split = [
-            (ids[c], ids[c + o][len(ids[c]) :]) if c else after_prefix(bare_ids[o], model) for c, o in row
-        ]
+        split = [(ids[c], ids[c + o][len(ids[c]) :]) if c else after_prefix(bare_ids[o], model) for c, o in row]
         prompts.append(fit_length(question, split, model.max_length))
     return prompts
 
@@ -72,7 +68,7 @@ def shift_space(context: str, continuation: str) -> tuple[str, str]:
 def encode(texts: list[str], model: Model, *, special: bool | None = None) -> dict[str, tuple[int, ...]]:
     """Encode texts in batches, with the tokenizer's default special tokens unless the text already begins with BOS."""
     tokenizer = model.tokenizer
-    bos = tokenizer.decode([prefix_token(model)])
+    bos = str(tokenizer.decode([prefix_token(model)]))
     found: dict[str, tuple[int, ...]] = {}
     for marked in (False, True):
         some = [t for t in texts if (special is None and t.startswith(bos)) == marked]
@@ -80,7 +76,7 @@ def encode(texts: list[str], model: Model, *, special: bool | None = None) -> di
         for start in range(0, len(some), TOKENIZER_BATCH):
             batch = some[start : start + TOKENIZER_BATCH]
             encoded = tokenizer(batch, return_attention_mask=False, verbose=False, **extra)["input_ids"]
-            found.update((text, tuple(ids)) for text, ids in zip(batch, encoded, strict=True))  # type: ignore[arg-type]
+            found.update((text, tuple(ids)) for text, ids in zip(batch, encoded, strict=True))
     return found
 
 
@@ -90,7 +86,7 @@ def prefix_token(model: Model) -> int:
     token = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
     if token is None:
         raise CoralError(f"The tokenizer of {model.name!r} has neither a BOS nor an EOS token.")
-    return int(token)  # type: ignore[arg-type]
+    return int(token)
 
 
 def after_prefix(ids: tuple[int, ...], model: Model) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -99,9 +95,7 @@ def after_prefix(ids: tuple[int, ...], model: Model) -> tuple[tuple[int, ...], t
     return (ids[:1], ids[1:]) if ids and ids[0] == prefix else ((prefix,), ids)
 
 
-def fit_length(
-    question: Question, pairs: list[tuple[tuple[int, ...], tuple[int, ...]]], limit: int
-) -> Prompt:
+def fit_length(question: Question, pairs: list[tuple[tuple[int, ...], tuple[int, ...]]], limit: int) -> Prompt:
     """Cut on the left what exceeds the model's length, exactly as lm-eval does: limit + 1 tokens stay, the last unread."""
     contexts, options = [], []
     for number, (context, option) in enumerate(pairs, start=1):

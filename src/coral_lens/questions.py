@@ -9,15 +9,16 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import os
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from coral_lens.errors import CoralError, nearest
 from coral_lens.records import UNKNOWN, Question
@@ -31,17 +32,27 @@ Record = tuple[int, dict[str, Any]]
 """A line number and the fields found there."""
 
 
+def _encodable(text: str) -> str:
+    # JSON can escape half a character; no tokenizer and no file could take it
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError("it holds half of a surrogate pair, which is not text")
+    return text
+
+
+_Text = Annotated[str, AfterValidator(_encodable)]
+
+
 class _Row(BaseModel):
     """One question as it stands in a file."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    question: str
-    options: list[str | int | float]
-    answer: int | str | None = None
-    id: str | int | None = None
-    group: str | int | None = None
-    context: str | None = None
+    question: _Text
+    options: list[_Text | int | float]
+    answer: int | _Text | None = None
+    id: _Text | int | None = None
+    group: _Text | int | None = None
+    context: _Text | None = None
 
 
 def load_questions(source: str | Path, options: TaskOptions | None = None) -> list[Question]:
@@ -60,7 +71,9 @@ def load_questions(source: str | Path, options: TaskOptions | None = None) -> li
     name, colon, split = str(source).rpartition(":")
     if not colon or is_task(str(source)):
         return load_task(str(source), options)
-    if not split or options.split not in (None, split):
+    if not split:
+        raise CoralError(f"{source!r} ends in a colon: name a split after it, such as {source}validation.")
+    if options.split not in (None, split):
         raise CoralError(
             f"{source!r} names the split {split!r}, but the split {options.split!r} was asked for; give one."
         )
@@ -81,8 +94,8 @@ def read_questions(path: str | Path) -> list[Question]:
 
 
 def _is_file(source: str | Path) -> bool:
-    path = Path(source)
-    return str(source).endswith(_FILE_SUFFIXES) or (path.exists() and not path.is_dir())
+    # os.path, because a long or odd task name is then simply not a file
+    return str(source).endswith(_FILE_SUFFIXES) or (os.path.exists(source) and not os.path.isdir(source))
 
 
 def _collect(path: Path, limit: int | None) -> list[Question]:
@@ -96,16 +109,15 @@ def _iter_questions(path: Path) -> Iterator[Question]:
     seen: dict[str, int] = {}
     is_csv = path.name.removesuffix(".gz").endswith(".csv")
     for number, fields in (_csv_records if is_csv else _json_records)(path):
-        question = _question(path, number, fields)
+        question = _question(path, number, fields, digits_are_index=is_csv)
         if question.id in seen:
             raise CoralError(f"{path}, lines {seen[question.id]} and {number}: both have the id {question.id!r}.")
         seen[question.id] = number
         yield question
 
 
-def _question(path: Path, number: int, fields: dict[str, Any]) -> Question:
+def _question(path: Path, number: int, fields: dict[str, Any], *, digits_are_index: bool) -> Question:
     where = f"{path}, line {number}"
-    digits_are_index = fields.pop("_csv", False)
     try:
         row = _Row.model_validate(fields)
     except ValidationError as error:
@@ -130,11 +142,13 @@ def _question(path: Path, number: int, fields: dict[str, Any]) -> Question:
 
 def _complaint(error: ValidationError, fields: dict[str, Any]) -> str:
     """Say what is wrong with a row, in one sentence."""
-    first = error.errors(include_url=False, include_input=False)[0]
+    found = error.errors(include_url=False, include_input=False)
+    # a misspelt field is both unknown and missing: name the spelling
+    first = min(found, key=lambda e: e["type"] != "extra_forbidden")
     name = str(first["loc"][0]) if first["loc"] else "?"
     if first["type"] == "missing":
-        found = ", ".join(map(repr, fields)) or "nothing"
-        return f"the field {name!r} is missing; found {found}."
+        present = ", ".join(map(repr, fields)) or "nothing"
+        return f"the field {name!r} is missing; found {present}."
     if first["type"] == "extra_forbidden":
         return f"there is no field called {name!r}.{nearest(name, _Row.model_fields)}"
     return f"the field {name!r} cannot be used: {first['msg']}."
@@ -156,8 +170,8 @@ def _answer(answer: int | str | None, options: tuple[str, ...], *, digits_are_in
                 )
     if not 0 <= answer < len(options):
         raise CoralError(
-            f"The answer {answer} is out of range: the {len(options)} options are numbered 0 to {len(options) - 1}. Leave "
-            "it out if it is not known."
+            f"The answer {answer} is out of range: the {len(options)} options are numbered 0 to {len(options) - 1}. "
+            "Leave it out if it is not known."
         )
     return answer
 
@@ -240,7 +254,7 @@ def _csv_fields(cells: dict[str, str]) -> dict[str, Any]:
         while texts and not texts[-1].strip():
             texts.pop()  # a question may have fewer options than there are columns
         fields["options"] = texts
-    return fields | {"_csv": True}
+    return fields
 
 
 def _split_options(cell: str) -> list[Any]:
@@ -270,5 +284,5 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                 offset += len(line)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise CoralError(f"{path} is truncated or damaged: {error}. Copy it again.") from error
-    except OSError as error:
-        raise CoralError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except (OSError, ValueError) as error:  # ValueError: a path with a null character
+        raise CoralError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error

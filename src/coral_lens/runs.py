@@ -1,8 +1,8 @@
 """A run: the predictions of several methods on several tasks, in one folder that knows where every number came from.
 
-    run.json                    title, lens, model, versions, tasks
-    predictions/TASK.jsonl      one line per question: text, options, answer, the probabilities of each method
-    report.html                 made from the two above by `coral report`
+run.json                    title, lens, model, versions, tasks
+predictions/TASK.jsonl      one line per question: text, options, answer, the probabilities of each method
+report.html                 made from the two above by `coral report`
 """
 
 from __future__ import annotations
@@ -90,8 +90,11 @@ def load_run(folder: Path) -> Run:
         path = folder / "predictions" / about["file"]
         if not path.exists() or digest_file(path) != about["sha256"]:
             raise CoralError(f"{path} is missing or was changed after the run; run `coral eval` again.")
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        evaluations.append(read_evaluation(name, lines, model=record["lens"]["model"]["name"], trained_on=about["trained_on"]))
+        # bytes, because str.splitlines would also cut at U+2028 and its like, which a question may hold
+        lines = [json.loads(line) for line in path.read_bytes().splitlines()]
+        evaluations.append(
+            read_evaluation(name, lines, model=record["lens"]["model"]["name"], trained_on=about["trained_on"])
+        )
     return Run(record["title"], tuple(evaluations), record["lens"], record["provenance"])
 
 

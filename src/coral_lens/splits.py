@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -48,9 +49,19 @@ def sample(questions: Sequence[Question], n: int, *, seed: int) -> list[Question
 
 def normalised(question: Question) -> str:
     """Return text and options without case, accents, punctuation and order of options, to find repeated questions."""
-    text = " ".join([question.passage, question.text, *sorted(question.options)])
-    plain = unicodedata.normalize("NFKD", text).casefold()
-    return " ".join(re.findall(r"\w+", plain))
+    return "\n".join([plain(question.passage), plain(question.text), *sorted(map(plain, question.options))])
+
+
+def plain(text: str) -> str:
+    """Return the words of a text in lower case, without accents and punctuation."""
+    letters = (c for c in unicodedata.normalize("NFKD", text.casefold()) if not unicodedata.combining(c))
+    return " ".join(re.findall(r"\w+", "".join(letters)))
+
+
+def question_keys(questions: Sequence[Question]) -> Int[np.ndarray, " question"]:
+    """Return a 63-bit key of each question's normalised text: enough to recognise it again, not to read it."""
+    digests = (hashlib.sha256(normalised(q).encode()).digest() for q in questions)
+    return np.array([int.from_bytes(d[:8], "big") >> 1 for d in digests], dtype=np.int64)
 
 
 def drop_repeats(train: Sequence[Question], test: Sequence[Question]) -> tuple[list[Question], int]:

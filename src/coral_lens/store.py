@@ -14,7 +14,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,10 +26,19 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from coral_lens.engine import TOKEN_BUDGET, PooledResidual, layer_name, plan_for, score
+from coral_lens.engine import TOKEN_BUDGET, PooledResidual, choose_packing, layer_name, plan_for, score
 from coral_lens.errors import CoralError
 from coral_lens.layout import Packing, Plan
-from coral_lens.manifest import canonical, digest, digest_bytes, disk_errors, read_json, versions, write_atomic, write_json
+from coral_lens.manifest import (
+    canonical,
+    digest,
+    digest_bytes,
+    disk_errors,
+    read_json,
+    versions,
+    write_atomic,
+    write_json,
+)
 from coral_lens.prompts import render, tokenize
 from coral_lens.records import OptionTable, Prompt, Question, Rendered, Style, offsets_of
 
@@ -50,9 +59,10 @@ class Extraction:
     """What to extract and how; part of the store's identity."""
 
     layers: tuple[int, ...]
-    style: Style = Style()
+    style: Style = Style()  # noqa: RUF009  (frozen)
     token_budget: int = TOKEN_BUDGET
-    packing: Packing = "tree"
+    packing: Packing | None = None
+    """None: the tree, unless a self-check shows that this model does not take it."""
 
 
 def all_layers(model: Model) -> tuple[int, ...]:
@@ -69,6 +79,9 @@ def extract(
     """
     if not questions:
         raise CoralError("There are no questions to score; check the file, the split and the limit.")
+    refuse_layers(model, what.layers)
+    what = replace(what, packing=what.packing or recorded_packing(folder) or choose_packing(model))
+    assert what.packing is not None
     rendered = [render(q, what.style, model) for q in questions]
     prompts = tokenize(questions, rendered, model)
     with locked(folder):
@@ -113,6 +126,19 @@ def describe(
     }
 
 
+def refuse_layers(model: Model, layers: Sequence[int]) -> None:
+    """Refuse layers that the model does not have, before anything is written."""
+    unknown = [layer for layer in layers if not 0 <= layer <= model.n_layers]
+    if unknown:
+        raise CoralError(f"Layer {unknown[0]} does not exist: {model.name!r} has layers 0 to {model.n_layers}.")
+
+
+def recorded_packing(folder: Path) -> Packing | None:
+    """Return the packing of the store that is already there: a resumed run does not choose again."""
+    path = folder / "manifest.json"
+    return read_json(path).get("packing") if path.exists() else None
+
+
 MAY_DIFFER = {"threads", "versions"}
 """A finished store is the same whatever computes the next one; an unfinished one keeps its own thread count."""
 
@@ -123,14 +149,21 @@ def open_manifest(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
     if not path.exists():
         write_json(path, wanted)
         return wanted
-    found: dict[str, Any] = read_json(path)
-    for key, value in wanted.items():
-        if key not in MAY_DIFFER and found.get(key) != value:
+    found = read_json(path)
+    here = flat(found)
+    for key, value in flat(wanted).items():
+        if key not in here or (key.split(".")[0] not in MAY_DIFFER and here[key] != value):
             raise CoralError(
-                f"{folder} holds activations of something else: {key} is {shorten(found.get(key))}, not "
+                f"{folder} holds activations of something else: {key} is {shorten(here.get(key))}, not "
                 f"{shorten(value)}. Choose another folder or delete this one."
             )
     return found
+
+
+def flat(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return a manifest with `model.weights` instead of weights inside model, so that a difference can be named."""
+    nested = {f"{k}.{inner}": v for k, some in manifest.items() if isinstance(some, dict) for inner, v in some.items()}
+    return {k: v for k, v in manifest.items() if not isinstance(v, dict)} | nested
 
 
 def shorten(value: Any) -> str:
@@ -147,10 +180,10 @@ def question_record(question: Question) -> dict[str, Any]:
 
 
 def write_questions(folder: Path, questions: Sequence[Question]) -> None:
-    """Write the questions once."""
+    """Write the questions once, and again if they were damaged."""
     path = folder / "questions.jsonl"
-    if not path.exists():
-        lines = "".join(json.dumps(question_record(q), ensure_ascii=False, sort_keys=True) + "\n" for q in questions)
+    lines = "".join(json.dumps(question_record(q), ensure_ascii=False, sort_keys=True) + "\n" for q in questions)
+    if not path.exists() or path.read_bytes() != lines.encode():
         write_atomic(path, lines.encode())
 
 
@@ -169,7 +202,9 @@ def locked(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise CoralError(f"{folder} is being written by another process; wait for it or choose another folder.") from None
+            raise CoralError(
+                f"{folder} is being written by another process; wait for it or choose another folder."
+            ) from None
         yield
 
 
@@ -261,7 +296,7 @@ class Journal:
 
     def add(self, shard: int, tensors: dict[str, Tensor]) -> None:
         """Write a shard, then its line."""
-        self.entries[shard] = {name: digest_bytes(raw_bytes(t)) for name, t in tensors.items()}
+        self.entries[shard] = {name: digest_tensor(t) for name, t in tensors.items()}
         write_atomic(shard_path(self.folder, shard), save_tensors(tensors))
         if not self._clean or shard != max(self.entries):
             self._rewrite()
@@ -300,9 +335,10 @@ def shard_path(folder: Path, shard: int) -> Path:
     return folder / f"shard-{shard:05d}.safetensors"
 
 
-def raw_bytes(tensor: Tensor) -> memoryview:
-    """Return the bytes of a tensor as they lie in the file."""
-    return tensor.contiguous().view(torch.uint8).numpy().data if tensor.numel() else memoryview(b"")
+def digest_tensor(tensor: Tensor) -> str:
+    """Return the SHA-256 of a tensor's type, shape and bytes: a damaged header is noticed as damaged values are."""
+    raw = tensor.contiguous().view(torch.uint8).numpy().data if tensor.numel() else b""
+    return digest([str(tensor.dtype), list(tensor.shape), digest_bytes(raw)])
 
 
 def damaged_tensors(path: Path, digests: dict[str, str]) -> list[str]:
@@ -317,7 +353,7 @@ def read_tensor(path: Path, name: str, wanted: str) -> Tensor | None:
             tensor: Tensor = file.get_tensor(name)
     except (OSError, SafetensorError, ValueError):
         return None
-    return tensor if digest_bytes(raw_bytes(tensor)) == wanted else None
+    return tensor if digest_tensor(tensor) == wanted else None
 
 
 # --------------------------------------------------------------------------------------------------------- reading
@@ -328,12 +364,14 @@ class ActivationStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.manifest: dict[str, Any] = read_json(folder / "manifest.json")
+        self.manifest = read_json(folder / "manifest.json")
         if self.manifest.get("format") != FORMAT:
             raise CoralError(f"{folder} has format {self.manifest.get('format')!r}, but this version reads {FORMAT}.")
         self._journal = Journal(folder).entries
         if sum(len(self._column("question", i)) for i in self._journal) != self.manifest["n_questions"]:
-            raise CoralError(f"{folder} is not finished; run the same `coral` command again and it goes on where it was.")
+            raise CoralError(
+                f"{folder} is not finished; run the same `coral` command again and it goes on where it was."
+            )
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -341,10 +379,18 @@ class ActivationStore:
 
     @cached_property
     def questions(self) -> list[Question]:
-        records = map(json.loads, (self.folder / "questions.jsonl").read_text(encoding="utf-8").splitlines())
-        questions = [Question(**{**r, "options": tuple(r["options"])}) for r in records]
-        if digest([question_record(q) for q in questions]) != self.manifest["questions"]:
-            raise CoralError(f"{self.folder / 'questions.jsonl'} was changed after it was written; make the store again.")
+        path = self.folder / "questions.jsonl"
+        try:
+            # bytes, because str.splitlines would also cut at U+2028 and its like, which a question may hold
+            records = [json.loads(line) for line in path.read_bytes().splitlines()]
+            questions = [Question(**{**r, "options": tuple(r["options"])}) for r in records]
+            intact = digest([question_record(q) for q in questions]) == self.manifest["questions"]
+        except (OSError, ValueError, KeyError, TypeError, CoralError):
+            intact = False
+        if not intact:
+            raise CoralError(
+                f"{path} is missing or was changed after it was written; run the `coral` command that made it again."
+            )
         return questions
 
     @cached_property
@@ -385,7 +431,7 @@ class ActivationStore:
         return out
 
     def _column(self, name: str, shard: int) -> np.ndarray:
-        tensor = read_tensor(shard_path(self.folder, shard), name, self._journal[shard][name])
+        tensor = read_tensor(shard_path(self.folder, shard), name, self._journal[shard].get(name, ""))
         if tensor is None:
             raise CoralError(
                 f"{shard_path(self.folder, shard)} is damaged ({name} does not match its digest); run the `coral` "

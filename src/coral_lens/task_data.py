@@ -135,7 +135,7 @@ def embedded_folder(origin: Origin) -> Path | None:
 def count_rows(place: Path) -> int:
     """Return the number of questions of a split without decoding them."""
     if place.is_dir():
-        import pyarrow as pa
+        import pyarrow as pa  # type: ignore[import-untyped]
 
         files = json.loads((place / "state.json").read_text("utf-8"))["_data_files"]
         total = 0
@@ -144,7 +144,7 @@ def count_rows(place: Path) -> int:
                 total += pa.ipc.open_stream(source).read_all().num_rows
         return total
     if place.suffix == ".parquet":
-        import pyarrow.parquet as pq
+        import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
         return int(pq.ParquetFile(place).metadata.num_rows)
     return sum(1 for _ in _lines(place))
@@ -231,12 +231,10 @@ def _hub_session() -> Iterator[None]:
 
 def _missing(origin: Origin, split: str, why: str) -> str:
     here = ", ".join(local_splits(origin))
+    instead = (
+        f"Available locally: {here}; ask for one of those" if here else "No split of it is here; ask for another task"
+    )
     return (
-        f"Task {origin.task!r} needs its split {split!r}, which is not here: {why}. "
-        + (
-            f"Available locally: {here}; ask for one of those"
-            if here
-            else "No split of it is available locally; ask for another task"
-        )
-        + f", or give the data with --data DIR, as DIR/{origin.folders[-1]}/{split}.jsonl."
+        f"Task {origin.task!r} needs its split {split!r}, which is not here: {why}. {instead}, or give the data with "
+        f"--data DIR, as DIR/{origin.folders[-1]}/{split}.jsonl."
     )

@@ -10,6 +10,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
 from importlib import metadata, util
@@ -71,11 +72,6 @@ def is_task(name: str) -> bool:
     return name in _entries(fresh=False)
 
 
-def own_tasks() -> list[str]:
-    """Return the names of our own tasks."""
-    return sorted(_scan(OWN_TASKS))
-
-
 def _expand(name: str, overrides: Mapping[str, Any], above: tuple[str, ...]) -> list[Leaf]:
     entry = _entry(name)
     if name in above:
@@ -116,8 +112,8 @@ def _entry(name: str) -> Entry:
             return entry
     known = _entries(fresh=False)
     raise CoralError(
-        f"There is no task called {name!r}.{nearest(name, known)} `coral tasks` lists what is available offline; a file "
-        "of questions must exist or end in .jsonl, .csv or .gz."
+        f"There is no task called {name!r}.{nearest(name, known)} `coral tasks` lists what is available offline; a "
+        "file of questions must exist or end in .jsonl, .csv or .gz."
     )
 
 
@@ -135,7 +131,8 @@ def _entries(*, fresh: bool) -> dict[str, Entry]:
 def _lm_eval_folder() -> Path:
     # find_spec on the top package only: importing lm_eval costs a second
     spec = util.find_spec("lm_eval")
-    assert spec is not None and spec.origin is not None, "lm_eval is a dependency"
+    assert spec is not None, "lm_eval is a dependency"
+    assert spec.origin is not None, "lm_eval is an ordinary package"
     return Path(spec.origin).parent / "tasks"
 
 
@@ -162,8 +159,9 @@ def _write_cache(file: Path, content: Mapping[str, Any]) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
         scratch.write_text(json.dumps(content), "utf-8")
         scratch.replace(file)
-    except OSError:
-        scratch.unlink(missing_ok=True)  # an unwritable cache costs a second next time, no more
+    except OSError:  # an unwritable cache costs a second next time, no more
+        with suppress(OSError):
+            scratch.unlink()
 
 
 def _scan(root: Path) -> dict[str, Entry]:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -17,8 +17,8 @@ from typing import Any
 
 from coral_lens.errors import CoralError
 from coral_lens.records import UNKNOWN, Question, Rendered
-from coral_lens.task_data import Splits, origin_of
-from coral_lens.task_index import Leaf, definition, leaves, manager
+from coral_lens.task_data import Splits, count_rows, local_splits, origin_of
+from coral_lens.task_index import Leaf, definition, is_task, leaves, manager
 
 ChatTemplate = Callable[..., str]
 """Renders messages: `template(messages, add_generation_prompt=True)`, as `apply_chat_template` of an lm-eval model."""
@@ -28,6 +28,25 @@ _GROUP_COLUMNS = ("article", "passage", "paragraph", "story", "context", "suppor
 """Columns that several questions may share: a text that is read first, or where it was taken from."""
 _OWN_SCORES = {"agieval", "mutual"}
 """Folders of tasks that score by a function of their own and still have one right option."""
+_TERMS = {
+    "arc_challenge": "CC BY-SA 4.0",
+    "arc_easy": "CC BY-SA 4.0",
+    "commonsense_qa": "MIT",
+    "commonsense_qa_cloze": "MIT",
+    "copa": "",
+    "hellaswag": "MIT",
+    "math_mc": "",
+    "mathqa": "Apache-2.0",
+    "mmlu": "MIT",
+    "openbookqa": "Apache-2.0",
+    "piqa": "AFL-3.0",
+    "race": "research only, non-commercial",
+    "race_question": "research only, non-commercial",
+    "sciq": "CC BY-NC 3.0",
+    "social_iqa": "",
+    "winogrande": "CC BY 4.0",
+}
+"""The well-known tasks, and the terms of their data where its authors state them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +82,37 @@ def load_task(name: str, options: TaskOptions | None = None) -> list[Question]:
         if not chosen:
             raise CoralError(f"The group {name!r} holds {len(found)} tasks, but none of them is multiple-choice.")
         return [question for leaf in chosen for question in _questions(leaf, options)]
+
+
+@dataclass(frozen=True, slots=True)
+class AvailableTask:
+    """A task whose questions are on this machine."""
+
+    task: str
+    splits: Mapping[str, int]
+    """Number of questions of each split."""
+    source: str
+    """`data folder` or `embedded`."""
+    terms: str
+    """Licence of the data, empty if not known."""
+
+
+def available_tasks(data_dir: Path | None = None) -> list[AvailableTask]:
+    """Return the well-known tasks, and those with a folder in `data_dir`, that can be used without a network.
+
+    A task with splits from both sources appears twice.
+    """
+    folders = sorted(p.name for p in data_dir.iterdir() if p.is_dir()) if data_dir and data_dir.is_dir() else []
+    rows = []
+    with _quiet():
+        for name in sorted({*_TERMS, *(f for f in folders if is_task(f))}):
+            counts: dict[str, dict[str, int]] = {}
+            for leaf in leaves(name):
+                for split, place in local_splits(origin_of(definition(leaf), data_dir)).items():
+                    of_source = counts.setdefault("embedded" if place.is_dir() else "data folder", {})
+                    of_source[split] = of_source.get(split, 0) + count_rows(place)
+            rows += [AvailableTask(name, splits, source, _TERMS.get(name, "")) for source, splits in counts.items()]
+    return rows
 
 
 def _is_multiple_choice(leaf: Leaf, *, strict: bool) -> bool:
@@ -240,7 +290,7 @@ def _group(doc: Mapping[str, Any]) -> str | None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hold back lm-eval's and datasets' log lines and progress bars, and let lm-eval compile each template only once."""
+    """Hold back lm-eval's and datasets' log lines and progress bars, and have each template compiled only once."""
     import datasets
     from lm_eval.utils import env
 

@@ -1,0 +1,1 @@
+"""Methods that CORAL is compared with; each ends in probabilities over the same options."""

@@ -23,11 +23,13 @@ def fit_temperature(
     """Return the temperature with the lowest NLL. The NLL is convex in 1 / T, so a bounded search finds it."""
     from scipy.optimize import minimize_scalar
 
-    right = offsets[:-1] + answers
+    starts = offsets[:-1]
+    logs = np.log(np.maximum(p, 1e-300))
+    # relative to the right option: the NLL is then a log-sum-exp, exact where a probability would underflow
+    behind = logs - np.repeat(logs[starts + answers], np.diff(offsets))
 
     def nll(inverse: float) -> float:
-        scaled = apply_temperature(p, offsets, temperature=1.0 / inverse)
-        return float(-np.log(np.maximum(scaled[right], 1e-300)).mean())
+        return float(np.logaddexp.reduceat(inverse * behind, starts).mean())
 
     low, high = (1.0 / b for b in reversed(BOUNDS))
     return float(1.0 / minimize_scalar(nll, bounds=(low, high), method="bounded", options={"xatol": 1e-6}).x)

@@ -1,0 +1,69 @@
+"""coral-lens: steer and calibrate a frozen language model's answers to multiple-choice questions.
+
+    model = coral_lens.load_model("smollm2")
+    lens = coral_lens.fit(model, coral_lens.load_questions("train.jsonl"))
+    lens.save("my-lens")
+    answers = coral_lens.load_lens("my-lens").predict(model, coral_lens.load_questions("new.jsonl"))
+
+Names are imported when they are first used, so that `import coral_lens` costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from coral_lens.errors import CoralError
+    from coral_lens.fitting import FitSettings, fit
+    from coral_lens.lens import Answer, Lens, load_lens
+    from coral_lens.metrics import Metrics, evaluate
+    from coral_lens.models import Model, load_model, wrap
+    from coral_lens.questions import load_questions
+    from coral_lens.records import OptionTable, Predictions, Question, Style
+    from coral_lens.store import ActivationStore, Extraction, extract
+    from coral_lens.tasks import TaskOptions
+
+_HOMES = {
+    "errors": ("CoralError",),
+    "fitting": ("FitSettings", "fit"),
+    "lens": ("Answer", "Lens", "load_lens"),
+    "metrics": ("Metrics", "evaluate"),
+    "models": ("Model", "load_model", "wrap"),
+    "questions": ("load_questions",),
+    "records": ("OptionTable", "Predictions", "Question", "Style"),
+    "store": ("ActivationStore", "Extraction", "extract"),
+    "tasks": ("TaskOptions",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "ActivationStore",
+    "Answer",
+    "CoralError",
+    "Extraction",
+    "FitSettings",
+    "Lens",
+    "Metrics",
+    "Model",
+    "OptionTable",
+    "Predictions",
+    "Question",
+    "Style",
+    "TaskOptions",
+    "evaluate",
+    "extract",
+    "fit",
+    "load_lens",
+    "load_model",
+    "load_questions",
+    "wrap",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'coral_lens' has no attribute {name!r}")
+    return getattr(import_module(f"coral_lens.{_HOME_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,107 @@
+"""What `coral doctor` says of a model: the parts that were found, and whether the engine reads them as Hugging Face does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from coral_lens.engine import (
+    HALF_TOLERANCE,
+    TOLERANCE,
+    PooledResidual,
+    check_prompts,
+    layer_name,
+    score_batch,
+    self_check,
+)
+from coral_lens.layout import build_tree, collate
+
+if TYPE_CHECKING:
+    from coral_lens.models import Model
+
+ROUND_TRIP = "Hello, wörld! 3 < 4 and  two spaces."
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the examination."""
+
+    what: str
+    found: str
+    ok: bool = True
+
+
+def examine(model: Model) -> list[Finding]:
+    """Return what was found, and the outcome of each check."""
+    return [*parts(model), *tokenizer_checks(model), packing_check(model), layer_check(model)]
+
+
+def parts(model: Model) -> list[Finding]:
+    """Name the parts that the engine uses."""
+    names = {module: name for name, module in model.hf.named_modules()}
+    config = model.hf.config.get_text_config()
+    heads = getattr(config, "num_attention_heads", "?")
+    n_params = sum(p.numel() for p in model.hf.parameters())
+    return [
+        Finding("architecture", f"{type(model.hf).__name__} ({config.model_type}), {n_params / 1e6:,.0f} M parameters"),
+        Finding("layers", f"0 (embeddings) to {model.n_layers}, width {model.width}, {heads} heads"),
+        Finding("blocks", f"{names[model.blocks[0]]} ... {names[model.blocks[-1]]}"),
+        Finding("final norm, head", f"{names[model.norm]}, {names[model.head]}"),
+        Finding("output projections", f"{names[model.projections[0]]} ... {names[model.projections[-1]]}"),
+        Finding("attention mask", model.mask_form),
+        Finding("dtype, device", f"{model.dtype}, {model.device}"),
+        Finding("longest input", f"{model.max_length} tokens"),
+        Finding("weights", model.fingerprint["weights"][:16]),
+        Finding("tokenizer", model.fingerprint["tokenizer"][:16]),
+    ]
+
+
+def tokenizer_checks(model: Model) -> list[Finding]:
+    """Say whether prompts begin with BOS, and whether text survives the tokenizer."""
+    tokenizer = model.tokenizer
+    ids = tokenizer.encode("a")
+    adds = tokenizer.bos_token_id is not None and ids[0] == tokenizer.bos_token_id
+    bos = f"{'added' if adds else 'not added'} by the tokenizer (bos_token is {tokenizer.bos_token!r})"
+    back = str(tokenizer.decode(tokenizer.encode(ROUND_TRIP, add_special_tokens=False)))
+    same = back.strip() == ROUND_TRIP
+    return [
+        Finding("BOS", bos),
+        Finding("text round trip", "kept" if same else f"{ROUND_TRIP!r} became {back!r}", same),
+    ]
+
+
+def packing_check(model: Model) -> Finding:
+    """Compare the packed tree with plain passes."""
+    allowed = TOLERANCE.get(model.dtype, HALF_TOLERANCE)
+    try:
+        difference = self_check(model, check_prompts(model))
+    except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
+        return Finding("packed against plain", f"refused: {error}", ok=False)
+    return Finding(
+        "packed against plain", f"log-probs differ by {difference:.1e} (allowed {allowed:g})", difference <= allowed
+    )
+
+
+@torch.inference_mode()
+def layer_check(model: Model) -> Finding:
+    """Compare the states that the engine reads with Hugging Face's own: equal below the last layer, normed at the last."""
+    prompt = check_prompts(model)[0]
+    trees = {0: build_tree(prompt)}
+    reader = PooledResidual(tuple(range(model.n_layers + 1)))
+    readings = score_batch(model, collate(trees, [(0,)]), readers=[reader]).readings
+    ids = torch.tensor([[*prompt.contexts[0], *prompt.options[0]]], device=model.device)
+    states = model.hf(ids, output_hidden_states=True).hidden_states
+    start = len(prompt.contexts[0])
+    ours = [readings[layer_name(layer)][0] for layer in range(model.n_layers + 1)]
+    theirs = [s[0, start:].float().mean(dim=0).cpu() for s in states]
+    scale = max(float(t.abs().max()) for t in theirs)
+    worst = max(float((a - b).abs().max()) for a, b in zip(ours[:-1], theirs[:-1], strict=True)) / scale
+    ok = worst < (1e-4 if model.dtype == torch.float32 else 5e-2)
+    last = "before" if float((ours[-1] - theirs[-1]).abs().max()) / scale > 1e-3 else "equal to what follows"
+    return Finding(
+        "layer map",
+        f"states equal Hugging Face's to {worst:.1e} of their range; the last layer is {last} the final norm",
+        ok,
+    )

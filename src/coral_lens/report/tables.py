@@ -1,0 +1,171 @@
+"""The numbers of a report: all metrics of all methods on all tasks, and how the lens compares. Never formats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+
+from coral_lens.metrics import METRICS, Metrics, evaluate
+from coral_lens.records import Predictions
+from coral_lens.runs import Evaluation, Run
+from coral_lens.stats import Difference, holm, mcnemar, paired_difference
+
+COLUMNS = ("accuracy", "ece", "cwece", "brier", "nll")
+"""The metrics of a results table, by their names in METRICS."""
+SUBJECT = "coral"
+"""The method that is compared with the controls."""
+CONTROLS = ("base", "temperature")
+"""What a gain is measured against: the unsteered model, and the plain remedy that looks at no hidden state."""
+ENOUGH = 1000
+"""ECE and its kin rank nothing below this many questions: their noise is then as large as what they measure."""
+LEVEL = 0.05
+RESAMPLES_PER_TEST = 80
+"""So that the smallest p-value that the bootstrap can give is half of LEVEL after correction."""
+
+Pair = Callable[[str, str, str], Difference]
+"""Difference of method a minus method b in a metric."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One method minus another on the same questions."""
+
+    method: str
+    against: str
+    differences: dict[str, Difference]
+    """By metric."""
+    p_values: dict[str, float]
+    """Holm-corrected over every test of the whole table; a metric that must not rank has none."""
+
+    def verdict(self, metric: str) -> int:
+        """Return 1 where the method is clearly better, -1 where clearly worse, 0 where the data cannot tell."""
+        if self.p_values.get(metric, 1.0) >= LEVEL:
+            return 0
+        up = self.differences[metric].value > 0
+        return 1 if up == METRICS[metric].higher_is_better else -1
+
+
+@dataclass(frozen=True, slots=True)
+class TaskTable:
+    """The results of all methods on one task."""
+
+    name: str
+    trained_on: bool
+    n_questions: int
+    metrics: dict[str, Metrics]
+    """By method, in the order in which the run gives them."""
+    comparisons: tuple[Comparison, ...]
+    best: dict[str, frozenset[str]]
+    """By metric: the methods that lead every other one by a paired 95 % interval that leaves out 0, and are not
+    contradicted by a corrected test; often none."""
+
+    def ranks(self, metric: str) -> bool:
+        """Whether the metric may rank methods on this many questions."""
+        return may_rank(metric, self.n_questions)
+
+    def comparison(self, against: str) -> Comparison | None:
+        """Return the comparison with a control, where there is one."""
+        return next((c for c in self.comparisons if c.against == against), None)
+
+
+@dataclass(frozen=True, slots=True)
+class ResultsTable:
+    """Everything that the tables, the headline and the summary figures say."""
+
+    tasks: tuple[TaskTable, ...]
+    n_tests: int
+    """Tests that Holm's correction covers."""
+    n_boot: int
+    """Resamples behind the intervals of values."""
+    n_paired: int
+    """Resamples behind differences and their p-values: more, because Holm multiplies these."""
+    seed: int
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(method for task in self.tasks for method in task.metrics))
+
+
+def may_rank(metric: str, n_questions: int) -> bool:
+    """Whether a metric may rank methods on this many questions: the ECEs need many, the others do not."""
+    return METRICS[metric].kind != "gap" or n_questions >= ENOUGH
+
+
+def results_table(run: Run, *, n_boot: int = 1000, seed: int = 0) -> ResultsTable:
+    """Evaluate a run: the slow step of a report, done once and handed to every renderer."""
+    evaluations = in_order(run)
+    n_tests = sum(len(controls_of(e)) * sum(may_rank(m, len(e.questions)) for m in COLUMNS) for e in evaluations)
+    # a bootstrap p-value is at least 2 / (resamples + 1), and Holm multiplies the smallest by the number of tests
+    n_paired = max(2 * n_boot, RESAMPLES_PER_TEST * n_tests)
+    metrics = [{k: evaluate(p, n_boot=n_boot, seed=seed) for k, p in e.predictions.items()} for e in evaluations]
+    drafts = [draft_table(e, m, n_boot=n_paired, seed=seed) for e, m in zip(evaluations, metrics, strict=True)]
+    corrected = iter(holm([p for _, p_values in drafts for p in p_values]))
+    tasks = tuple(with_p(task, lambda: next(corrected)) for task, _ in drafts)
+    return ResultsTable(tasks, n_tests, n_boot, n_paired, seed)
+
+
+def in_order(run: Run) -> list[Evaluation]:
+    """Return the held-out tasks before the transfer tasks: the order of everything in a report."""
+    return sorted(run.evaluations, key=lambda evaluation: not evaluation.trained_on)
+
+
+def controls_of(evaluation: Evaluation) -> list[str]:
+    """Return the methods that the lens is compared with: none where the run has no lens."""
+    return [c for c in CONTROLS if c in evaluation.predictions] if SUBJECT in evaluation.predictions else []
+
+
+def draft_table(
+    evaluation: Evaluation, metrics: dict[str, Metrics], *, n_boot: int, seed: int
+) -> tuple[TaskTable, list[float]]:
+    """Return a task's table before correction, and its p-values in the order of comparisons and columns."""
+    predictions, n_questions = evaluation.predictions, len(evaluation.questions)
+
+    @cache
+    def pair(a: str, b: str, metric: str) -> Difference:
+        return paired_difference(predictions[a], predictions[b], metric, n_boot=n_boot, seed=seed)
+
+    comparisons = tuple(
+        Comparison(SUBJECT, control, {m: pair(SUBJECT, control, m) for m in COLUMNS}, {})
+        for control in controls_of(evaluation)
+    )
+    best = {m: leaders(m, metrics, pair) if may_rank(m, n_questions) else frozenset[str]() for m in COLUMNS}
+    table = TaskTable(evaluation.name, evaluation.trained_on, n_questions, metrics, comparisons, best)
+    return table, [p_value(c, m, predictions) for c in comparisons for m in COLUMNS if table.ranks(m)]
+
+
+def p_value(comparison: Comparison, metric: str, predictions: Mapping[str, Predictions]) -> float:
+    """Return the uncorrected p-value: McNemar's for accuracy, the paired bootstrap's for the rest."""
+    if metric == "accuracy":
+        return mcnemar(predictions[comparison.method], predictions[comparison.against])
+    return comparison.differences[metric].p_value
+
+
+def with_p(task: TaskTable, take: Callable[[], float]) -> TaskTable:
+    """Fill in the corrected p-values, in the order in which `draft_table` gave them out."""
+    comparisons = tuple(replace(c, p_values={m: take() for m in COLUMNS if task.ranks(m)}) for c in task.comparisons)
+    best = {m: methods if confirmed(m, methods, comparisons) else frozenset[str]() for m, methods in task.best.items()}
+    return replace(task, comparisons=comparisons, best=best)
+
+
+def confirmed(metric: str, methods: frozenset[str], comparisons: Sequence[Comparison]) -> bool:
+    """Whether every corrected test between a leader and another method agrees that the leader is better."""
+    telling = [c for c in comparisons if (c.method in methods) != (c.against in methods)]
+    return all(c.verdict(metric) == (1 if c.method in methods else -1) for c in telling)
+
+
+def leaders(metric: str, metrics: Mapping[str, Metrics], pair: Pair) -> frozenset[str]:
+    """Return the best methods of a column, or none where the best does not clearly lead all that are not its equals.
+
+    Equals are common: temperature changes no answer, so it has the accuracy of the base to the last digit.
+    """
+    sign = 1.0 if METRICS[metric].higher_is_better else -1.0
+    values = {method: sign * m.scores[metric].value for method, m in metrics.items()}
+    top = max(values, key=lambda method: values[method])
+    equals = frozenset(method for method, value in values.items() if value == values[top])
+    others = [method for method in values if method not in equals]
+    # the subject first, so that its comparisons with the controls are found in the cache
+    pairs = [(other, top) if other == SUBJECT else (top, other) for other in others]
+    leads = [pair(a, b, metric) for a, b in pairs]
+    clear = bool(leads) and all(d.low > 0 or d.high < 0 for d in leads)
+    return equals if clear else frozenset()

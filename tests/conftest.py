@@ -1,0 +1,117 @@
+"""Shared by all tests: shapes are checked at run time, and tiny random models of each family stand in for real ones."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from jaxtyping import install_import_hook
+
+install_import_hook("coral_lens", "beartype.beartype")
+
+import pytest  # noqa: E402
+import torch  # noqa: E402
+from tokenizers import Tokenizer, decoders, pre_tokenizers, processors  # noqa: E402
+from tokenizers.models import BPE  # noqa: E402
+from transformers import (  # noqa: E402
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+
+from coral_lens.models import Model, load_model, wrap  # noqa: E402
+from coral_lens.records import Question  # noqa: E402
+
+SIZES = {
+    "vocab_size": 258,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 256,
+    "eos_token_id": 257,
+    "pad_token_id": 257,
+    "tie_word_embeddings": False,
+}
+
+
+def make_tokenizer(*, bos: bool = False) -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer: one token a byte, and BOS in front where asked for."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {char: i for i, char in enumerate(alphabet)} | {"<s>": 256, "</s>": 257}
+    tokenizer = Tokenizer(BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    if bos:
+        tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 256)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+
+
+def make_llama() -> LlamaForCausalLM:
+    return LlamaForCausalLM(LlamaConfig(**SIZES))
+
+
+FAMILIES = {
+    "llama": make_llama,
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=None)),
+    "mistral-window": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=16)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, use_sliding_window=False)),
+    "qwen2-window": lambda: Qwen2ForCausalLM(
+        Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=16, max_window_layers=1)
+    ),
+}
+
+
+def make_model(family: str, *, bos: bool = False, seed: int = 0) -> Model:
+    """A tiny random model whose weights are large enough that states differ between layers and tokens."""
+    torch.manual_seed(seed)
+    hf = FAMILIES[family]()
+    with torch.no_grad():
+        for parameter in hf.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.2)
+    return wrap(hf, make_tokenizer(bos=bos), name=f"tiny-{family}")
+
+
+@pytest.fixture(scope="session", params=list(FAMILIES))
+def any_tiny(request: pytest.FixtureRequest) -> Model:
+    """Every family in turn."""
+    return make_model(request.param)
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Model:
+    """A tiny Llama."""
+    return make_model("llama")
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Model:
+    """The real embedded model."""
+    return load_model("smollm2")
+
+
+def toy_questions(n: int, *, seed: int = 0, labelled: bool = True) -> list[Question]:
+    """Ragged questions of two to five options of different lengths, some of which begin alike."""
+    rng = torch.Generator().manual_seed(seed)
+
+    def draw(low: int, high: int) -> int:
+        return int(torch.randint(low, high, (1,), generator=rng))
+
+    words = ("red", "redwood", "a blue whale", "green", "seven", "no")
+    questions = []
+    for i in range(n):
+        options = tuple(words[(draw(0, 6) + j) % 6] for j in range(draw(2, 6)))
+        options = tuple(f"{option} {j}" for j, option in enumerate(options))
+        text = f"Toy question {i}: " + "which one? " * draw(1, 5)
+        answer = draw(0, len(options)) if labelled else -1
+        questions.append(Question(str(i), str(i // 2), text, options, answer))
+    return questions

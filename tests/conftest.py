@@ -11,8 +11,13 @@ from jaxtyping import install_import_hook
 
 install_import_hook("coral_lens", "beartype.beartype")
 
+from collections.abc import Iterator  # noqa: E402
+from copy import deepcopy  # noqa: E402
+from typing import TYPE_CHECKING  # noqa: E402
+
 import pytest  # noqa: E402
 import torch  # noqa: E402
+from hypothesis import settings  # noqa: E402
 from tokenizers import Tokenizer, decoders, pre_tokenizers, processors  # noqa: E402
 from tokenizers.models import BPE  # noqa: E402
 from transformers import (  # noqa: E402
@@ -27,6 +32,13 @@ from transformers import (  # noqa: E402
 
 from coral_lens.models import Model, load_model, wrap  # noqa: E402
 from coral_lens.records import Question  # noqa: E402
+
+if TYPE_CHECKING:
+    from lm_eval.models.huggingface import HFLM
+
+# the same examples in every run, and no time limit that a busy machine would break
+settings.register_profile("coral", deadline=None, derandomize=True)
+settings.load_profile("coral")
 
 SIZES = {
     "vocab_size": 258,
@@ -79,6 +91,22 @@ def make_model(family: str, *, bos: bool = False, seed: int = 0) -> Model:
             if parameter.ndim > 1:
                 parameter.normal_(std=0.2)
     return wrap(hf, make_tokenizer(bos=bos), name=f"tiny-{family}")
+
+
+def make_hflm(model: Model, *, batch_size: int = 1, kind: type[HFLM] | None = None) -> HFLM:
+    """lm-eval's own wrapper of the same weights; the tokenizer is copied because HFLM gives it a padding token."""
+    from lm_eval.models.huggingface import HFLM
+
+    return (kind or HFLM)(pretrained=model.hf, tokenizer=deepcopy(model.tokenizer), batch_size=batch_size)
+
+
+@pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """Tiny models on one thread: their work is too small to share, and waiting for the other threads takes longer."""
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(n_threads)
 
 
 @pytest.fixture(scope="session", params=list(FAMILIES))

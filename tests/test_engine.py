@@ -1,24 +1,496 @@
-"""The engine scores a packed tree exactly as plain passes would, and leaves the model as it found it."""
+"""The packed tree gives what plain passes give, readers and edits act where they say, and the model is left as it was."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+
+import pytest
 import torch
 from conftest import make_model, toy_questions
-from coral_lens.engine import PooledResidual, plan_for, score
+from torch import Tensor, nn
+
+from coral_lens import engine
+from coral_lens.engine import (
+    Edit,
+    PooledResidual,
+    Reader,
+    Site,
+    check_prompts,
+    choose_packing,
+    plan_for,
+    score,
+    score_batch,
+    self_check,
+)
+from coral_lens.errors import CoralError
+from coral_lens.layout import Batch, Packing, build_tree, collate
+from coral_lens.models import Model, wrap
 from coral_lens.prompts import render, tokenize
-from coral_lens.records import Style
+from coral_lens.records import Prompt, Style
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+LAYERS = (0, 1, 2, 3)
 
 
-def test_smoke(any_tiny):
-    qs = toy_questions(9)
-    prompts = tokenize(qs, [render(q, Style(), any_tiny) for q in qs], any_tiny)
-    out = {}
-    for packing in ("tree", "plain"):
-        plan = plan_for(prompts, token_budget=300, packing=packing)
-        rows = {}
-        for s in score(any_tiny, prompts, plan, readers=[PooledResidual((0, 1, 2, 3))]):
-            for i, q in enumerate(s.batch.questions):
-                sl = slice(s.batch.option_offsets[i], s.batch.option_offsets[i + 1])
-                rows[q] = (s.logprobs[sl], {k: v[sl] for k, v in s.readings.items()})
-        out[packing] = rows
-    for q in range(9):
-        torch.testing.assert_close(out["tree"][q][0], out["plain"][q][0], atol=1e-4, rtol=1e-5)
-        for k in out["tree"][q][1]:
-            torch.testing.assert_close(out["tree"][q][1][k], out["plain"][q][1][k], atol=1e-4, rtol=1e-4)
+# ------------------------------------------------------------------------------------------------- what is compared
+
+
+@dataclass
+class Scores:
+    """One row per (question, option), in the order of the questions."""
+
+    logprobs: Tensor
+    readings: dict[str, Tensor]
+
+
+def run(
+    model: Model,
+    prompts: Sequence[Prompt],
+    *,
+    budget: int = 300,
+    packing: Packing = "tree",
+    readers: Sequence[Reader] | None = None,
+    edits: Sequence[Edit] = (),
+) -> Scores:
+    """Score prompts and put the rows of all batches into the order of the questions."""
+    logprobs: dict[int, Tensor] = {}
+    readings: dict[int, dict[str, Tensor]] = {}
+    readers = [PooledResidual(LAYERS)] if readers is None else readers
+    plan = plan_for(prompts, token_budget=budget, packing=packing)
+    for scored in score(model, prompts, plan, readers=readers, edits=edits):
+        edges = scored.batch.option_offsets
+        for i, question in enumerate(scored.batch.questions):
+            logprobs[question] = scored.logprobs[edges[i] : edges[i + 1]]
+            readings[question] = {k: v[edges[i] : edges[i + 1]] for k, v in scored.readings.items()}
+    order = range(len(prompts))
+    return Scores(
+        torch.cat([logprobs[q] for q in order]),
+        {name: torch.cat([readings[q][name] for q in order]) for name in readings[0]},
+    )
+
+
+@contextmanager
+def hooked(module: nn.Module, found: list[Tensor], *, inputs: bool = False) -> Iterator[None]:
+    """Keep what a module returns, or what it is given."""
+    if inputs:
+        handle = module.register_forward_pre_hook(lambda _, args: found.append(args[0]))
+    else:
+        handle = module.register_forward_hook(lambda _, __, output: found.append(output))
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@torch.no_grad()
+def reference(model: Model, prompts: Sequence[Prompt]) -> Scores:
+    """One ordinary pass per option through the Hugging Face model: nothing of the engine is used."""
+    hf, logprobs, states = model.hf, [], []
+    for prompt in prompts:
+        for context, option in zip(prompt.contexts, prompt.options, strict=True):
+            last: list[Tensor] = []
+            with hooked(hf.model.layers[-1], last):
+                out = hf(torch.tensor([context + option]), output_hidden_states=True)
+            predicted = out.logits[0, len(context) - 1 : -1].double().log_softmax(dim=-1)
+            logprobs.append(predicted.gather(1, torch.tensor(option)[:, None]).sum())
+            # Hugging Face's last state is after the norm; the layer's own output is before it
+            torch.testing.assert_close(hf.model.norm(last[0]), out.hidden_states[-1])
+            raw = [*out.hidden_states[:-1], last[0]]
+            states.append([state[0, len(context) :].double().mean(dim=0).float() for state in raw])
+    readings = {f"layer.{i}": torch.stack([row[i] for row in states]) for i in LAYERS}
+    return Scores(torch.stack(logprobs), readings)
+
+
+def assert_close(found: Scores, expected: Scores) -> None:
+    torch.testing.assert_close(found.logprobs, expected.logprobs, atol=1e-4, rtol=1e-5)
+    assert found.readings.keys() == expected.readings.keys()
+    for name, states in found.readings.items():
+        torch.testing.assert_close(states, expected.readings[name], atol=1e-4, rtol=1e-4, msg=name)
+
+
+def assert_same_bits(found: Scores, expected: Scores) -> None:
+    assert torch.equal(found.logprobs, expected.logprobs)
+    assert all(torch.equal(states, expected.readings[name]) for name, states in found.readings.items())
+
+
+def toy_prompts(model: Model, n: int) -> list[Prompt]:
+    questions = toy_questions(n)
+    return tokenize(questions, [render(q, Style(), model) for q in questions], model)
+
+
+def draw_ids(n: int, seed: int) -> tuple[int, ...]:
+    return tuple(torch.randint(0, 256, (n,), generator=torch.Generator().manual_seed(seed)).tolist())
+
+
+def ragged_prompts() -> list[Prompt]:
+    """Contexts and options shorter and much longer than the window of 16, and contexts that differ between options."""
+    long, short = draw_ids(70, 1), draw_ids(3, 2)
+    lengths = (1, 40, 7, 17, 25)
+    tails = tuple(draw_ids(n, 10 + n) for n in lengths)
+    return [
+        Prompt("long context", (long,) * 5, tails),
+        Prompt("short context", (short,) * 3, tails[1:4]),
+        Prompt("one token", ((5,),) * 2, ((1,), (2, 3))),
+        Prompt("shared beginnings", (long[:30],) * 4, (tails[4], tails[4][:20], (*tails[4][:20], 9), tails[4])),
+        Prompt("own contexts", (long, long[5:], long[:40]), (tails[2], tails[1], tails[3])),
+    ]
+
+
+# -------------------------------------------------------------------------------------------- packed against plain
+
+
+def test_the_packed_tree_scores_and_pools_as_plain_passes_do(any_tiny: Model) -> None:
+    prompts = [*ragged_prompts(), *toy_prompts(any_tiny, 7)]
+    rows = [row for batch in plan_for(prompts, token_budget=300).batches for row in batch]
+    assert max(len(row) for row in rows) > 1, "several questions should share a row"
+    assert_close(run(any_tiny, prompts), reference(any_tiny, prompts))
+
+
+def test_plain_packing_gives_the_same(any_tiny: Model) -> None:
+    prompts = ragged_prompts()
+    assert_close(run(any_tiny, prompts, packing="plain"), reference(any_tiny, prompts))
+
+
+@pytest.mark.parametrize("budget", [1, 64, 1000, 100_000])
+def test_the_plan_does_not_change_the_scores(tiny: Model, budget: int) -> None:
+    prompts = [*ragged_prompts(), *toy_prompts(tiny, 7)]
+    assert_close(run(tiny, prompts, budget=budget), run(tiny, prompts))
+
+
+def test_the_same_plan_gives_the_same_bits(any_tiny: Model) -> None:
+    prompts = toy_prompts(any_tiny, 7)
+    assert_same_bits(run(any_tiny, prompts), run(any_tiny, prompts))
+
+
+def test_the_order_of_the_questions_does_not_change_the_scores(tiny: Model) -> None:
+    prompts = ragged_prompts()
+    backwards = run(tiny, prompts[::-1])
+    sizes = [len(p.options) for p in prompts]
+    again = torch.cat(backwards.logprobs.split(sizes[::-1])[::-1])
+    torch.testing.assert_close(again, run(tiny, prompts).logprobs, atol=1e-4, rtol=1e-5)
+
+
+def test_the_head_may_run_in_pieces(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = run(tiny, ragged_prompts())
+    monkeypatch.setattr(engine, "HEAD_ROWS", 3)
+    assert_close(run(tiny, ragged_prompts()), whole)
+
+
+def test_probabilities_of_all_single_tokens_sum_to_one(any_tiny: Model) -> None:
+    prompt = Prompt("all", (draw_ids(20, 3),) * 258, tuple((token,) for token in range(258)))
+    scores = run(any_tiny, [prompt], readers=[])
+    assert float(scores.logprobs.exp().sum()) == pytest.approx(1.0, abs=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_scores_are_finite_and_close(any_tiny: Model, dtype: torch.dtype) -> None:
+    half = wrap(deepcopy(any_tiny.hf).to(dtype), any_tiny.tokenizer, name="half")
+    full = wrap(deepcopy(half.hf).float(), any_tiny.tokenizer, name="full")
+    prompts = ragged_prompts()
+    found, expected = run(half, prompts), run(full, prompts)
+    assert found.logprobs.isfinite().all()
+    relative = (found.logprobs - expected.logprobs).abs() / expected.logprobs.abs()
+    assert float(relative.max()) < (0.03 if dtype == torch.bfloat16 else 0.004)
+    for name, states in found.readings.items():
+        assert states.dtype == torch.float32
+        scale = float(expected.readings[name].abs().max())
+        assert float((states - expected.readings[name]).abs().max()) < 0.05 * scale
+
+
+# --------------------------------------------------------------------------------------------------------- readers
+
+
+def two_question_batch() -> Batch:
+    prompts = [Prompt("a", ((1, 2),) * 2, ((5,), (6, 7))), Prompt("b", ((3,),) * 2, ((8, 9, 4), (8,)))]
+    return collate({i: build_tree(p) for i, p in enumerate(prompts)}, [(0,), (1,)])
+
+
+def test_pooling_worked_by_hand() -> None:
+    batch = two_question_batch()
+    assert batch.input_ids.tolist() == [[1, 2, 5, 6, 7], [3, 8, 9, 4, 0]]
+    states = torch.arange(10.0).reshape(2, 5, 1) ** 2
+    reader = PooledResidual((1,))
+    reader.read(Site("residual", 1), states, batch)
+    expected = [4, (9 + 16) / 2, (36 + 49 + 64) / 3, 36]
+    torch.testing.assert_close(reader.take()["layer.1"], torch.tensor(expected)[:, None])
+    assert reader.take() == {}
+
+
+def test_a_subset_of_layers_is_read_as_all_layers_are(tiny: Model) -> None:
+    prompts = toy_prompts(tiny, 5)
+    everything = run(tiny, prompts)
+    some = run(tiny, prompts, readers=[PooledResidual((2, 0))])
+    assert set(some.readings) == {"layer.0", "layer.2"}
+    assert_same_bits(some, everything)
+
+
+def test_reading_does_not_change_the_scores(any_tiny: Model) -> None:
+    prompts = toy_prompts(any_tiny, 5)
+    assert torch.equal(run(any_tiny, prompts).logprobs, run(any_tiny, prompts, readers=[]).logprobs)
+
+
+@dataclass
+class LastHeads:
+    """Reads what the attention output projections are given at each option's last token."""
+
+    layers: tuple[int, ...]
+    found: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        return tuple(Site("heads", layer) for layer in self.layers)
+
+    def read(self, site: Site, states: Tensor, batch: Batch) -> None:
+        ends = batch.answer_tokens[batch.answer_offsets[1:] - 1]
+        self.found[f"heads.{site.layer}"] = states.reshape(-1, states.shape[-1])[ends]
+
+    def take(self) -> dict[str, Tensor]:
+        found, self.found = self.found, {}
+        return found
+
+
+@torch.no_grad()
+def reference_heads(model: Model, prompts: Sequence[Prompt], layer: int) -> Tensor:
+    rows = []
+    for prompt in prompts:
+        for context, option in zip(prompt.contexts, prompt.options, strict=True):
+            given: list[Tensor] = []
+            with hooked(model.hf.model.layers[layer - 1].self_attn.o_proj, given, inputs=True):
+                model.hf(torch.tensor([context + option]))
+            rows.append(given[0][0, -1])
+    return torch.stack(rows)
+
+
+def test_the_heads_site_is_the_input_of_the_output_projection(any_tiny: Model) -> None:
+    prompts = ragged_prompts()
+    found = run(any_tiny, prompts, readers=[LastHeads((1, 3)), PooledResidual((2,))]).readings
+    assert set(found) == {"heads.1", "heads.3", "layer.2"}
+    for layer in (1, 3):
+        expected = reference_heads(any_tiny, prompts, layer)
+        torch.testing.assert_close(found[f"heads.{layer}"], expected, atol=1e-4, rtol=1e-4)
+
+
+# ----------------------------------------------------------------------------------------------------------- edits
+
+ALL_SITES = (*(Site("residual", layer) for layer in LAYERS), *(Site("heads", layer) for layer in LAYERS[1:]))
+
+
+@dataclass
+class Apply:
+    """Applies one function at its sites."""
+
+    sites: tuple[Site, ...]
+    change: Callable[[Tensor, Batch], Tensor]
+
+    def edit(self, site: Site, states: Tensor, batch: Batch) -> Tensor:
+        return self.change(states, batch)
+
+
+def shift(states: Tensor, _: Batch) -> Tensor:
+    return states + 0.5
+
+
+def test_an_edit_that_changes_nothing_gives_the_unedited_bits(any_tiny: Model) -> None:
+    prompts = toy_prompts(any_tiny, 5)
+    same = Apply(ALL_SITES, lambda states, _: states)
+    assert_same_bits(run(any_tiny, prompts, edits=[same]), run(any_tiny, prompts))
+
+
+@pytest.mark.parametrize("layer", LAYERS)
+def test_an_edit_of_a_layer_changes_that_layer_and_what_follows(any_tiny: Model, layer: int) -> None:
+    prompts = toy_prompts(any_tiny, 4)
+    before = run(any_tiny, prompts)
+    after = run(any_tiny, prompts, edits=[Apply((Site("residual", layer),), shift)])
+    for other in LAYERS:
+        name = f"layer.{other}"
+        assert torch.equal(after.readings[name], before.readings[name]) == (other < layer), name
+    # readers see what the edit left, and the edit is exactly what was asked for
+    torch.testing.assert_close(after.readings[f"layer.{layer}"], before.readings[f"layer.{layer}"] + 0.5)
+    assert (after.logprobs - before.logprobs).abs().max() > 1e-3
+
+
+def test_edits_of_one_site_follow_one_another(tiny: Model) -> None:
+    site = (Site("residual", 2),)
+    steps = [Apply(site, shift), Apply(site, lambda states, _: 2 * states)]
+    base = run(tiny, ragged_prompts()).readings["layer.2"]
+    both = run(tiny, ragged_prompts(), edits=steps).readings["layer.2"]
+    torch.testing.assert_close(both, 2 * (base + 0.5))
+
+
+def test_an_edit_of_one_options_tokens_leaves_every_other_option_as_it_was(any_tiny: Model) -> None:
+    prompts = ragged_prompts()[:3]
+    (batch,) = plan_for(prompts, token_budget=100_000).batches
+    trees = {i: build_tree(p) for i, p in enumerate(prompts)}
+    laid = collate(trees, batch)
+    reader = PooledResidual(LAYERS)
+    before = score_batch(any_tiny, laid, readers=[reader])
+    for chosen in range(laid.n_options):
+        start, end = laid.answer_offsets[chosen : chosen + 2].tolist()
+
+        def push(states: Tensor, batch: Batch, start: int = start, end: int = end) -> Tensor:
+            flat = states.clone().reshape(-1, states.shape[-1])
+            flat[batch.answer_tokens[start:end]] += 3.0
+            return flat.reshape(states.shape)
+
+        after = score_batch(any_tiny, laid, readers=[reader], edits=[Apply((Site("residual", 1),), push)])
+        others = torch.arange(laid.n_options) != chosen
+        assert torch.equal(after.logprobs[others], before.logprobs[others])
+        for name, states in after.readings.items():
+            assert torch.equal(states[others], before.readings[name][others])
+        assert not torch.equal(after.readings["layer.3"][chosen], before.readings["layer.3"][chosen])
+
+
+def test_an_edit_of_the_heads_is_what_a_hook_on_the_projection_would_do(any_tiny: Model) -> None:
+    prompts = ragged_prompts()
+
+    def silence(states: Tensor, _: Batch | None = None) -> Tensor:
+        return torch.cat([torch.zeros_like(states[..., :8]), states[..., 8:]], dim=-1)
+
+    edited = run(any_tiny, prompts, edits=[Apply((Site("heads", 2),), silence)])
+    projection = any_tiny.hf.model.layers[1].self_attn.o_proj
+    handle = projection.register_forward_pre_hook(lambda _, args: (silence(args[0]),))
+    try:
+        expected = reference(any_tiny, prompts)
+    finally:
+        handle.remove()
+    assert_close(edited, expected)
+    assert (edited.logprobs - run(any_tiny, prompts).logprobs).abs().max() > 1e-2
+
+
+# ----------------------------------------------------------------------------------------------------------- hooks
+
+
+def hook_counts(model: Model) -> list[tuple[int, int]]:
+    return [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.hf.modules()]
+
+
+class BreakError(Exception):
+    """Raised by readers and edits that fail."""
+
+
+def fail(*_: object) -> Tensor:
+    raise BreakError
+
+
+@dataclass
+class BrokenReader(PooledResidual):
+    """Fails when it reads."""
+
+    def read(self, site: Site, states: Tensor, batch: Batch) -> None:
+        raise BreakError
+
+
+def test_scoring_leaves_no_hook_behind(any_tiny: Model) -> None:
+    before = hook_counts(any_tiny)
+    run(any_tiny, ragged_prompts(), edits=[Apply(ALL_SITES, shift)], readers=[PooledResidual(LAYERS), LastHeads((1,))])
+    assert hook_counts(any_tiny) == before
+
+
+@pytest.mark.parametrize(
+    ("readers", "edits", "error"),
+    [
+        ([PooledResidual(LAYERS), BrokenReader((2,))], [], BreakError),
+        ([PooledResidual(LAYERS)], [Apply((Site("heads", 3),), fail)], BreakError),
+        ([PooledResidual((0, 1, 9))], [], CoralError),
+    ],
+    ids=["a reader fails", "an edit fails", "a layer does not exist"],
+)
+def test_a_failure_leaves_no_hook_behind(
+    tiny: Model, readers: list[Reader], edits: list[Edit], error: type[Exception]
+) -> None:
+    before = hook_counts(tiny)
+    with pytest.raises(error):
+        run(tiny, ragged_prompts(), readers=readers, edits=edits)
+    assert hook_counts(tiny) == before
+
+
+def test_stopping_in_the_middle_leaves_no_hook_behind(tiny: Model) -> None:
+    prompts = toy_prompts(tiny, 5)
+    before = hook_counts(tiny)
+    batches = score(tiny, prompts, plan_for(prompts, token_budget=1), readers=[PooledResidual(LAYERS)])
+    next(batches)
+    assert hook_counts(tiny) == before
+
+
+def test_hooks_of_others_stay_and_work(tiny: Model) -> None:
+    calls: list[Tensor] = []
+    with hooked(tiny.blocks[1], calls):
+        run(tiny, ragged_prompts(), budget=100_000)
+        assert len(calls) == 1
+        run(tiny, ragged_prompts(), budget=100_000)
+        assert len(calls) == 2
+
+
+def test_scoring_changes_no_weight(any_tiny: Model) -> None:
+    before = deepcopy(any_tiny.hf.state_dict())
+    run(any_tiny, ragged_prompts(), edits=[Apply(ALL_SITES, shift)])
+    assert all(torch.equal(weight, before[name]) for name, weight in any_tiny.hf.state_dict().items())
+
+
+# ---------------------------------------------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize("site", [Site("residual", 4), Site("residual", -1), Site("heads", 0), Site("heads", 4)])
+def test_a_layer_that_does_not_exist_is_refused(tiny: Model, site: Site) -> None:
+    edit = Apply((site,), shift)
+    with pytest.raises(CoralError, match=rf"Layer {site.layer} does not exist: 'tiny-llama' has layers 0 to 3\."):
+        run(tiny, ragged_prompts(), edits=[edit])
+
+
+def test_a_model_with_broken_weights_is_refused() -> None:
+    model = make_model("llama")
+    model.hf.model.layers[1].mlp.down_proj.weight[0, 0] = float("nan")
+    with pytest.raises(CoralError, match=r"'tiny-llama' gives log-probabilities that are not finite"):
+        run(model, ragged_prompts())
+
+
+def test_the_question_at_which_scores_break_is_named() -> None:
+    model = make_model("llama")
+    model.hf.model.embed_tokens.weight[77] = float("inf")
+    good, bad = (Prompt("q", ((1, 2),) * 2, ((token, 3), (4,))) for token in (5, 77))
+    with pytest.raises(CoralError, match="first for question number 2:"):
+        run(model, [good, good, bad, good])
+
+
+# ------------------------------------------------------------------------------------------------------ self-check
+
+
+def test_every_family_passes_its_self_check(any_tiny: Model) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert choose_packing(any_tiny) == "tree"
+    assert self_check(any_tiny, check_prompts(any_tiny)) < 1e-4
+
+
+def test_the_self_check_holds_ragged_options_that_begin_alike(tiny: Model) -> None:
+    prompts = check_prompts(tiny)
+    trees = [build_tree(p) for p in prompts]
+    wholes = [sum(map(len, p.options)) + len(p.contexts[0]) for p in prompts]
+    assert len({len(option) for p in prompts for option in p.options}) > 2
+    assert len(trees[0]) < wholes[0]
+
+
+@pytest.mark.parametrize("family", ["mistral-window", "qwen2-window"])
+def test_a_wrong_mask_is_noticed_and_plain_rows_are_then_exact(family: str) -> None:
+    model = replace(make_model(family), mask_form="full")
+    prompts = ragged_prompts()
+    expected = reference(model, prompts)
+    assert (run(model, prompts).logprobs - expected.logprobs).abs().max() > 0.05
+    with pytest.warns(UserWarning, match=r"packed and plain log-probabilities differ by .* in a row of its own"):
+        packing = choose_packing(model)
+    assert packing == "plain"
+    assert_close(run(model, prompts, packing=packing), expected)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral-window"])
+def test_a_mask_that_the_model_refuses_is_noticed_too(family: str) -> None:
+    model = replace(make_model(family), mask_form="by_layer")
+    with pytest.warns(UserWarning, match="refuses the tree's attention mask"):
+        packing = choose_packing(model)
+    assert packing == "plain"
+    assert_close(run(model, ragged_prompts(), packing=packing), reference(model, ragged_prompts()))

@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from jaxtyping import Bool
+
 from coral_lens.evaluation import TestSet, evaluate_lens
 from coral_lens.fitting import FitSettings, fit
 from coral_lens.manifest import versions
@@ -73,6 +76,6 @@ def demo_questions(plan: DemoPlan) -> tuple[list[Question], list[TestSet]]:
     return train, tests
 
 
-def pick(questions: Sequence[Question], mask: Sequence[bool]) -> list[Question]:
+def pick(questions: Sequence[Question], mask: Bool[np.ndarray, " question"]) -> list[Question]:
     """Return the marked questions."""
     return [q for q, marked in zip(questions, mask, strict=True) if marked]

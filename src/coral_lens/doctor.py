@@ -9,6 +9,7 @@ import torch
 
 from coral_lens.engine import (
     HALF_TOLERANCE,
+    MASK_REFUSALS,
     TOLERANCE,
     PooledResidual,
     check_prompts,
@@ -17,6 +18,7 @@ from coral_lens.engine import (
     self_check,
 )
 from coral_lens.layout import build_tree, collate
+from coral_lens.records import Prompt
 
 if TYPE_CHECKING:
     from coral_lens.models import Model
@@ -77,7 +79,7 @@ def packing_check(model: Model) -> Finding:
     allowed = TOLERANCE.get(model.dtype, HALF_TOLERANCE)
     try:
         difference = self_check(model, check_prompts(model))
-    except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
+    except MASK_REFUSALS as error:
         return Finding("packed against plain", f"refused: {error}", ok=False)
     return Finding(
         "packed against plain", f"log-probs differ by {difference:.1e} (allowed {allowed:g})", difference <= allowed
@@ -86,22 +88,23 @@ def packing_check(model: Model) -> Finding:
 
 @torch.inference_mode()
 def layer_check(model: Model) -> Finding:
-    """Compare the states that the engine reads with Hugging Face's own: equal below the last layer, normed at the last."""
-    prompt = check_prompts(model)[0]
-    trees = {0: build_tree(prompt)}
+    """Compare the states that the engine reads with Hugging Face's own, the last ones after the final norm."""
+    first = check_prompts(model)[0]
+    context, option = first.contexts[0], first.options[0]
+    # the second option is one token: its mean is that token's state, so that the norm can be applied to it
+    prompt = Prompt("check", (context, context), (option, option[:1]))
     reader = PooledResidual(tuple(range(model.n_layers + 1)))
-    readings = score_batch(model, collate(trees, [(0,)]), readers=[reader]).readings
-    ids = torch.tensor([[*prompt.contexts[0], *prompt.options[0]]], device=model.device)
+    readings = score_batch(model, collate({0: build_tree(prompt)}, [(0,)]), readers=[reader]).readings
+    ids = torch.tensor([[*context, *option]], device=model.device)
     states = model.hf(ids, output_hidden_states=True).hidden_states
-    start = len(prompt.contexts[0])
-    ours = [readings[layer_name(layer)][0] for layer in range(model.n_layers + 1)]
-    theirs = [s[0, start:].float().mean(dim=0).cpu() for s in states]
-    scale = max(float(t.abs().max()) for t in theirs)
-    worst = max(float((a - b).abs().max()) for a, b in zip(ours[:-1], theirs[:-1], strict=True)) / scale
-    ok = worst < (1e-4 if model.dtype == torch.float32 else 5e-2)
-    last = "before" if float((ours[-1] - theirs[-1]).abs().max()) / scale > 1e-3 else "equal to what follows"
+    start, normed = len(context), states[-1]
+    ours = [readings[layer_name(layer)][0] for layer in range(model.n_layers)]
+    theirs = [s[0, start:].float().mean(dim=0).cpu() for s in states[:-1]]
+    ours.append(model.norm(readings[layer_name(model.n_layers)][1].to(normed.device, normed.dtype)).float().cpu())
+    theirs.append(normed[0, start].float().cpu())
+    worst = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(ours, theirs, strict=True))
     return Finding(
         "layer map",
-        f"states equal Hugging Face's to {worst:.1e} of their range; the last layer is {last} the final norm",
-        ok,
+        f"states equal Hugging Face's to {worst:.1e} of their range; the last is read before the final norm",
+        worst < (1e-4 if model.dtype == torch.float32 else 5e-2),
     )

@@ -244,6 +244,9 @@ TOLERANCE = {torch.float32: 2e-3, torch.float64: 1e-6}
 HALF_TOLERANCE = 0.5
 """Log-probabilities of the tree and of plain passes may differ by this much: rounding, in half precision a lot of it."""
 
+MASK_REFUSALS = (RuntimeError, ValueError, TypeError, LookupError, AttributeError)
+"""What models raise that cannot take the tree's attention mask; some look for an attribute of a mask of another form."""
+
 
 def check_prompts(model: Model) -> list[Prompt]:
     """Return two small prompts of ragged options, two of which begin alike."""
@@ -268,7 +271,7 @@ def choose_packing(model: Model) -> Packing:
     """Return `tree` if the model scores a question the same way packed and plain, else `plain`, and say so."""
     try:
         difference = self_check(model, check_prompts(model))
-    except (RuntimeError, ValueError, TypeError, IndexError, NotImplementedError) as error:
+    except MASK_REFUSALS as error:
         reason = f"it refuses the tree's attention mask ({type(error).__name__})"
     else:
         if difference <= TOLERANCE.get(model.dtype, HALF_TOLERANCE):

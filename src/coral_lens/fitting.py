@@ -235,10 +235,16 @@ def gamma_curve(fold: Fold, r_hat: Float[np.ndarray, " row"], settings: FitSetti
     """Return the validation scores at every gamma."""
     names = tuple(dict.fromkeys((*SHOWN, settings.criterion)))
     p = fold.p[fold.validation_rows]
-    return [
+    curve = [
         {"gamma": gamma, **fold.validation_scores(steer(p, r_hat, fold.validation_offsets, gamma=gamma), names)}
         for gamma in GAMMAS
     ]
+    if any(np.isnan(point[settings.criterion]) for point in curve):
+        raise CoralError(
+            f"{settings.criterion} does not exist on the validation questions, because all are answered right or all "
+            "wrong; choose by brier, or give more questions."
+        )
+    return curve
 
 
 def make_lens(

@@ -253,10 +253,10 @@ def card(lens: Lens) -> str:
     """Return the README of a lens folder."""
     validation = lens.trace["validation"]
     rows = "\n".join(
-        f"| {method} | " + " | ".join(f"{100 * scores[m]:.1f}" for m in ("accuracy", "ece", "brier", "nll")) + " |"
-        for method, scores in validation.items()
+        f"| {m} | " + " | ".join(f"{100 * validation[m][s]:.1f}" for s in ("accuracy", "ece", "brier", "nll")) + " |"
+        for m in METHODS
     )
-    tasks = ", ".join(f"{t} ({n})" for t, n in lens.training["tasks"].items())
+    tasks = ", ".join(f"{t} ({n})" for t, n in sorted(lens.training["tasks"].items()))
     return f"""# A CORAL lens for {lens.model["name"]}
 
 A {lens.name}. It corrects the probabilities that a frozen model gives to the options of a multiple-choice question,

@@ -6,9 +6,9 @@ Layers are numbered as in the paper and in Hugging Face: 0 is the embedding outp
 
 from __future__ import annotations
 
-import hashlib
+import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -350,11 +350,13 @@ def weights_digest(hf: PreTrainedModel) -> str:
 
 
 def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return a digest of the tokenizer's vocabulary, rules and special tokens."""
+    """Return a digest of the tokenizer's vocabulary, rules and special tokens.
+
+    Padding and truncation do not count: they change with every use of a tokenizer, and never reach a score.
+    """
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
-    rules = backend.to_str() if backend is not None else str(sorted(tokenizer.get_vocab().items()))
-    special = digest({"map": {k: str(v) for k, v in tokenizer.special_tokens_map.items()}})
-    return hashlib.sha256(f"{rules}{special}".encode()).hexdigest()
-
-
-ChatTemplate = Callable[..., str]
+    rules: Any = sorted(tokenizer.get_vocab().items())
+    if backend is not None:
+        rules = {**json.loads(backend.to_str()), "padding": None, "truncation": None}
+    special = {name: str(token) for name, token in tokenizer.special_tokens_map.items() if name != "pad_token"}
+    return digest({"rules": rules, "special": special})

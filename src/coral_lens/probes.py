@@ -159,11 +159,17 @@ def mlp_loss(r: Float[Tensor, " row"], r_hat: Float[Tensor, " row"], *, output_p
     return ((r - r_hat) ** 2).mean() + output_penalty * (r_hat**2).mean()
 
 
-Data = tuple[Float[np.ndarray, "row width"], Float[np.ndarray, " row"]]
+Training = tuple[Float[np.ndarray, "train width"], Float[np.ndarray, " train"]]
+Validation = tuple[Float[np.ndarray, "validation width"], Float[np.ndarray, " validation"]]
 
 
 def fit_mlp(
-    train: Data, validation: Data, settings: MlpSettings, *, seed: int, on_epoch: Callable[[], None] | None = None
+    train: Training,
+    validation: Validation,
+    settings: MlpSettings,
+    *,
+    seed: int,
+    on_epoch: Callable[[], None] | None = None,
 ) -> MlpProbe:
     """Train the paper's probe; what is kept is a copy of the state with the best validation loss, not the last one."""
     (z, r), (z_val, r_val) = (

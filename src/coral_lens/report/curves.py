@@ -72,10 +72,8 @@ def gamma_curve(lens: Mapping[str, Any]) -> Curve | None:
     return curve_of("gamma", trace.get("gammas", []), trace, chosen=lens.get("gamma"))
 
 
-def curve_of(
-    what: str, points: Sequence[Mapping[str, float]], trace: Mapping[str, Any], *, chosen: float | None
-) -> Curve | None:
-    """Put points in order and keep the three metrics that are drawn."""
+def curve_of(what: str, points: Sequence[Mapping[str, Any]], trace: Mapping[str, Any], *, chosen: Any) -> Curve | None:
+    """Put points in order and keep the three metrics that are drawn; numbers come from JSON, whole ones as int."""
     criterion = trace.get("criterion", "brier")
     if not points or chosen is None or criterion not in points[0]:
         return None
@@ -91,6 +89,23 @@ def curve_of(
     return Curve(what, criterion, float(chosen), tuple(float(p[what]) for p in ordered), scores, controls)
 
 
+def flatness(curve: Curve) -> str:
+    """Say how much the choice matters."""
+    what, near = curve.what, len(curve.near)
+    sentence = f"{what.capitalize()} {curve.chosen:g} was chosen among {len(curve.x)}; "
+    if near > 1:
+        sentence += (
+            f"{near} come within {100 * NEAR:g} point of the best validation score ({', '.join(curve.near_spans)})."
+        )
+    else:
+        sentence += f"no other comes within {100 * NEAR:g} point of its validation score."
+    if what == "gamma" and curve.at_edge():
+        sentence += " It is the largest that was tried: the best may lie beyond."
+    if what == "gamma" and curve.chosen == 0.0:
+        sentence += " Gamma 0 leaves the model as it is: nothing that was learned helped on the validation questions."
+    return sentence
+
+
 def curve_picture(curve: Curve, *, name: str) -> Picture:
     """Return a panel per metric with the chosen one marked, what would have done as well shaded, and the controls."""
 
@@ -103,7 +118,7 @@ def curve_picture(curve: Curve, *, name: str) -> Picture:
     i = min(range(len(curve.x)), key=lambda k: abs(curve.x[k] - curve.chosen))
     scores = ", ".join(f"{METRICS[m].label} {percent(v[i])}" for m, v in curve.scores.items())
     alt = f"Validation scores by {curve.what}; chosen: {curve.chosen:g}, with {scores}."
-    return Picture(name, paint, 0.8 + 1.45 * len(curve.scores), alt)
+    return Picture(name, paint, 0.8 + 1.45 * len(curve.scores), alt, flatness(curve))
 
 
 def draw_scores(axes: Any, curve: Curve, metric: str) -> None:

@@ -10,8 +10,8 @@ from jaxtyping import Int
 from coral_lens.records import Predictions
 from coral_lens.runs import Evaluation
 
-SHORTEST_CUT = 700
-"""Longer question texts are cut in the middle: both the beginning and what is asked at the end stay."""
+LONGEST = 700
+"""Characters of a question that are shown. A longer one is cut in the middle: its beginning and what it asks stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +50,6 @@ class Changes:
     """Where the probability of the correct option grew most."""
     worse: tuple[Example, ...]
     """Where it fell most."""
-
-    @property
-    def total(self) -> int:
-        return self.still_right + self.still_wrong + self.n_better + self.n_worse
 
 
 def tops(predictions: Predictions) -> Int[np.ndarray, " question"]:
@@ -98,7 +94,7 @@ def example_of(evaluation: Evaluation, i: int, pair: tuple[Predictions, Predicti
     return Example(question.id, shortened(question.text), options, int(base.argmax()), int(steered.argmax()))
 
 
-def shortened(text: str, *, limit: int = SHORTEST_CUT) -> str:
+def shortened(text: str, *, limit: int = LONGEST) -> str:
     """Return the question without the words that frame it in a prompt, cut in the middle where it is long."""
     text = text.strip().removeprefix("Question:").removesuffix("Answer:").strip()
     if len(text) <= limit:

@@ -42,7 +42,7 @@ def reliability_picture(predictions: Predictions, metrics: Metrics, *, name: str
     title = f"{label_of(metrics.method)}: ECE {percent(ece)} (floor {percent(floor)})"
 
     def paint(figure: Figure) -> None:
-        top, strip = panels(figure, 2, ratios=(3.2, 1))
+        top, strip = panels(figure, 2, ratios=(3.2, 1.0))
         draw_gaps(top, bins, look)
         top.set_title(title)
         draw_counts(strip, bins, look)
@@ -55,7 +55,8 @@ def reliability_picture(predictions: Predictions, metrics: Metrics, *, name: str
             for c, a, n in zip(bins.confidence, bins.accuracy, bins.count, strict=True)
         )
     )
-    return Picture(name, paint, 4.3, alt)
+    caption = f"On average {percent(mean)} % sure, {percent(accuracy)} % right."
+    return Picture(name, paint, 4.3, alt, caption)
 
 
 def draw_gaps(axes: Any, bins: Reliability, look: Look) -> None:
@@ -108,8 +109,9 @@ def metric_picture(table: ResultsTable, metric: str, *, name: str) -> Picture:
     def paint(figure: Figure) -> None:
         (axes,) = panels(figure, 1)
         for i, task in enumerate(table.tasks):
-            label = f"{task.name} ({kind_of(task)})"
-            axes.annotate(label, (0.0, i * step - 0.95), xycoords=axes.get_yaxis_transform(), va="center", **HEAD)
+            label = f"{clipped(task.name, 28)} ({kind_of(task)})"
+            head = axes.annotate(label, (0.0, i * step - 0.95), xycoords=axes.get_yaxis_transform(), **HEAD)
+            head.set_in_layout(False)
             for j, method in enumerate(methods):
                 if method in task.metrics:
                     draw_dot(axes, task.metrics[method], metric, at=i * step + j, look=looks[method])
@@ -118,18 +120,24 @@ def metric_picture(table: ResultsTable, metric: str, *, name: str) -> Picture:
         axes.grid(False, axis="y")
         axes.locator_params(axis="x", nbins=7, steps=[1, 2, 5, 10])
         axes.spines["left"].set_visible(False)
-        axes.set_title(title, pad=30)
-        draw_legend(axes, table, floor=metric == "ece")
+        axes.set_title(title)
+        draw_legend(figure, table, floor=metric == "ece")
 
     alt = f"{METRICS[metric].label} by task and method. " + "; ".join(
         f"{task.name}: "
         + ", ".join(f"{label_of(m)} {percent(s.scores[metric].value)}" for m, s in task.metrics.items())
         for task in table.tasks
     )
-    return Picture(name, paint, 1.5 + 0.27 * step * len(table.tasks), alt)
+    rows = len(table.tasks) * step + 0.8 * (len(methods) > 3) * len(methods) / 2
+    return Picture(name, paint, 1.4 + 0.27 * rows, alt, CAPTIONS.get(metric, ""))
 
 
-HEAD = {"fontweight": "bold", "bbox": {"facecolor": "white", "linewidth": 0, "pad": 1.5}}
+CAPTIONS = {
+    "accuracy": "How often the preferred option is the correct one.",
+    "ece": "How far confidence is from the share of right answers. The upright tick is what chance alone would show.",
+    "brier": "How far all probabilities are from the truth.",
+}
+HEAD = {"fontweight": "bold", "va": "center", "bbox": {"facecolor": "white", "linewidth": 0, "pad": 1.5}}
 SHARES = ("accuracy", "ece", "cwece")
 """Metrics that are a percentage of something; the others are only scaled by 100."""
 
@@ -143,16 +151,22 @@ def draw_dot(axes: Any, metrics: Metrics, metric: str, *, at: float, look: Look)
         axes.plot(100 * metrics.ece_floor, at, "|", color=INK, markersize=9, markeredgewidth=1.6)
 
 
-def draw_legend(axes: Any, table: ResultsTable, *, floor: bool) -> None:
-    """Put the key of markers between title and axes."""
+def draw_legend(figure: Figure, table: ResultsTable, *, floor: bool) -> None:
+    """Put the key of markers below the axes: in one line where the names are short."""
     from matplotlib.lines import Line2D
 
-    looks = looks_of(table.methods)
+    labels = {m: clipped(label_of(m), 19) for m in table.methods}
     keys = [
-        Line2D([], [], color=look.colour, marker=look.marker, label=label_of(m), linewidth=2)
-        for m, look in looks.items()
+        Line2D([], [], color=look.colour, marker=look.marker, label=labels[m], linewidth=2)
+        for m, look in looks_of(table.methods).items()
     ]
     if floor:
         keys.append(Line2D([], [], color=INK, marker="|", linestyle="", markeredgewidth=1.6, label="floor"))
-    where = {"loc": "lower left", "bbox_to_anchor": (-0.02, 1.0), "ncols": 4}
-    axes.legend(handles=keys, **where, handlelength=1.4, handletextpad=0.4, columnspacing=0.9, borderpad=0.1)
+    n_columns = 4 if sum(map(len, labels.values())) < 30 else 2
+    spacing = {"handlelength": 1.4, "handletextpad": 0.4, "columnspacing": 0.9, "borderpad": 0.1}
+    figure.legend(handles=keys, loc="outside lower left", ncols=n_columns, **spacing)
+
+
+def clipped(text: str, limit: int) -> str:
+    """Return a name that fits a figure."""
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"

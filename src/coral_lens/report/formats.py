@@ -1,16 +1,13 @@
-"""A results table as Markdown, for the terminal, as CSV and JSON. Only formats: every number comes from `tables`.
+"""A results table for people: Markdown, the terminal, and the cells of the page. Never computes: numbers come from `tables`.
 
-People read percent (times 100, one decimal); CSV and JSON hold the fractions themselves.
+People read percent: times 100, with one decimal.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from coral_lens.metrics import METRICS
 from coral_lens.report.tables import COLUMNS, ENOUGH, Comparison, ResultsTable, TaskTable
@@ -179,7 +176,7 @@ def rich_table(task: TaskTable) -> Table:
 
     title = Text(heading_of(task), style="bold not italic")
     shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
-    shown.add_column("", no_wrap=True, min_width=11)
+    shown.add_column("", overflow="fold", max_width=14)
     for name in COLUMNS:
         shown.add_column(column_label(task, name), justify="right", no_wrap=True)
     for row in rows_of(task):
@@ -195,60 +192,3 @@ def rich_cell(cell: Cell) -> Text:
     for line in filter(None, (cell.interval, cell.note)):
         text.append(f"\n{line}", style="dim not bold")
     return text
-
-
-# --- files for programs -----------------------------------------------------------------------------------------------
-
-
-def csv_text(table: ResultsTable) -> str:
-    """Return one line per task, method or difference, and metric, as fractions; a field without a value is empty."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["task", "kind", "n_questions", "method", "against", "metric", "value", "low", "high", "p_holm"])
-    for task in table.tasks:
-        head = [task.name, kind_of(task), task.n_questions]
-        for method, m in task.metrics.items():
-            for name, s in m.scores.items():
-                writer.writerow([*head, method, "", name, *numbers((s.value, s.low, s.high)), ""])
-            writer.writerow([*head, method, "", "ece_floor", m.ece_floor, "", "", ""])
-            writer.writerow([*head, method, "", "n_zero_answer", m.n_zero_answer, "", "", ""])
-        for c in task.comparisons:
-            for name, d in c.differences.items():
-                values = numbers((d.value, d.low, d.high, c.p_values.get(name, math.nan)))
-                writer.writerow([*head, c.method, c.against, name, *values])
-    return out.getvalue()
-
-
-def numbers(values: Iterable[float]) -> list[float | None]:
-    """Return None for nan: neither CSV nor JSON should say nan."""
-    return [None if math.isnan(x) else x for x in values]
-
-
-def json_ready(table: ResultsTable) -> dict[str, Any]:
-    """Return the table as plain JSON values: fractions, and null where there is no number."""
-    tasks = []
-    for task in table.tasks:
-        tasks.append(
-            {
-                "task": task.name,
-                "kind": kind_of(task),
-                "n_questions": task.n_questions,
-                "methods": {method: m.to_dict() for method, m in task.metrics.items()},
-                "comparisons": [clean(asdict(c)) for c in task.comparisons],
-                "best": {name: sorted(methods) for name, methods in task.best.items()},
-            }
-        )
-    return {
-        "tasks": tasks,
-        "n_tests": table.n_tests,
-        "n_boot": table.n_boot,
-        "n_paired": table.n_paired,
-        "seed": table.seed,
-    }
-
-
-def clean(value: Any) -> Any:
-    """Replace nan by None, however deep."""
-    if isinstance(value, dict):
-        return {k: clean(v) for k, v in value.items()}
-    return None if isinstance(value, float) and math.isnan(value) else value

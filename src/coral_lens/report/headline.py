@@ -99,14 +99,16 @@ def where(tasks: Sequence[TaskTable], metric: str, *, alone: bool) -> str:
     """Return the numbers, with the names of the tasks where there is more than one to tell apart."""
     if len(tasks) > MOST_NAMED:
         return f"on {len(tasks)} tasks"
-    unit = " %" if metric == "accuracy" else ""
-    numbers = [
-        f"{percent(t.metrics['base'].scores[metric].value)} → {percent(t.metrics[SUBJECT].scores[metric].value)}{unit}"
-        for t in tasks
-    ]
+    numbers = [before_after(task, metric) for task in tasks]
     if alone:
         return f"({numbers[0]})"
     return "on " + listed([f"{t.name} ({n})" for t, n in zip(tasks, numbers, strict=True)])
+
+
+def before_after(task: TaskTable, metric: str) -> str:
+    """Return `28.7 → 35.3 %`, in one piece."""
+    before, after = (percent(task.metrics[method].scores[metric].value) for method in ("base", SUBJECT))
+    return f"{before} → {after}{' %' if metric == 'accuracy' else ''}".replace(" ", "\N{NO-BREAK SPACE}")
 
 
 def listed(names: Sequence[str]) -> str:

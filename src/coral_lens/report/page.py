@@ -10,14 +10,14 @@ from typing import Any
 
 from coral_lens.manifest import write_atomic
 from coral_lens.metrics import METRICS
-from coral_lens.report import formats
-from coral_lens.report.curves import NEAR, Curve, curve_picture, gamma_curve, layer_curve
+from coral_lens.report import exports, formats
+from coral_lens.report.curves import curve_picture, gamma_curve, layer_curve
 from coral_lens.report.examples import changes_of
 from coral_lens.report.figures import metric_picture, reliability_picture
 from coral_lens.report.headline import cards, headline
 from coral_lens.report.style import Picture
 from coral_lens.report.tables import COLUMNS, SUBJECT, ResultsTable, TaskTable, in_order, results_table
-from coral_lens.runs import Run
+from coral_lens.runs import Evaluation, Run
 
 SUMMARY = ("accuracy", "ece", "brier")
 BASE_RULES = {
@@ -31,8 +31,8 @@ def write_report(run: Run, folder: Path, *, table: ResultsTable | None = None) -
     """Write report.html and the results as Markdown, CSV and JSON; return the page. A table made before is reused."""
     table = table or results_table(run)
     write_atomic(folder / "results.md", f"# {run.title}\n\n{formats.markdown(table)}".encode())
-    write_atomic(folder / "results.csv", formats.csv_text(table).encode())
-    write_atomic(folder / "results.json", (json.dumps(formats.json_ready(table), indent=1) + "\n").encode())
+    write_atomic(folder / "results.csv", exports.csv_text(table).encode())
+    write_atomic(folder / "results.json", (json.dumps(exports.json_ready(table), indent=1) + "\n").encode())
     page = folder / "report.html"
     write_atomic(page, render_report(run, table=table).encode())
     return page
@@ -47,7 +47,8 @@ def render_report(run: Run, *, table: ResultsTable | None = None) -> str:
     environment.globals["column_label"] = formats.column_label
     template = environment.from_string((files("coral_lens.report") / "page.html").read_text(encoding="utf-8"))
     table = table or results_table(run)
-    return template.render(results_of(run, table) | lens_of(run) | {"title": run.title})
+    parts = results_of(run, table) | lens_of(run)
+    return template.render(parts, title=run.title, provenance=provenance_of(run, table))
 
 
 def results_of(run: Run, table: ResultsTable) -> dict[str, Any]:
@@ -62,7 +63,6 @@ def results_of(run: Run, table: ResultsTable) -> dict[str, Any]:
         "summary": [shown(metric_picture(table, m, name=f"summary-{m}")) for m in SUMMARY],
         "reliability": list(reliability_figures(run, table)),
         "changes": [c for c in changes if c],
-        "label_of": formats.label_of,
         "subject": formats.label_of(SUBJECT),
     }
 
@@ -88,7 +88,7 @@ def shown(picture: Picture) -> dict[str, Any]:
 
 
 def lens_of(run: Run) -> dict[str, Any]:
-    """Return what the page says of the lens: its choice on validation questions, and all provenance."""
+    """Return what the page says of the lens and of its choice on validation questions."""
     lens = run.lens
     curves = [c for c in (layer_curve(lens), gamma_curve(lens)) if c]
     return {
@@ -97,35 +97,33 @@ def lens_of(run: Run) -> dict[str, Any]:
         "criterion": METRICS[curves[0].criterion].label if curves else "",
         "base_rule": BASE_RULES.get(lens.get("base", ""), ""),
         "curves": [shown(curve_picture(c, name=f"curve-{c.what}")) for c in curves],
-        "flatness": [flatness(c) for c in curves],
-        "provenance": list(provenance_of(run)),
     }
 
 
-def flatness(curve: Curve) -> str:
-    """Say how much the choice matters."""
-    what, near = curve.what, len(curve.near)
-    sentence = f"{what.capitalize()} {curve.chosen:g} was chosen among {len(curve.x)}; "
-    if near > 1:
-        sentence += (
-            f"{near} come within {100 * NEAR:g} point of the best validation score ({', '.join(curve.near_spans)})."
-        )
-    else:
-        sentence += f"no other comes within {100 * NEAR:g} point of its validation score."
-    if what == "gamma" and curve.at_edge():
-        sentence += " It is the largest that was tried: the best may lie beyond."
-    if what == "gamma" and curve.chosen == 0.0:
-        sentence += " Gamma 0 leaves the model as it is: nothing that was learned helped on the validation questions."
-    return sentence
+def provenance_of(run: Run, table: ResultsTable) -> dict[str, list[tuple[str, str]]]:
+    """Return everything that a result depends on, name and value under headings; nothing of the lens is left out."""
+    lens = {k: v for k, v in run.lens.items() if k not in ("trace", "format", "model", "training")}
+    training = {k: v for k, v in run.lens.get("training", {}).items() if k not in ("settings", "versions")}
+    tests = {
+        "questions": {e.name: f"{len(e.questions):,} ({first_split(e)})" for e in in_order(run)},
+        "resamples": f"{table.n_boot:,} (intervals), {table.n_paired:,} (differences)",
+        "seed": table.seed,
+    }
+    groups = {
+        "This run": run.provenance,
+        "Test": tests,
+        "Model": run.lens.get("model", {}),
+        "Lens": lens,
+        "Training": training,
+        "Training settings": run.lens.get("training", {}).get("settings", {}),
+        "Versions at training": run.lens.get("training", {}).get("versions", {}),
+    }
+    return {heading: list(flat("", record)) for heading, record in groups.items() if record}
 
 
-def provenance_of(run: Run) -> Iterator[tuple[str, str]]:
-    """Yield name and value of everything that a result depends on, nested records flattened."""
-    left_out = ("trace", "format")
-    yield from flat("", run.provenance)
-    for key, value in run.lens.items():
-        if key not in left_out:
-            yield from flat(key, value)
+def first_split(evaluation: Evaluation) -> str:
+    """Return the split that an evaluation's questions come from."""
+    return next((q.split for q in evaluation.questions if q.split), "no split named")
 
 
 def flat(name: str, value: Any) -> Iterator[tuple[str, str]]:

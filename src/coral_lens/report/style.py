@@ -65,9 +65,9 @@ KNOWN = {
 }
 SPARE = (
     Look("#009e73", "^", ":"),
-    Look("#a3568c", "v", (0, (5, 1, 1, 1, 1, 1))),  # type: ignore[arg-type]
-    Look("#b8860b", "P", (0, (1, 1))),  # type: ignore[arg-type]
-    Look("#2b83ba", "X", (0, (3, 1, 1, 1))),  # type: ignore[arg-type]
+    Look("#a3568c", "v", ":"),
+    Look("#b8860b", "P", ":"),
+    Look("#7f5539", "X", ":"),
 )
 
 
@@ -88,7 +88,7 @@ class Picture:
     """In inches; all are WIDTH wide."""
     alt: str
     """What a reader who cannot see it should know."""
-    caption: str = ""
+    caption: str
 
     def svg(self) -> str:
         """Return an `<svg>` element to be put into a page; the same picture gives the same text."""
@@ -123,6 +123,7 @@ def inline(svg: str, *, name: str, alt: str) -> str:
 
     body = svg[svg.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>\s*", "", body, flags=re.DOTALL)
+    body = re.sub(r"\s*\n\s*", " ", body)
     body = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", body)
     size = re.compile(r'\s(?:width|height)="[\d.]+pt"')
     head, rest = body.split(">", 1)

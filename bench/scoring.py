@@ -1,0 +1,162 @@
+"""Questions per second of our engine, of lm-eval's HFLM and of a plain loop, on the same questions in the same run.
+
+    python bench/scoring.py --data DIR            arc_challenge, 0-shot, SmolLM2
+    python bench/scoring.py --task hellaswag:validation --questions 60
+
+Machines are noisy, so the contenders take turns in short rounds, the order turning round by round, and the medians of
+their rates are compared. HFLM runs at the best of several batch sizes, found first. The roofline is the time that the
+machine's own matrix multiplication, measured in the same rounds, would need for the floating-point operations of the
+unique tokens, their attention and the scored rows of the head.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from coral_lens.engine import PooledResidual, plan_for, score
+from coral_lens.layout import build_tree
+from coral_lens.models import Model, load_model
+from coral_lens.prompts import render, tokenize
+from coral_lens.questions import load_questions
+from coral_lens.records import Prompt, Question, Rendered, Style
+from coral_lens.tasks import TaskOptions
+
+BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--task", default="arc_challenge:validation")
+    parser.add_argument("--num-fewshot", type=int, default=None)
+    parser.add_argument("--data", type=Path, default=None)
+    parser.add_argument("--questions", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--no-loop", action="store_true", help="leave out the plain loop, which is slow")
+    args = parser.parse_args()
+
+    model = load_model(args.model)
+    options = TaskOptions(limit=args.questions, data_dir=args.data, num_fewshot=args.num_fewshot)
+    questions = load_questions(args.task, options)
+    rendered = [render(q, Style(), model) for q in questions]
+    prompts = tokenize(questions, rendered, model)
+    runs: dict[str, Callable[[], None]] = {
+        "ours, all layers pooled": lambda: ours(model, questions, rendered, layers=True),
+        "ours, scores only": lambda: ours(model, questions, rendered, layers=False),
+        "lm-eval HFLM": hflm(model, rendered),
+    }
+    if not args.no_loop:
+        runs["one pass per option"] = lambda: plain_loop(model, prompts)
+    rates, matmul = measure(runs, rounds=args.rounds, n=len(questions))
+    print_rates(rates, matmul, flops=flops(model, prompts), n=len(questions))
+
+
+def ours(model: Model, questions: list[Question], rendered: list[Rendered], *, layers: bool) -> None:
+    """Tokenise, plan and score, as `coral extract` does."""
+    prompts = tokenize(questions, rendered, model)
+    readers = [PooledResidual(tuple(range(model.n_layers + 1)))] if layers else []
+    for _ in score(model, prompts, plan_for(prompts), readers=readers):
+        pass
+
+
+def hflm(model: Model, rendered: list[Rendered]) -> Callable[[], None]:
+    """Return a run of lm-eval's HFLM on the same requests, at its best batch size."""
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+
+    requests = [
+        Instance("loglikelihood", {}, (context, continuation), i)
+        for r in rendered
+        for i, (context, continuation) in enumerate(zip(r.contexts, r.continuations, strict=True))
+    ]
+    models = {size: HFLM(pretrained=model.hf, tokenizer=model.tokenizer, batch_size=size) for size in BATCH_SIZES}
+    some = requests[: max(1, len(requests) // 3)]
+    times = {}
+    for size, lm in models.items():
+        start = time.perf_counter()
+        lm.loglikelihood(some, disable_tqdm=True)
+        times[size] = time.perf_counter() - start
+    best = min(times, key=times.__getitem__)
+    print(f"HFLM's best batch size: {best} (tried {', '.join(map(str, BATCH_SIZES))})")
+    return lambda: models[best].loglikelihood(requests, disable_tqdm=True) and None
+
+
+@torch.inference_mode()
+def plain_loop(model: Model, prompts: list[Prompt]) -> None:
+    """One forward pass per option with output_hidden_states, as the paper describes it."""
+    for prompt in prompts:
+        for context, option in zip(prompt.contexts, prompt.options, strict=True):
+            ids = torch.tensor([[*context, *option]])
+            out = model.hf(ids, output_hidden_states=True)
+            logprobs = out.logits[0, len(context) - 1 : -1].log_softmax(dim=-1)
+            logprobs.gather(1, ids[0, len(context) :, None]).sum()
+            torch.stack([h[0, len(context) :].mean(dim=0) for h in out.hidden_states])
+
+
+def measure(runs: dict[str, Callable[[], None]], *, rounds: int, n: int) -> tuple[dict[str, list[float]], list[float]]:
+    """Return the questions per second of each contender in each round, and the matrix-multiply rates between them."""
+    names = list(runs)
+    rates: dict[str, list[float]] = {name: [] for name in names}
+    matmul = []
+    for name in names:
+        runs[name]()  # warm up
+    for r in range(rounds):
+        for name in names[r % len(names) :] + names[: r % len(names)]:
+            matmul.append(matmul_rate())
+            start = time.perf_counter()
+            runs[name]()
+            rates[name].append(n / (time.perf_counter() - start))
+    return rates, matmul
+
+
+def matmul_rate(size: int = 1536, repeats: int = 6) -> float:
+    """Return this machine's float32 matrix-multiply rate just now, in FLOP/s."""
+    a, b = torch.randn(size, size), torch.randn(size, size)
+    start = time.perf_counter()
+    for _ in range(repeats):
+        a @ b
+    return repeats * 2 * size**3 / (time.perf_counter() - start)
+
+
+def flops(model: Model, prompts: list[Prompt]) -> float:
+    """Return the floating-point operations that scoring cannot do without."""
+    block = sum(p.numel() for p in model.blocks[0].parameters() if p.ndim == 2)
+    config = model.hf.config
+    heads = config.num_attention_heads * config.head_dim
+    head = sum(p.numel() for p in model.head.parameters() if p.ndim == 2)
+    total = 0.0
+    for prompt in prompts:
+        tree = build_tree(prompt)
+        rows = {int(node) for stem, path in zip(tree.stems, tree.paths, strict=True) for node in (stem, *path[:-1])}
+        seen = float((tree.depths + 1).sum())  # keys that the tree's queries attend to
+        total += model.n_layers * (2 * block * len(tree) + 4 * heads * seen) + 2 * head * len(rows)
+    return total
+
+
+def print_rates(rates: dict[str, list[float]], matmul: list[float], *, flops: float, n: int) -> None:
+    """Print medians with their spread, and what the first contender is worth against the others."""
+    medians = {name: statistics.median(values) for name, values in rates.items()}
+    for name, values in rates.items():
+        print(f"{name:<26} {medians[name]:7.2f} questions/s   ({min(values):.2f} to {max(values):.2f})")
+    ours = medians["ours, all layers pooled"]
+    for name in list(rates)[1:]:
+        ratios = [a / b for a, b in zip(rates["ours, all layers pooled"], rates[name], strict=True)]
+        print(
+            f"ours with states / {name:<22} {statistics.median(ratios):5.2f}   ({min(ratios):.2f} to {max(ratios):.2f})"
+        )
+    rate = statistics.median(matmul)
+    print(
+        f"matrix multiply {rate / 1e9:.0f} GFLOP/s ({min(matmul) / 1e9:.0f} to {max(matmul) / 1e9:.0f}); "
+        f"of the roofline: {ours * flops / n / rate:.0%}"
+    )
+
+
+if __name__ == "__main__":
+    main()

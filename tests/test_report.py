@@ -1,0 +1,392 @@
+"""The report says what the metrics say, leaves out no loss, and is safe to open. No model is needed."""
+
+import csv
+import io
+import json
+import re
+from collections.abc import Mapping, Sequence
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from rich.console import Console
+from scipy.stats import binomtest
+
+from coral_lens.metrics import evaluate
+from coral_lens.records import Predictions, Question, offsets_of
+from coral_lens.report import exports, formats
+from coral_lens.report.curves import curve_picture, flatness, gamma_curve, layer_curve
+from coral_lens.report.examples import changes_of, shortened
+from coral_lens.report.figures import metric_picture, reliability_picture, wilson
+from coral_lens.report.headline import headline
+from coral_lens.report.page import render_report, write_report
+from coral_lens.report.tables import (
+    COLUMNS,
+    Comparison,
+    ResultsTable,
+    confirmed,
+    results_table,
+)
+from coral_lens.runs import Evaluation, Run
+from coral_lens.stats import Difference, holm, mcnemar, paired_difference
+
+NASTY = "<script>alert('x')</script><img src=x onerror=alert(1)>"
+LENS: dict[str, Any] = {
+    "layer": 2,
+    "gamma": 1.0,
+    "base": "token",
+    "probe": "ridge",
+    "temperature": 1.5,
+    "model": {"name": "tiny", "weights": "a" * 64, "tokenizer": "b" * 64, "dtype": "torch.float32"},
+    "training": {"n_train": 80, "n_validation": 20, "tasks": {"seen:train": 100}, "settings": {"seed": 0}},
+    "trace": {
+        "criterion": "brier",
+        "layers": [
+            {"layer": layer, "r2": 0.1, "best": {"gamma": 1.0, "accuracy": 0.5, "ece": 0.1, "brier": b, "nll": 1.0}}
+            for layer, b in enumerate((0.9, 0.61, 0.6, 0.605, 0.7))
+        ],
+        "gammas": [
+            {"gamma": g, "accuracy": 0.4 + g / 10, "ece": 0.2, "brier": 0.9 - 0.3 * g, "nll": 1.0}
+            for g in (0.0, 0.5, 1.0)
+        ],
+        "validation": {
+            "base": {"accuracy": 0.4, "ece": 0.2, "brier": 0.9, "nll": 1.0},
+            "temperature": {"accuracy": 0.4, "ece": 0.1, "brier": 0.7, "nll": 1.0},
+        },
+    },
+}
+
+
+def task(
+    name: str, probs: Mapping[str, Sequence[Sequence[float]]], answers: Sequence[int], *, trained_on: bool = False
+) -> Evaluation:
+    """An evaluation from one list of option probabilities per method and question."""
+    rows = next(iter(probs.values()))
+    questions = tuple(
+        Question(
+            id=f"{name}/{i}",
+            group=str(i),
+            text=f"What is {i}? {NASTY}",
+            options=tuple(f"option {j} {NASTY}" for j in range(len(row))),
+            answer=int(answers[i]),
+            task=name,
+            split="test",
+        )
+        for i, row in enumerate(rows)
+    )
+    ids, offsets = tuple(q.id for q in questions), offsets_of([len(row) for row in rows])
+    predictions = {
+        method: Predictions(method, "tiny", name, "test", ids, np.asarray(answers), offsets, np.concatenate(p))
+        for method, p in probs.items()
+    }
+    return Evaluation(name, questions, predictions, trained_on)
+
+
+def random_task(
+    name: str, n: int, *, skill: Mapping[str, float], trained_on: bool = False, seed: int = 0
+) -> Evaluation:
+    """A task of two to four options per question; `skill` is how strongly each method leans to the answer."""
+    rng = np.random.default_rng(seed)
+    sizes = rng.integers(2, 5, size=n)
+    answers = np.array([rng.integers(s) for s in sizes])
+    noise = [rng.normal(size=s) for s in sizes]
+    probs = {}
+    for method, lean in skill.items():
+        logits = [
+            z + rng.normal(size=len(z)) / 2 + lean * (np.arange(len(z)) == a)
+            for z, a in zip(noise, answers, strict=True)
+        ]
+        probs[method] = [np.exp(z) / np.exp(z).sum() for z in logits]
+    return task(name, probs, answers, trained_on=trained_on)
+
+
+GAIN = {"base": 0.0, "temperature": 0.0, "coral": 3.0}
+LOSS = {"base": 3.0, "temperature": 3.0, "coral": 0.0}
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    tasks = (random_task("unseen", 200, skill=LOSS), random_task("seen", 150, skill=GAIN, trained_on=True, seed=1))
+    return Run(f"A run {NASTY}", tasks, LENS, {"command": f"coral eval {NASTY}", "dropped repeats": 0})
+
+
+@pytest.fixture(scope="module")
+def table(run: Run) -> ResultsTable:
+    return results_table(run, n_boot=60)
+
+
+@pytest.fixture(scope="module")
+def page(run: Run, table: ResultsTable) -> str:
+    return render_report(run, table=table)
+
+
+# --- numbers ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_tables_show_the_numbers_of_the_metrics(run: Run, table: ResultsTable, page: str) -> None:
+    markdown = formats.markdown(table)
+    for evaluation in run.evaluations:
+        for predictions in evaluation.predictions.values():
+            scores = evaluate(predictions, n_boot=60).scores
+            for name in COLUMNS:
+                value, low, high = (f"{100 * x:.1f}" for x in (scores[name].value, scores[name].low, scores[name].high))
+                assert re.search(rf"(\*\*)?{value}(\*\*)? \[{low} to {high}\]", markdown)
+                assert re.search(rf">{value}</span><small>{low} to {high}</small>", page)
+
+
+def test_held_out_tasks_come_before_transfer_tasks(table: ResultsTable) -> None:
+    assert [(t.name, formats.kind_of(t)) for t in table.tasks] == [("seen", "held-out"), ("unseen", "transfer")]
+
+
+def test_p_values_are_corrected_over_the_whole_table(run: Run, table: ResultsTable) -> None:
+    raw = []
+    for name in ("seen", "unseen"):
+        p = next(e for e in run.evaluations if e.name == name).predictions
+        for control in ("base", "temperature"):
+            raw.append(mcnemar(p["coral"], p[control]))
+            raw += [
+                paired_difference(p["coral"], p[control], m, n_boot=table.n_paired).p_value for m in ("brier", "nll")
+            ]
+    found = [p for t in table.tasks for c in t.comparisons for p in c.p_values.values()]
+    assert found == pytest.approx(holm(raw))
+    assert table.n_tests == len(raw) == 12
+
+
+def test_corrected_p_values_can_still_be_small_with_many_tasks() -> None:
+    tasks = tuple(random_task(f"t{i}", 30, skill={"base": 0.0, "coral": 6.0}, seed=i) for i in range(12))
+    table = results_table(Run("many", tasks, LENS), n_boot=20)
+    assert 2 / (table.n_paired + 1) * table.n_tests < 0.05
+    assert all(t.comparisons[0].verdict("brier") == 1 for t in table.tasks)
+
+
+def test_ece_ranks_only_with_a_thousand_questions() -> None:
+    skill = {"base": 0.0, "coral": 3.0}
+    few, many = (
+        results_table(Run("r", (random_task("t", n, skill=skill),), LENS), n_boot=30).tasks[0] for n in (999, 1000)
+    )
+    assert set(few.comparisons[0].p_values) == {"accuracy", "brier", "nll"}
+    assert not few.best["ece"]
+    assert not few.best["cwece"]
+    assert formats.column_label(few, "ece") == "ECE ↓ †"
+    assert set(many.comparisons[0].p_values) == set(COLUMNS)
+    assert formats.column_label(many, "ece") == "ECE ↓"
+
+
+def test_only_a_clear_leader_is_bold(table: ResultsTable) -> None:
+    seen, unseen = table.tasks
+    assert seen.best["accuracy"] == seen.best["brier"] == {"coral"}
+    assert "coral" not in unseen.best["accuracy"] | unseen.best["brier"]
+    same = random_task("same", 50, skill={"base": 1.0})
+    twins = Evaluation("same", same.questions, {m: same.predictions["base"].renamed(m) for m in ("base", "coral")})
+    assert not any(results_table(Run("r", (twins,), LENS), n_boot=30).tasks[0].best.values())
+
+
+def test_equals_share_the_lead() -> None:
+    both = random_task("t", 200, skill={"base": 4.0, "coral": 0.0})
+    base = both.predictions["base"]
+    evaluation = Evaluation("t", both.questions, {**both.predictions, "temperature": base.renamed("temperature")})
+    assert results_table(Run("r", (evaluation,), LENS), n_boot=30).tasks[0].best["accuracy"] == {"base", "temperature"}
+
+
+def test_a_corrected_test_that_disagrees_takes_the_lead_away() -> None:
+    clear = Difference(0.1, 0.01, 0.2, 0.03)
+    comparison = Comparison("coral", "base", {"accuracy": clear}, {"accuracy": 0.3})
+    assert not confirmed("accuracy", frozenset({"coral"}), [comparison])
+    assert confirmed(
+        "accuracy", frozenset({"coral"}), [Comparison("coral", "base", {"accuracy": clear}, {"accuracy": 0.01})]
+    )
+
+
+def test_answers_of_probability_zero_are_counted_beside_nll() -> None:
+    probs = {"base": [[0.5, 0.5]] * 3, "coral": [[1.0, 0.0], [1.0, 0.0], [0.4, 0.6]]}
+    table = results_table(Run("r", (task("t", probs, [0, 1, 1]),), LENS), n_boot=20)
+    assert formats.method_row(table.tasks[0], "coral").cells["nll"].note == "1 zero"
+    assert formats.method_row(table.tasks[0], "base").cells["nll"].note == ""
+    assert "1 of 3 questions CORAL gave the correct option probability 0" in " ".join(headline(table))
+
+
+def test_percent_has_a_true_minus_and_no_negative_zero() -> None:
+    assert formats.percent(-0.1234) == "−12.3"
+    assert formats.percent(-0.0001) == "0.0"
+    assert formats.percent(0.5, sign=True) == "+50.0"
+    assert formats.percent(float("nan")) == "n/a"
+
+
+def test_the_terminal_table_fits_a_hundred_columns(table: ResultsTable) -> None:
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(formats.terminal(table))
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= 100
+    assert "…" not in text
+    assert "CORAL" in text
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def test_all_files_are_written_and_the_same_run_gives_the_same_page(
+    run: Run, table: ResultsTable, page: str, tmp_path: Path
+) -> None:
+    path = write_report(run, tmp_path / "new" / "folder", table=table)
+    assert path == tmp_path / "new" / "folder" / "report.html"
+    assert path.read_text(encoding="utf-8") == page
+    assert {p.name for p in path.parent.iterdir()} == {"report.html", "results.md", "results.csv", "results.json"}
+
+
+def test_json_and_csv_hold_fractions_and_no_nan(table: ResultsTable) -> None:
+    record = json.loads(json.dumps(exports.json_ready(table), allow_nan=False))
+    seen = table.tasks[0]
+    brier = seen.metrics["coral"].scores["brier"].value
+    assert record["tasks"][0]["methods"]["coral"]["scores"]["brier"]["value"] == brier
+    lines = list(csv.DictReader(exports.csv_text(table).splitlines()))
+    (line,) = [
+        x for x in lines if (x["task"], x["method"], x["against"], x["metric"]) == ("seen", "coral", "", "brier")
+    ]
+    assert float(line["value"]) == brier
+    assert not any("nan" in value.lower() for x in lines for value in x.values())
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+
+class Checker(HTMLParser):
+    """Collects tags, ids and addresses, and refuses a tag that closes another one than the last opened."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.tags: list[str] = []
+        self.open: list[str] = []
+        self.addresses: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_startendtag(tag, attrs)
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            assert not name.startswith("on"), "no handlers"
+            if name == "id":
+                self.ids.append(value or "")
+            if name in ("src", "href", "xlink:href", "srcset", "data", "action", "poster"):
+                self.addresses.append(value or "")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_well_formed_and_no_id_is_used_twice(page: str) -> None:
+    found = Checker(page)
+    assert not found.open
+    assert len(found.ids) == len(set(found.ids))
+
+
+def test_nothing_in_a_question_or_a_name_becomes_markup(page: str) -> None:
+    assert not {"script", "img"} & set(Checker(page).tags)
+    assert "&lt;script&gt;" in page
+
+
+def test_the_page_loads_nothing_from_outside(page: str) -> None:
+    found = Checker(page)
+    assert {address.removeprefix("#") for address in found.addresses} <= set(found.ids)
+    assert set(re.findall(r"url\(#?([^)]+)\)", page)) <= set(found.ids)
+    assert "@import" not in page
+    assert "link" not in found.tags
+
+
+def test_losses_are_in_the_headline_and_among_the_examples(run: Run, table: ResultsTable, page: str) -> None:
+    held_out, transfer = headline(table)[:2]
+    assert held_out.startswith("On new questions of seen")
+    assert "accuracy rose" in held_out
+    assert transfer.startswith("On unseen, a task that the lens never saw")
+    assert "accuracy fell" in transfer
+    assert "(Brier) rose" in transfer
+    unseen = changes_of(run.evaluations[0], before="base", after="coral")
+    assert unseen is not None
+    assert unseen.n_worse > unseen.n_better
+    assert f"{unseen.n_worse} became wrong" in page
+    assert page.count('class="example worse"') >= len(unseen.worse) == 2
+
+
+def test_changes_worked_by_hand() -> None:
+    base = [[0.9, 0.1], [0.9, 0.1], [0.2, 0.8], [0.3, 0.3, 0.4], [0.6, 0.4]]
+    coral = [[0.8, 0.2], [0.3, 0.7], [0.7, 0.3], [0.1, 0.5, 0.4], [0.1, 0.9]]
+    evaluation = task("t", {"base": base, "coral": coral}, [0, 1, 1, 0, 1])
+    changes = changes_of(evaluation, before="base", after="coral")
+    assert changes is not None
+    assert (changes.still_right, changes.n_better, changes.n_worse, changes.still_wrong) == (1, 2, 1, 1)
+    assert [e.id for e in changes.better] == ["t/1", "t/4"]  # gains of 0.6 and 0.5
+    assert [(e.id, e.before, e.after) for e in changes.worse] == [("t/2", 1, 0)]
+    assert changes_of(evaluation, before="base", after="iti") is None
+
+
+def test_long_questions_are_cut_in_the_middle() -> None:
+    text = shortened("Question: " + "a" * 400 + "b" * 400 + "?\nAnswer:")
+    assert text.startswith("aaa")
+    assert text.endswith("b?")
+    assert "[…]" in text
+    assert len(text) < 720
+
+
+@pytest.mark.parametrize("lens", [LENS, {**LENS, "trace": {}}, {**LENS, "trace": {**LENS["trace"], "layers": []}}])
+def test_a_run_with_one_method_or_without_a_trace_still_has_a_page(lens: dict[str, Any]) -> None:
+    run = Run("one", (random_task("t", 30, skill={"base": 1.0}),), lens)
+    page = render_report(run, table=results_table(run, n_boot=20))
+    assert "base has" in page
+    assert 'id="examples"' not in page
+    assert page.count("<svg") == 4 + len([c for c in (layer_curve(lens), gamma_curve(lens)) if c])
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+def test_figures_are_valid_and_come_out_the_same(run: Run, table: ResultsTable) -> None:
+    seen = table.tasks[0]
+    predictions = run.evaluations[1].predictions["coral"]
+    curves = [c for c in (layer_curve(LENS), gamma_curve(LENS)) if c]
+    pictures = [
+        metric_picture(table, "ece", name="ece"),
+        reliability_picture(predictions, seen.metrics["coral"], name="reliability"),
+        *(curve_picture(c, name=c.what) for c in curves),
+    ]
+    for picture in pictures:
+        svg = picture.svg()
+        assert ElementTree.fromstring(svg).attrib["aria-label"] == picture.alt
+        assert svg == picture.svg()
+    assert pictures[0].png(dpi=50).startswith(b"\x89PNG")
+
+
+def test_a_diagram_without_thin_bins_keeps_its_shape() -> None:
+    """An empty line for the hollow dots once made the layout collapse: the axes must fill most of the figure."""
+    from matplotlib.figure import Figure
+
+    predictions = task("t", {"base": [[0.65, 0.35]] * 40}, [0] * 20 + [1] * 20).predictions["base"]
+    picture = reliability_picture(predictions, evaluate(predictions, n_boot=20), name="x")
+    figure = Figure(figsize=(4.6, picture.height), layout="constrained")
+    picture.paint(figure)
+    figure.draw_without_rendering()
+    assert sum(axes.get_position().height for axes in figure.axes) > 0.6
+
+
+def test_wilson_agrees_with_scipy() -> None:
+    right, count = np.array([0.0, 3.0, 10.0, 40.0]), np.array([3, 3, 25, 41])
+    low, high = wilson(right, count)
+    for i in range(len(count)):
+        expected = binomtest(int(right[i]), int(count[i])).proportion_ci(method="wilson")
+        assert (low[i], high[i]) == pytest.approx((expected.low, expected.high), abs=1e-7)
+
+
+def test_how_flat_the_choice_is() -> None:
+    layers, gammas = layer_curve(LENS), gamma_curve(LENS)
+    assert layers is not None
+    assert gammas is not None
+    assert layers.near_spans == ["1 to 3"]
+    assert "3 come within 1 point of the best validation score (1 to 3)" in flatness(layers)
+    assert "the largest that was tried" in flatness(gammas)
+    assert gammas.controls["base"]["brier"] == gammas.scores["brier"][0] == 0.9

@@ -94,7 +94,8 @@ def layer_check(model: Model) -> Finding:
     # the second option is one token: its mean is that token's state, so that the norm can be applied to it
     prompt = Prompt("check", (context, context), (option, option[:1]))
     reader = PooledResidual(tuple(range(model.n_layers + 1)))
-    readings = score_batch(model, collate({0: build_tree(prompt)}, [(0,)]), readers=[reader]).readings
+    batch = collate({0: build_tree(prompt)}, [(0,)], packing="plain")  # the other check is for the tree's mask
+    readings = score_batch(model, batch, readers=[reader]).readings
     ids = torch.tensor([[*context, *option]], device=model.device)
     states = model.hf(ids, output_hidden_states=True).hidden_states
     start, normed = len(context), states[-1]

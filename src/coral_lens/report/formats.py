@@ -126,7 +126,7 @@ def notes_of(table: ResultsTable) -> list[str]:
     if table.n_tests:
         notes.append(
             f"Differences are paired, question by question ({table.n_paired:,} resamples); p-values (McNemar for accuracy, "
-            f"bootstrap otherwise) are Holm-corrected over all {table.n_tests} tests of the report."
+            f"bootstrap otherwise) are Holm-corrected over the tests of each table (up to {table.n_tests})."
         )
     if any(not task.ranks("ece") for task in table.tasks):
         notes.append(f"† ECE and cwECE are too noisy to rank methods below {ENOUGH:,} questions, and are not tested.")
@@ -159,7 +159,7 @@ def markdown_cell(cell: Cell) -> str:
 
 
 def terminal(table: ResultsTable) -> Group:
-    """Return one table per task and the notes, for a terminal of 100 columns."""
+    """Return one table per task and the notes, for a terminal of 80 columns."""
     from rich.console import Group
     from rich.padding import Padding
     from rich.text import Text
@@ -176,19 +176,20 @@ def rich_table(task: TaskTable) -> Table:
 
     title = Text(heading_of(task), style="bold not italic")
     shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
-    shown.add_column("", overflow="fold", max_width=14)
+    shown.add_column("", overflow="fold", min_width=11, max_width=14)
     for name in COLUMNS:
         shown.add_column(column_label(task, name), justify="right", no_wrap=True)
     for row in rows_of(task):
-        shown.add_row(Text(row.label.replace(" − ", " −\n")), *(rich_cell(cell) for cell in row.cells.values()))
+        cells = (rich_cell(cell, between=".." if row.difference else "–") for cell in row.cells.values())
+        shown.add_row(Text(row.label.replace(" − ", " −\n")), *cells)
     return shown
 
 
-def rich_cell(cell: Cell) -> Text:
-    """Return a cell of two or three lines: value, interval, note."""
+def rich_cell(cell: Cell, *, between: str) -> Text:
+    """Return a cell of two or three lines: value, interval, note; the interval is short, to fit a narrow terminal."""
     from rich.text import Text
 
     text = Text(cell.value, style="bold green" if cell.best else "")
-    for line in filter(None, (cell.interval, cell.note)):
+    for line in filter(None, (cell.interval.replace(" to ", between), cell.note)):
         text.append(f"\n{line}", style="dim not bold")
     return text

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -75,7 +75,7 @@ class ResultsTable:
 
     tasks: tuple[TaskTable, ...]
     n_tests: int
-    """Tests that Holm's correction covers."""
+    """Tests that Holm's correction covers: those of one task's table, of the largest where tables differ."""
     n_boot: int
     """Resamples behind the intervals of values."""
     n_paired: int
@@ -95,13 +95,13 @@ def may_rank(metric: str, n_questions: int) -> bool:
 def results_table(run: Run, *, n_boot: int = 1000, seed: int = 0) -> ResultsTable:
     """Evaluate a run: the slow step of a report, done once and handed to every renderer."""
     evaluations = in_order(run)
-    n_tests = sum(len(controls_of(e)) * sum(may_rank(m, len(e.questions)) for m in COLUMNS) for e in evaluations)
+    families = [len(controls_of(e)) * sum(may_rank(m, len(e.questions)) for m in COLUMNS) for e in evaluations]
+    n_tests = max(families, default=0)
     # a bootstrap p-value is at least 2 / (resamples + 1), and Holm multiplies the smallest by the number of tests
     n_paired = max(2 * n_boot, RESAMPLES_PER_TEST * n_tests)
     metrics = [{k: evaluate(p, n_boot=n_boot, seed=seed) for k, p in e.predictions.items()} for e in evaluations]
     drafts = [draft_table(e, m, n_boot=n_paired, seed=seed) for e, m in zip(evaluations, metrics, strict=True)]
-    corrected = iter(holm([p for _, p_values in drafts for p in p_values]))
-    tasks = tuple(with_p(task, lambda: next(corrected)) for task, _ in drafts)
+    tasks = tuple(with_p(task, iter(holm(p_values))) for task, p_values in drafts)
     return ResultsTable(tasks, n_tests, n_boot, n_paired, seed)
 
 
@@ -141,9 +141,11 @@ def p_value(comparison: Comparison, metric: str, predictions: Mapping[str, Predi
     return comparison.differences[metric].p_value
 
 
-def with_p(task: TaskTable, take: Callable[[], float]) -> TaskTable:
+def with_p(task: TaskTable, corrected: Iterator[float]) -> TaskTable:
     """Fill in the corrected p-values, in the order in which `draft_table` gave them out."""
-    comparisons = tuple(replace(c, p_values={m: take() for m in COLUMNS if task.ranks(m)}) for c in task.comparisons)
+    comparisons = tuple(
+        replace(c, p_values={m: next(corrected) for m in COLUMNS if task.ranks(m)}) for c in task.comparisons
+    )
     best = {m: methods if confirmed(m, methods, comparisons) else frozenset[str]() for m, methods in task.best.items()}
     return replace(task, comparisons=comparisons, best=best)
 

@@ -1,0 +1,102 @@
+"""On the real embedded model, log-probabilities are those of lm-eval's own HFLM, and so are its accuracies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from conftest import make_hflm
+from lm_eval.api.instance import Instance
+from lm_eval.models.huggingface import HFLM
+
+from coral_lens.engine import plan_for, score
+from coral_lens.models import Model
+from coral_lens.prompts import tokenize
+from coral_lens.records import Prompt, Question, Rendered, offsets_of
+from coral_lens.tasks import TaskOptions, load_task
+
+TASKS = ("arc_easy", "hellaswag", "openbookqa", "commonsense_qa")
+N_QUESTIONS = 30
+
+
+@pytest.fixture(scope="module")
+def hflm(smollm2: Model) -> HFLM:
+    return make_hflm(smollm2, batch_size=16)
+
+
+def rendered_of(questions: Sequence[Question]) -> list[Rendered]:
+    return [q.rendered for q in questions if q.rendered is not None]
+
+
+def ours(model: Model, prompts: Sequence[Prompt]) -> np.ndarray:
+    """Log-probabilities of all options, question by question."""
+    rows: dict[int, np.ndarray] = {}
+    for scored in score(model, prompts, plan_for(prompts)):
+        edges = scored.batch.option_offsets
+        for i, question in enumerate(scored.batch.questions):
+            rows[question] = scored.logprobs[edges[i] : edges[i + 1]].numpy()
+    return np.concatenate([rows[i] for i in range(len(prompts))])
+
+
+def theirs(hflm: HFLM, rendered: Sequence[Rendered]) -> np.ndarray:
+    pairs = [pair for r in rendered for pair in zip(r.contexts, r.continuations, strict=True)]
+    requests = [Instance("loglikelihood", {}, pair, 0) for pair in pairs]
+    return np.array([logprob for logprob, _ in hflm.loglikelihood(requests, disable_tqdm=True)])
+
+
+@cache
+def in_float64(model: Model) -> torch.nn.Module:
+    return deepcopy(model.hf).double()
+
+
+@torch.inference_mode()
+def referee(model: Model, ids: tuple[int, ...], n_scored: int) -> float:
+    """The log-probability of the last tokens, all arithmetic in float64."""
+    logits = in_float64(model)(torch.tensor([ids])).logits[0, -n_scored - 1 : -1]
+    return float(logits.log_softmax(dim=-1).gather(1, torch.tensor(ids[-n_scored:])[:, None]).sum())
+
+
+def judged(model: Model, prompts: Sequence[Prompt], found: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """Return `expected`, with float64's verdict where the two differ by more than rounding allows."""
+    wholes = [(c + o, len(o)) for p in prompts for c, o in zip(p.contexts, p.options, strict=True)]
+    verdict = expected.copy()
+    for row in np.flatnonzero(np.abs(found - expected) > tolerance(expected)):
+        verdict[row] = referee(model, *wholes[row])
+    return verdict
+
+
+def tolerance(logprobs: np.ndarray) -> np.ndarray:
+    return np.maximum(1e-3, 1e-5 * np.abs(logprobs))
+
+
+def hits(scores: np.ndarray, questions: Sequence[Question]) -> list[bool]:
+    """For each question, whether the option of the highest score is the answer."""
+    parts = np.split(scores, offsets_of([len(q.options) for q in questions])[1:-1])
+    return [int(np.argmax(part)) == q.answer for part, q in zip(parts, questions, strict=True)]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_log_probabilities_and_accuracies_are_those_of_lm_eval(task: str, smollm2: Model, hflm: HFLM) -> None:
+    questions = load_task(task, TaskOptions(split="validation", limit=N_QUESTIONS))
+    rendered = rendered_of(questions)
+    assert len(rendered) == N_QUESTIONS
+    prompts = tokenize(questions, rendered, smollm2)
+    found, expected = ours(smollm2, prompts), theirs(hflm, rendered)
+    expected = judged(smollm2, prompts, found, expected)
+    assert (np.abs(found - expected) <= tolerance(expected)).all()
+    assert hits(found, questions) == hits(expected, questions)
+    lengths = np.array([len(choice) for r in rendered for choice in r.choices])
+    assert hits(found / lengths, questions) == hits(expected / lengths, questions)
+
+
+def test_the_referee_agrees_where_all_agree(smollm2: Model) -> None:
+    (question,) = load_task("arc_easy", TaskOptions(split="validation", limit=1))
+    (prompt,) = tokenize([question], rendered_of([question]), smollm2)
+    found = ours(smollm2, [prompt])
+    wholes = [(c + o, len(o)) for c, o in zip(prompt.contexts, prompt.options, strict=True)]
+    expected = np.array([referee(smollm2, *whole) for whole in wholes])
+    assert (np.abs(found - expected) <= tolerance(expected)).all()

@@ -6,6 +6,8 @@ import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# threads that wait must sleep: on a busy machine spinning makes the real model five times slower
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from jaxtyping import install_import_hook
 

@@ -65,8 +65,8 @@ def test_versions_name_every_package_that_can_change_a_result() -> None:
 def test_json_is_written_readably_and_read_back(tmp_path: Path) -> None:
     record = {"b": 1, "a": ["ü", None, 0.1]}
     write_json(tmp_path / "deep" / "record.json", record)
-    assert read_json(tmp_path / "deep" / "record.json") == record
-    assert (tmp_path / "deep" / "record.json").read_text("utf-8").startswith('{\n  "a": [\n    "ü"')
+    assert list(read_json(tmp_path / "deep" / "record.json").items()) == list(record.items())
+    assert (tmp_path / "deep" / "record.json").read_text("utf-8").startswith('{\n  "b": 1,\n  "a": [\n    "ü"')
     assert [p.name for p in (tmp_path / "deep").iterdir()] == ["record.json"]
 
 
@@ -147,4 +147,24 @@ def test_a_fresh_folder_replaces_the_old_one_only_when_it_is_complete(tmp_path: 
     with fresh_folder(target) as folder:
         (folder / "two").write_text("2")
     assert [p.name for p in target.iterdir()] == ["two"]
+    assert [p.name for p in tmp_path.iterdir()] == ["lens"]
+
+
+def test_the_old_folder_stays_if_the_new_one_cannot_take_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "lens"
+    target.mkdir()
+    (target / "one").write_text("1")
+    real = Path.replace
+
+    def fails(self: Path, other: Path) -> Path:
+        if self.name.endswith(".tmp"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return real(self, other)
+
+    monkeypatch.setattr(Path, "replace", fails)
+    with pytest.raises(CoralError, match="Cannot write"), fresh_folder(target):
+        pass
+    assert [p.name for p in target.iterdir()] == ["one"]
     assert [p.name for p in tmp_path.iterdir()] == ["lens"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
-from functools import cache
+from functools import cached_property
 
 import numpy as np
 import pytest
@@ -48,25 +48,33 @@ def theirs(hflm: HFLM, rendered: Sequence[Rendered]) -> np.ndarray:
     return np.array([logprob for logprob, _ in hflm.loglikelihood(requests, disable_tqdm=True)])
 
 
-@cache
-def in_float64(model: Model) -> torch.nn.Module:
-    return deepcopy(model.hf).double()
+class Referee:
+    """Decides where rounding alone makes two float32 results differ: all arithmetic in float64, one option at a time."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+
+    @cached_property
+    def hf(self) -> torch.nn.Module:
+        return deepcopy(self.model.hf).double()
+
+    @torch.inference_mode()
+    def logprob(self, context: tuple[int, ...], option: tuple[int, ...]) -> float:
+        logits = self.hf(torch.tensor([context + option])).logits[0, len(context) - 1 : -1]
+        return float(logits.log_softmax(dim=-1).gather(1, torch.tensor(option)[:, None]).sum())
+
+    def judge(self, prompts: Sequence[Prompt], found: np.ndarray, expected: np.ndarray) -> np.ndarray:
+        """Return `expected`, corrected where the two differ by more than is allowed."""
+        pairs = [pair for p in prompts for pair in zip(p.contexts, p.options, strict=True)]
+        verdict = expected.copy()
+        for row in np.flatnonzero(np.abs(found - expected) > tolerance(expected)):
+            verdict[row] = self.logprob(*pairs[row])
+        return verdict
 
 
-@torch.inference_mode()
-def referee(model: Model, ids: tuple[int, ...], n_scored: int) -> float:
-    """The log-probability of the last tokens, all arithmetic in float64."""
-    logits = in_float64(model)(torch.tensor([ids])).logits[0, -n_scored - 1 : -1]
-    return float(logits.log_softmax(dim=-1).gather(1, torch.tensor(ids[-n_scored:])[:, None]).sum())
-
-
-def judged(model: Model, prompts: Sequence[Prompt], found: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    """Return `expected`, with float64's verdict where the two differ by more than rounding allows."""
-    wholes = [(c + o, len(o)) for p in prompts for c, o in zip(p.contexts, p.options, strict=True)]
-    verdict = expected.copy()
-    for row in np.flatnonzero(np.abs(found - expected) > tolerance(expected)):
-        verdict[row] = referee(model, *wholes[row])
-    return verdict
+@pytest.fixture(scope="module")
+def referee(smollm2: Model) -> Referee:
+    return Referee(smollm2)
 
 
 def tolerance(logprobs: np.ndarray) -> np.ndarray:
@@ -80,23 +88,27 @@ def hits(scores: np.ndarray, questions: Sequence[Question]) -> list[bool]:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_log_probabilities_and_accuracies_are_those_of_lm_eval(task: str, smollm2: Model, hflm: HFLM) -> None:
+def test_log_probabilities_and_accuracies_are_those_of_lm_eval(
+    task: str, smollm2: Model, hflm: HFLM, referee: Referee
+) -> None:
     questions = load_task(task, TaskOptions(split="validation", limit=N_QUESTIONS))
     rendered = rendered_of(questions)
     assert len(rendered) == N_QUESTIONS
     prompts = tokenize(questions, rendered, smollm2)
     found, expected = ours(smollm2, prompts), theirs(hflm, rendered)
-    expected = judged(smollm2, prompts, found, expected)
+    expected = referee.judge(prompts, found, expected)
     assert (np.abs(found - expected) <= tolerance(expected)).all()
     assert hits(found, questions) == hits(expected, questions)
     lengths = np.array([len(choice) for r in rendered for choice in r.choices])
     assert hits(found / lengths, questions) == hits(expected / lengths, questions)
 
 
-def test_the_referee_agrees_where_all_agree(smollm2: Model) -> None:
+def test_the_referee_agrees_where_no_rounding_is_in_doubt(smollm2: Model, referee: Referee) -> None:
     (question,) = load_task("arc_easy", TaskOptions(split="validation", limit=1))
     (prompt,) = tokenize([question], rendered_of([question]), smollm2)
     found = ours(smollm2, [prompt])
-    wholes = [(c + o, len(o)) for c, o in zip(prompt.contexts, prompt.options, strict=True)]
-    expected = np.array([referee(smollm2, *whole) for whole in wholes])
+    expected = np.array([referee.logprob(c, o) for c, o in zip(prompt.contexts, prompt.options, strict=True)])
     assert (np.abs(found - expected) <= tolerance(expected)).all()
+    # a wrong result does not pass because the referee is asked: it is the referee's number that counts
+    wrong = found + 0.1
+    assert np.abs(referee.judge([prompt], wrong, found) - wrong).min() > 0.09

@@ -424,7 +424,8 @@ def show_run(run: Run, folder: Path | None) -> None:
     from coral_lens.report.tables import results_table
 
     table = results_table(run)
-    Console().print(terminal(table))
+    console = Console()
+    console.print(terminal(table), width=None if console.is_terminal else 100)
     if folder:
         typer.echo(f"Report: {write_report(run, folder, table=table)}")
 

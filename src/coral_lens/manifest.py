@@ -84,8 +84,8 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a readable JSON file atomically."""
-    write_atomic(path, (json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode())
+    """Write a readable JSON file atomically; keys stay in their order, so that a record reads back as it was."""
+    write_atomic(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -107,6 +107,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def fresh_folder(target: Path) -> Iterator[Path]:
     """Yield an empty temporary folder that becomes `target` when the block ends without an error."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    old = target.with_name(f".{target.name}.{os.getpid()}.old")
     with disk_errors(target):
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
@@ -114,7 +115,10 @@ def fresh_folder(target: Path) -> Iterator[Path]:
         yield temporary
         with disk_errors(target):
             if target.exists():
-                shutil.rmtree(target)
+                target.replace(old)  # deleted only when the new one is in its place
             temporary.replace(target)
+            shutil.rmtree(old, ignore_errors=True)
     finally:
+        if old.exists() and not target.exists():
+            old.replace(target)
         shutil.rmtree(temporary, ignore_errors=True)

@@ -180,7 +180,7 @@ def rich_table(task: TaskTable) -> Table:
     for name in COLUMNS:
         shown.add_column(column_label(task, name), justify="right", no_wrap=True)
     for row in rows_of(task):
-        cells = (rich_cell(cell, between=".." if row.difference else "–") for cell in row.cells.values())
+        cells = (rich_cell(cell, between="~" if row.difference else "–") for cell in row.cells.values())
         shown.add_row(Text(row.label.replace(" − ", " −\n")), *cells)
     return shown
 

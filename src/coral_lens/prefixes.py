@@ -1,0 +1,79 @@
+"""Find the token prefixes that many questions share: few-shot examples, an article. From the token ids alone.
+
+A prefix is worth computing once and keeping as a key-value cache; what each question adds to it is then all that is left to
+do. Nothing here runs a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+SHORTEST = 32
+"""A shorter prefix is not worth a pass of its own."""
+LEAST_SAVED = 96
+"""Tokens that a group must save."""
+
+Ids = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixGroup:
+    """Prompts that begin with the same `length` tokens; 0 for prompts on their own."""
+
+    length: int
+    members: tuple[int, ...]
+
+
+def find_prefixes(contexts: Sequence[Ids | None]) -> list[PrefixGroup]:
+    """Partition prompts into groups with the prefixes that save the most tokens.
+
+    `contexts` holds each prompt's shared context, or None where its options have contexts of their own. The last context
+    token is never part of a prefix, because it predicts the options. In sorted order, the prefix of a run of contexts is
+    that of its first and last, so every candidate group is a run, and runs nest.
+    """
+    order = sorted((i for i, c in enumerate(contexts) if c is not None), key=lambda i: contexts[i] or ())
+    ids = [contexts[i] or () for i in order]
+    steps = [common_length(a, b) for a, b in zip(ids, ids[1:], strict=False)]
+    groups: list[PrefixGroup] = []
+    alone = [i for i, c in enumerate(contexts) if c is None]
+    for low, high, length in best_runs(ids, steps):
+        if length:
+            groups.append(PrefixGroup(length, tuple(sorted(order[low:high]))))
+        else:
+            alone += order[low:high]
+    if alone:
+        groups.append(PrefixGroup(0, tuple(sorted(alone))))
+    return sorted(groups, key=lambda g: (-g.length, g.members))
+
+
+def common_length(a: Ids, b: Ids) -> int:
+    """Return how many tokens two contexts share at their start, leaving at least one token of each."""
+    n = min(len(a), len(b)) - 1
+    if a[:n] == b[:n]:
+        return max(n, 0)
+    low, high = 0, n  # a[:low] equals b[:low], a[:high] does not equal b[:high]
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if a[:middle] == b[:middle] else (low, middle)
+    return low
+
+
+def best_runs(ids: Sequence[Ids], steps: Sequence[int]) -> list[tuple[int, int, int]]:
+    """Return the runs (from, to, prefix length) that together save the most tokens; length 0 where nothing is saved."""
+    runs: list[tuple[int, int, int]] = []
+    stack = [(0, len(ids))] if ids else []
+    while stack:
+        low, high = stack.pop()
+        length = min(steps[low : high - 1], default=0)
+        cuts = [low, *(i + 1 for i in range(low, high - 1) if steps[i] == length), high]
+        parts = [(a, b) for a, b in zip(cuts, cuts[1:], strict=False) if b > a]
+        inner = sum((b - a - 1) * min(steps[a : b - 1], default=0) for a, b in parts)
+        saved = (high - low - 1) * length
+        if length >= SHORTEST and saved >= LEAST_SAVED and saved >= inner:
+            runs.append((low, high, length))
+        elif high - low > 1 and max(steps[low : high - 1]) >= SHORTEST:
+            stack += parts
+        else:
+            runs.append((low, high, 0))
+    return runs

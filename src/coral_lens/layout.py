@@ -283,8 +283,29 @@ def collate(
     if not any(prefixes):
         return place(laid, order, starts, (ids, positions, allowed))
     distinct = tuple(dict.fromkeys(prefixes))
-    batch = place(laid, order, starts, (ids, positions, np.concatenate([prefix_mask(prefixes, width), allowed], axis=2)))
+    batch = place(
+        laid, order, starts, (ids, positions, np.concatenate([prefix_mask(prefixes, width), allowed], axis=2))
+    )
     return replace(batch, prefixes=distinct, row_prefix=tuple(distinct.index(p) for p in prefixes))
+
+
+def prefix_batch(prefixes: Sequence[tuple[int, ...]]) -> Batch:
+    """Return prefixes as a batch without options, for edits to see where they are."""
+    width = max(len(p) for p in prefixes)
+    ids = torch.tensor([[*p, *[0] * (width - len(p))] for p in prefixes])
+    none = torch.zeros(0, dtype=torch.int64)
+    return Batch(
+        questions=(),
+        option_offsets=offsets_of([]),
+        input_ids=ids,
+        position_ids=torch.arange(width).expand(len(prefixes), -1),
+        allowed=None,
+        answer_tokens=none,
+        answer_offsets=torch.zeros(1, dtype=torch.int64),
+        before_tokens=none,
+        targets=none,
+        stems=none,
+    )
 
 
 def prefix_mask(prefixes: Sequence[tuple[int, ...]], width: int) -> Bool[np.ndarray, "batch width prefix"]:

@@ -26,9 +26,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from coral_lens.engine import TOKEN_BUDGET, PooledResidual, choose_packing, layer_name, plan_for, score
+from coral_lens.engine import TOKEN_BUDGET, PooledResidual, choose_packing, layer_name, score
 from coral_lens.errors import CoralError
-from coral_lens.layout import Packing, Plan
+from coral_lens.layout import Packing, Plan, plan_for
 from coral_lens.manifest import (
     canonical,
     digest,
@@ -139,8 +139,9 @@ def recorded_packing(folder: Path) -> Packing | None:
     return read_json(path).get("packing") if path.exists() else None
 
 
-MAY_DIFFER = {"threads", "versions"}
-"""A finished store is the same whatever computes the next one; an unfinished one keeps its own thread count."""
+MAY_DIFFER = {"threads", "versions", "model.name"}
+"""A finished store is the same whatever computes the next one; an unfinished one keeps its own thread count. The same
+model may be called by another name."""
 
 
 def open_manifest(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
@@ -152,7 +153,7 @@ def open_manifest(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
     found = read_json(path)
     here = flat(found)
     for key, value in flat(wanted).items():
-        if key not in here or (key.split(".")[0] not in MAY_DIFFER and here[key] != value):
+        if key not in here or (not {key, key.split(".")[0]} & MAY_DIFFER and here[key] != value):
             raise CoralError(
                 f"{folder} holds activations of something else: {key} is {shorten(here.get(key))}, not "
                 f"{shorten(value)}. Choose another folder or delete this one."
@@ -227,7 +228,7 @@ def cut_shards(plan: Plan, prompts: Sequence[Prompt], *, row_bytes: int) -> list
     shards, batches, size = [], [], 0
     for batch in plan.batches:
         batches.append(batch)
-        size += row_bytes * sum(len(prompts[q].options) for row in batch for q in row)
+        size += row_bytes * sum(len(prompts[q].options) for q in batch.questions)
         if size >= SHARD_BYTES:
             shards.append(Plan(tuple(batches), plan.packing))
             batches, size = [], 0
@@ -236,7 +237,7 @@ def cut_shards(plan: Plan, prompts: Sequence[Prompt], *, row_bytes: int) -> list
 
 def count_questions(plan: Plan) -> int:
     """Return how many questions a plan covers."""
-    return sum(len(row) for batch in plan.batches for row in batch)
+    return sum(len(batch.questions) for batch in plan.batches)
 
 
 def compute_shard(

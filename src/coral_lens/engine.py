@@ -155,19 +155,25 @@ def score_batch(
         else:
             states = model.tree_body(ids, positions, batch.allowed.to(model.device), cache)
     token_logprobs = answer_logprobs(model, states, batch)
-    bad = ~torch.isfinite(token_logprobs)
-    if bad.any():
-        option = int(torch.searchsorted(batch.answer_offsets, bad.nonzero()[0], right=True)) - 1
-        question = batch.questions[int((torch.from_numpy(batch.option_offsets) <= option).sum()) - 1]
-        raise CoralError(
-            f"The model {model.name!r} gives log-probabilities that are not finite, first for question number "
-            f"{question}: its weights or dtype are broken; try --dtype float32."
-        )
+    refuse_broken(model, batch, token_logprobs)
     sums = torch.segment_reduce(token_logprobs.double(), "sum", lengths=batch.answer_offsets.diff(), axis=0)
     readings: dict[str, Tensor] = {}
     for reader in readers:
         readings |= {name: tensor.cpu() for name, tensor in reader.take().items()}
     return ScoredBatch(batch, sums, readings)
+
+
+def refuse_broken(model: Model, batch: Batch, token_logprobs: Float[Tensor, " token"]) -> None:
+    """Refuse log-probabilities that are not finite, and name the first question that has one."""
+    bad = ~torch.isfinite(token_logprobs)
+    if not bad.any():
+        return
+    option = int(torch.searchsorted(batch.answer_offsets, bad.nonzero()[0], right=True)) - 1
+    question = batch.names[int((torch.from_numpy(batch.option_offsets) <= option).sum()) - 1]
+    raise CoralError(
+        f"The model {model.name!r} gives log-probabilities that are not finite, first for question {question!r}: its "
+        "weights or dtype are broken; try --dtype float32. Finished work is kept."
+    )
 
 
 def answer_logprobs(model: Model, states: Tensor, batch: Batch) -> Float[Tensor, " token"]:

@@ -37,6 +37,8 @@ class Tree:
     """For each option, the nodes of its own tokens, in order."""
     stems: tuple[int, ...]
     """For each option, the node of the last context token, which predicts the option's first token."""
+    name: str = ""
+    """Id of the question."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -73,6 +75,7 @@ def build_tree(prompt: Prompt, *, skip: int = 0) -> Tree:
         trunk=len(trunk),
         paths=tuple(paths),
         stems=tuple(stems),
+        name=prompt.id,
     )
 
 
@@ -115,17 +118,28 @@ class Plan:
     packing: Packing
 
 
-def plan_for(prompts: Sequence[Prompt], *, token_budget: int, packing: Packing = "tree") -> Plan:
-    """Return the packing plan of prompts; it depends on their token ids alone."""
-    groups = find_prefixes([shared_context(p) for p in prompts] if packing == "tree" else [None] * len(prompts))
-    batches: list[PlannedBatch] = []
-    for group in groups:
-        if group.length == 0:
-            sizes = {q: tree_size(build_tree(prompts[q]), packing) for q in group.members}
-            batches += batch_questions(sizes, token_budget=token_budget, packing=packing)
-    with_prefix = [g for g in groups if g.length]
-    rows = [(g, row) for g in with_prefix for row in pack_rows(g, prompts)]
-    return Plan((*batch_rows(rows, prompts, token_budget=token_budget), *batches), packing)
+def plan_for(
+    prompts: Sequence[Prompt], *, token_budget: int, packing: Packing = "tree", border: int | None = None
+) -> Plan:
+    """Return the packing plan of prompts; it depends on their token ids alone.
+
+    A question with an option beyond `border` gets a batch of its own, for models (LongRoPE) in which the longest sequence
+    of a batch changes how all of it is computed.
+    """
+    crossing = [q for q, p in enumerate(prompts) if border is not None and longest(p) > border]
+    own = [PlannedBatch(((q,),), (0,)) for q in sorted(crossing, key=lambda q: -longest(prompts[q]))]
+    alone = set(crossing) if packing == "tree" else set(range(len(prompts)))
+    groups = find_prefixes([None if q in alone else shared_context(p) for q, p in enumerate(prompts)])
+    rows = [(g, row) for g in groups if g.length for row in pack_rows(g, prompts)]
+    single = {q for g in groups if not g.length for q in g.members} - set(crossing)
+    sizes = {q: tree_size(build_tree(prompts[q]), packing) for q in sorted(single)}
+    shared = batch_rows(rows, prompts, token_budget=token_budget)
+    return Plan((*own, *shared, *batch_questions(sizes, token_budget=token_budget, packing=packing)), packing)
+
+
+def longest(prompt: Prompt) -> int:
+    """Return the length of a prompt's longest sequence."""
+    return max(len(c) + len(o) for c, o in zip(prompt.contexts, prompt.options, strict=True))
 
 
 def tree_size(tree: Tree, packing: Packing) -> int:
@@ -215,6 +229,8 @@ class Batch:
 
     questions: tuple[int, ...]
     """Question numbers, in the order of the options below."""
+    names: tuple[str, ...]
+    """Their ids."""
     option_offsets: Int[np.ndarray, " edge"]
     """Options of the i-th question of this batch: option_offsets[i] to option_offsets[i + 1]."""
     input_ids: Int[Tensor, "batch width"]
@@ -296,6 +312,7 @@ def prefix_batch(prefixes: Sequence[tuple[int, ...]]) -> Batch:
     none = torch.zeros(0, dtype=torch.int64)
     return Batch(
         questions=(),
+        names=(),
         option_offsets=offsets_of([]),
         input_ids=ids,
         position_ids=torch.arange(width).expand(len(prefixes), -1),
@@ -329,7 +346,12 @@ def collate_plain(trees: Sequence[Tree], order: Sequence[int]) -> Batch:
     positions = np.broadcast_to(np.arange(width), ids.shape).copy()
     starts = [r * width for r in numbers]
     batch = place(chains, numbers, starts, (ids, positions, None))
-    return replace(batch, questions=tuple(order), option_offsets=offsets_of([len(tree.paths) for tree in trees]))
+    return replace(
+        batch,
+        questions=tuple(order),
+        names=tuple(tree.name for tree in trees),
+        option_offsets=offsets_of([len(tree.paths) for tree in trees]),
+    )
 
 
 def chain_of(tree: Tree, stem: int, path: Int[np.ndarray, " token"]) -> Tree:
@@ -364,6 +386,7 @@ def place(
     input_ids = torch.from_numpy(ids)
     return Batch(
         questions=tuple(order),
+        names=tuple(tree.name for tree in trees),
         option_offsets=offsets_of(sizes),
         input_ids=input_ids,
         position_ids=torch.from_numpy(positions),

@@ -125,6 +125,12 @@ class Model:
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
     @property
+    def rope_border(self) -> int | None:
+        """The length beyond which LongRoPE changes its factors for the whole batch; None for other models."""
+        rope = getattr(self.hf.config.get_text_config(), "rope_parameters", None) or {}
+        return int(rope["original_max_position_embeddings"]) if rope.get("rope_type") == "longrope" else None
+
+    @property
     def _last_position(self) -> int:
         # a prompt cut to the model's length is scored up to its last token but one, so that only the state of that last
         # token is read at a position beyond the table of a model with learned positions
@@ -231,6 +237,7 @@ def load_model(
         tokenizer = AutoTokenizer.from_pretrained(source, **common)
         weights = torch_dtype(dtype or ("auto" if on_gpu else "float32"))
         hf = load_weights(name, source, {"dtype": weights, "device_map": device_map, **common})
+        ensure_bos(tokenizer, hf.config)
         if device_map is None:
             hf.to(torch.device(device))  # type: ignore[arg-type]
     return wrap(hf, tokenizer, name=name)
@@ -334,6 +341,20 @@ def quiet_loading() -> Iterator[None]:
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()
+
+
+def ensure_bos(tokenizer: PreTrainedTokenizerBase, config: Any) -> None:
+    """Make the tokenizer of a Gemma model add BOS, without which it is lost; one read from a GGUF file may not."""
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    bos = tokenizer.bos_token
+    if not config.model_type.startswith("gemma") or backend is None or not isinstance(bos, str):
+        return
+    if tokenizer.encode("a")[:1] != [tokenizer.bos_token_id]:
+        from tokenizers.processors import TemplateProcessing
+
+        backend.post_processor = TemplateProcessing(
+            single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, tokenizer.bos_token_id)]
+        )
 
 
 def torch_dtype(name: str) -> torch.dtype | str:

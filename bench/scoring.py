@@ -19,8 +19,8 @@ from pathlib import Path
 
 import torch
 
-from coral_lens.engine import PooledResidual, plan_for, score
-from coral_lens.layout import build_tree
+from coral_lens.engine import TOKEN_BUDGET, PooledResidual, score
+from coral_lens.layout import build_tree, plan_for
 from coral_lens.models import Model, load_model
 from coral_lens.prompts import render, tokenize
 from coral_lens.questions import load_questions
@@ -62,7 +62,7 @@ def ours(model: Model, questions: list[Question], rendered: list[Rendered], *, l
     """Tokenise, plan and score, as `coral extract` does."""
     prompts = tokenize(questions, rendered, model)
     readers = [PooledResidual(tuple(range(model.n_layers + 1)))] if layers else []
-    for _ in score(model, prompts, plan_for(prompts), readers=readers):
+    for _ in score(model, prompts, plan_for(prompts, token_budget=TOKEN_BUDGET), readers=readers):
         pass
 
 

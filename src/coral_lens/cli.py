@@ -116,8 +116,7 @@ def extract(
     chosen = parse_layers(layers) or all_layers(loaded)
     what = Extraction(layers=chosen, style=make_style(style, apply_chat_template))
     with questions_bar("extracting", len(questions)) as advance:
-        store = run(loaded, questions, out, what=what, progress=advance)
-    note_truncated(store.manifest["n_truncated"], len(questions))
+        run(loaded, questions, out, what=what, progress=advance)
     size = sum(f.stat().st_size for f in out.iterdir()) / 2**20
     typer.echo(f"{len(questions)} questions, {len(chosen)} layers, {size:,.0f} MiB in {out}")
 
@@ -387,16 +386,6 @@ def parse_layers(text: str | None) -> tuple[int, ...] | None:
             raise CoralError(f"--layers must look like 0,16 or 12-20. Got {text!r} instead.")
         layers.update(range(int(match[1]), int(match[2] or match[1]) + 1))
     return tuple(sorted(layers))
-
-
-def note_truncated(n: int, total: int) -> None:
-    """Say once how many prompts were too long."""
-    if n:
-        typer.secho(
-            f"coral: {n} of {total} prompts were longer than the model reads and were cut on the left.",
-            fg="yellow",
-            err=True,
-        )
 
 
 def print_fit(lens: Lens) -> None:

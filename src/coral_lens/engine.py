@@ -18,13 +18,13 @@ from jaxtyping import Float
 from torch import Tensor
 
 from coral_lens.errors import CoralError
-from coral_lens.layout import Batch, Packing, Plan, Tree, build_tree, collate, make_plan
+from coral_lens.layout import Batch, Packing, Plan, build_tree, collate, lay_out, prefix_batch
 from coral_lens.records import Prompt
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from coral_lens.models import Model
+    from coral_lens.models import Model, PrefixCache
 
 TOKEN_BUDGET = 2048
 HEAD_ROWS = 256
@@ -102,18 +102,6 @@ class ScoredBatch:
     readings: dict[str, Tensor]
 
 
-def plan_for(prompts: Sequence[Prompt], *, token_budget: int = TOKEN_BUDGET, packing: Packing = "tree") -> Plan:
-    """Return the packing plan of prompts; it depends on their token ids alone."""
-    return make_plan([tree_size(build_tree(p), packing) for p in prompts], token_budget=token_budget, packing=packing)
-
-
-def tree_size(tree: Tree, packing: Packing) -> int:
-    """Return how many tokens a question costs: its tree's, or those of all its options' whole sequences."""
-    if packing == "tree":
-        return len(tree)
-    return sum(int(tree.depths[path[-1]]) + 1 for path in tree.paths)
-
-
 def score(
     model: Model,
     prompts: Sequence[Prompt],
@@ -123,38 +111,69 @@ def score(
     edits: Sequence[Edit] = (),
 ) -> Iterator[ScoredBatch]:
     """Yield the scores and readings of each batch of the plan, in its order."""
-    for rows in plan.batches:
-        trees = {q: build_tree(prompts[q]) for row in rows for q in row}
-        batch = collate(trees, rows, packing=plan.packing)
-        yield score_batch(model, batch, readers=readers, edits=edits)
+    prefixes = Prefixes(model, edits)
+    for planned in plan.batches:
+        batch = lay_out(prompts, planned, packing=plan.packing)
+        yield score_batch(model, batch, readers=readers, edits=edits, prefixes=prefixes)
+
+
+class Prefixes:
+    """The key-value cache of the prefixes of one batch, kept for the next: batches of one prefix follow each other."""
+
+    def __init__(self, model: Model, edits: Sequence[Edit] = ()) -> None:
+        self._model, self._edits = model, edits
+        self._known: tuple[tuple[int, ...], ...] = ()
+        self._cache: PrefixCache | None = None
+
+    def for_batch(self, batch: Batch) -> PrefixCache | None:
+        """Return the cache that the rows of a batch attend to, or None where they have no prefix."""
+        if not batch.prefixes:
+            return None
+        if self._cache is None or not set(batch.prefixes) <= set(self._known):
+            with tapped(self._model, prefix_batch(batch.prefixes), edits=self._edits):
+                self._cache = self._model.prefill(batch.prefixes)
+            self._known = batch.prefixes
+        at = [self._known.index(batch.prefixes[i]) for i in batch.row_prefix]
+        return self._cache.for_rows(at, max(len(p) for p in batch.prefixes))
 
 
 @torch.inference_mode()
 def score_batch(
-    model: Model, batch: Batch, *, readers: Sequence[Reader] = (), edits: Sequence[Edit] = ()
+    model: Model,
+    batch: Batch,
+    *,
+    readers: Sequence[Reader] = (),
+    edits: Sequence[Edit] = (),
+    prefixes: Prefixes | None = None,
 ) -> ScoredBatch:
     """Run one batch through the model."""
-    device = model.device
+    cache = (prefixes or Prefixes(model, edits)).for_batch(batch)
+    ids, positions = batch.input_ids.to(model.device), batch.position_ids.to(model.device)
     with tapped(model, batch, readers=readers, edits=edits):
-        states = model.body(
-            batch.input_ids.to(device),
-            batch.position_ids.to(device),
-            None if batch.allowed is None else batch.allowed.to(device),
-        )
+        if batch.allowed is None:
+            states = model.plain_body(ids)
+        else:
+            states = model.tree_body(ids, positions, batch.allowed.to(model.device), cache)
     token_logprobs = answer_logprobs(model, states, batch)
-    bad = ~torch.isfinite(token_logprobs)
-    if bad.any():
-        option = int(torch.searchsorted(batch.answer_offsets, bad.nonzero()[0], right=True)) - 1
-        question = batch.questions[int((torch.from_numpy(batch.option_offsets) <= option).sum()) - 1]
-        raise CoralError(
-            f"The model {model.name!r} gives log-probabilities that are not finite, first for question number "
-            f"{question}: its weights or dtype are broken; try --dtype float32."
-        )
+    refuse_broken(model, batch, token_logprobs)
     sums = torch.segment_reduce(token_logprobs.double(), "sum", lengths=batch.answer_offsets.diff(), axis=0)
     readings: dict[str, Tensor] = {}
     for reader in readers:
         readings |= {name: tensor.cpu() for name, tensor in reader.take().items()}
     return ScoredBatch(batch, sums, readings)
+
+
+def refuse_broken(model: Model, batch: Batch, token_logprobs: Float[Tensor, " token"]) -> None:
+    """Refuse log-probabilities that are not finite, and name the first question that has one."""
+    bad = ~torch.isfinite(token_logprobs)
+    if not bad.any():
+        return
+    option = int(torch.searchsorted(batch.answer_offsets, bad.nonzero()[0], right=True)) - 1
+    question = batch.names[int((torch.from_numpy(batch.option_offsets) <= option).sum()) - 1]
+    raise CoralError(
+        f"The model {model.name!r} gives log-probabilities that are not finite, first for question {question!r}: its "
+        "weights or dtype are broken; try --dtype float32. Finished work is kept."
+    )
 
 
 def answer_logprobs(model: Model, states: Tensor, batch: Batch) -> Float[Tensor, " token"]:
@@ -207,6 +226,10 @@ def attach(model: Model, site: Site, hook: Hook) -> Any:
     """Register a hook at a site and return its handle."""
     if not 0 <= site.layer <= model.n_layers or (site.kind == "heads" and site.layer == 0):
         raise CoralError(f"Layer {site.layer} does not exist: {model.name!r} has layers 0 to {model.n_layers}.")
+    if site.kind == "heads" and not model.projections:
+        raise CoralError(
+            f"{model.name!r} has no attention output projection, so that its heads cannot be read or edited."
+        )
     if site.kind == "heads":
         return before(model.projections[site.layer - 1], hook)
     if site.layer == 0:

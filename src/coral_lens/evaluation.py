@@ -38,8 +38,10 @@ def evaluate_lens(
         folder = work_dir / test.name.replace("/", "_").replace(":", ".") if work_dir else None
         with questions_bar(test.name, len(questions)) as advance:
             predictions = lens.predictions(model, questions, work_dir=folder, progress=advance)
-        trained_on = any(q.task in trained for q in questions)
-        evaluations.append(Evaluation(test.name, tuple(questions), predictions, trained_on))
+        scored = set(predictions["base"].ids)
+        asked = tuple(q for q in questions if q.id in scored)
+        trained_on = any(q.task in trained for q in asked)
+        evaluations.append(Evaluation(test.name, asked, predictions, trained_on))
     return evaluations, left_out
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
+from coral_lens.prefixes import PrefixGroup, find_prefixes
 from coral_lens.records import Prompt, offsets_of
 
 Packing = Literal["tree", "plain"]
@@ -36,17 +37,18 @@ class Tree:
     """For each option, the nodes of its own tokens, in order."""
     stems: tuple[int, ...]
     """For each option, the node of the last context token, which predicts the option's first token."""
+    name: str = ""
+    """Id of the question."""
 
     def __len__(self) -> int:
         return len(self.tokens)
 
 
-def build_tree(prompt: Prompt) -> Tree:
-    """Merge the sequences of a prompt's options into one tree."""
-    trunk = (
-        prompt.contexts[0] if all(c is prompt.contexts[0] or c == prompt.contexts[0] for c in prompt.contexts) else ()
-    )
-    tokens, parents, depths = list(trunk), list(range(-1, len(trunk) - 1)), list(range(len(trunk)))
+def build_tree(prompt: Prompt, *, skip: int = 0) -> Tree:
+    """Merge the sequences of a prompt's options into one tree, without the first `skip` tokens of their context."""
+    trunk = (shared_context(prompt) or ())[skip:]
+    assert trunk or not skip, "only a context that all options share has a prefix"
+    tokens, parents, depths = list(trunk), list(range(-1, len(trunk) - 1)), list(range(skip, skip + len(trunk)))
     children: dict[tuple[int, int], int] = {}
 
     def walk(node: int, sequence: Sequence[int]) -> list[int]:
@@ -73,6 +75,7 @@ def build_tree(prompt: Prompt) -> Tree:
         trunk=len(trunk),
         paths=tuple(paths),
         stems=tuple(stems),
+        name=prompt.id,
     )
 
 
@@ -88,22 +91,116 @@ def ancestors(tree: Tree) -> Bool[np.ndarray, "node node"]:
     return allowed
 
 
+def shared_context(prompt: Prompt) -> tuple[int, ...] | None:
+    """Return the context of all options, or None where they differ."""
+    first = prompt.contexts[0]
+    return first if all(c is first or c == first for c in prompt.contexts) else None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBatch:
+    """The rows of a batch, each a tuple of question numbers, and how many tokens of each row lie in its prefix."""
+
+    rows: tuple[tuple[int, ...], ...]
+    prefixes: tuple[int, ...]
+    """For each row, the length of the prefix that its questions share and that is computed apart; mostly 0."""
+
+    @property
+    def questions(self) -> tuple[int, ...]:
+        return tuple(q for row in self.rows for q in row)
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Which question goes into which row of which batch. Row shapes change rounding, so a resumed run reuses its plan."""
 
-    batches: tuple[tuple[tuple[int, ...], ...], ...]
-    """Batches of rows of question numbers."""
+    batches: tuple[PlannedBatch, ...]
     packing: Packing
 
 
-def make_plan(sizes: Sequence[int], *, token_budget: int, packing: Packing = "tree") -> Plan:
+def plan_for(
+    prompts: Sequence[Prompt], *, token_budget: int, packing: Packing = "tree", border: int | None = None
+) -> Plan:
+    """Return the packing plan of prompts; it depends on their token ids alone.
+
+    A question with an option beyond `border` gets a batch of its own, for models (LongRoPE) in which the longest sequence
+    of a batch changes how all of it is computed.
+    """
+    crossing = [q for q, p in enumerate(prompts) if border is not None and longest(p) > border]
+    own = [PlannedBatch(((q,),), (0,)) for q in sorted(crossing, key=lambda q: -longest(prompts[q]))]
+    alone = set(crossing) if packing == "tree" else set(range(len(prompts)))
+    groups = find_prefixes([None if q in alone else shared_context(p) for q, p in enumerate(prompts)])
+    rows = [(g, row) for g in groups if g.length for row in pack_rows(g, prompts)]
+    single = {q for g in groups if not g.length for q in g.members} - set(crossing)
+    sizes = {q: tree_size(build_tree(prompts[q]), packing) for q in sorted(single)}
+    shared = batch_rows(rows, prompts, token_budget=token_budget)
+    return Plan((*own, *shared, *batch_questions(sizes, token_budget=token_budget, packing=packing)), packing)
+
+
+def longest(prompt: Prompt) -> int:
+    """Return the length of a prompt's longest sequence."""
+    return max(len(c) + len(o) for c, o in zip(prompt.contexts, prompt.options, strict=True))
+
+
+def tree_size(tree: Tree, packing: Packing) -> int:
+    """Return how many tokens a question costs: its tree's, or those of all its options' whole sequences."""
+    if packing == "tree":
+        return len(tree)
+    return sum(int(tree.depths[path[-1]]) + 1 for path in tree.paths)
+
+
+ROW_WIDTH = 256
+"""Questions that share a prefix are put side by side up to this width: every row holds a copy of the prefix's cache."""
+
+
+def pack_rows(group: PrefixGroup, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
+    """Lay the questions of a prefix group side by side, the longest first."""
+    sizes = {q: len(build_tree(prompts[q], skip=group.length)) for q in group.members}
+    rows: list[list[int]] = []
+    room: list[int] = []
+    for q in sorted(sizes, key=lambda q: (-sizes[q], q)):
+        at = next((i for i, free in enumerate(room) if free >= sizes[q]), None)
+        if at is None:
+            rows.append([])
+            room.append(max(ROW_WIDTH, sizes[q]))
+            at = len(rows) - 1
+        rows[at].append(q)
+        room[at] -= sizes[q]
+    return [tuple(row) for row in rows]
+
+
+def batch_rows(
+    rows: Sequence[tuple[PrefixGroup, tuple[int, ...]]], prompts: Sequence[Prompt], *, token_budget: int
+) -> list[PlannedBatch]:
+    """Put rows with prefixes into batches, rows of one prefix next to each other so that it is computed once."""
+    batches: list[PlannedBatch] = []
+    some: list[tuple[PrefixGroup, tuple[int, ...]]] = []
+
+    def cost(candidates: Sequence[tuple[PrefixGroup, tuple[int, ...]]]) -> int:
+        widths = [sum(len(build_tree(prompts[q], skip=g.length)) for q in row) for g, row in candidates]
+        lengths = {g.members: g.length for g, _ in candidates}
+        return max(widths) * len(widths) + (max(lengths.values()) * len(lengths) if len(lengths) > 1 else 0)
+
+    def close() -> None:
+        if some:
+            batches.append(PlannedBatch(tuple(row for _, row in some), tuple(g.length for g, _ in some)))
+            some.clear()
+
+    for row in rows:
+        if some and cost([*some, row]) > token_budget:
+            close()
+        some.append(row)
+    close()
+    return batches
+
+
+def batch_questions(sizes: Mapping[int, int], *, token_budget: int, packing: Packing = "tree") -> list[PlannedBatch]:
     """Group questions of similar size into batches of about `token_budget` tokens, padding included.
 
     The longest come first, so that memory peaks at the start and the time left is never underestimated. Room left in a
     row is given to the largest question that still fits.
     """
-    order = sorted(range(len(sizes)), key=lambda i: (sizes[i], -i))
+    order = sorted(sizes, key=lambda i: (sizes[i], -i))
     keys = [sizes[i] for i in order]
     batches = []
     while order:
@@ -119,8 +216,8 @@ def make_plan(sizes: Sequence[int], *, token_budget: int, packing: Packing = "tr
             if not row:
                 break
             rows.append(tuple(row))
-        batches.append(tuple(rows))
-    return Plan(tuple(batches), packing)
+        batches.append(PlannedBatch(tuple(rows), (0,) * len(rows)))
+    return batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,12 +229,14 @@ class Batch:
 
     questions: tuple[int, ...]
     """Question numbers, in the order of the options below."""
+    names: tuple[str, ...]
+    """Their ids."""
     option_offsets: Int[np.ndarray, " edge"]
     """Options of the i-th question of this batch: option_offsets[i] to option_offsets[i + 1]."""
     input_ids: Int[Tensor, "batch width"]
     position_ids: Int[Tensor, "batch width"]
-    allowed: Bool[Tensor, "batch width width"] | None
-    """Which key each query may see; None where the rows are ordinary causal ones."""
+    allowed: Bool[Tensor, "batch width key"] | None
+    """Which key each query may see, those of the prefix first; None where the rows are ordinary causal ones."""
     answer_tokens: Int[Tensor, " token"]
     """Flat positions of the options' own tokens, option by option."""
     answer_offsets: Int[Tensor, " option_edge"]
@@ -148,13 +247,36 @@ class Batch:
     """Token id of each answer token."""
     stems: Int[Tensor, " option"]
     """Flat position of each option's last context token."""
+    prefixes: tuple[tuple[int, ...], ...] = ()
+    """Distinct token prefixes that rows attend to through a cache."""
+    row_prefix: tuple[int, ...] = ()
+    """For each row, its prefix."""
 
     @property
     def n_options(self) -> int:
         return len(self.stems)
 
 
-def collate(trees: Mapping[int, Tree], rows: Sequence[Sequence[int]], *, packing: Packing = "tree") -> Batch:
+def lay_out(prompts: Sequence[Prompt], planned: PlannedBatch, *, packing: Packing = "tree") -> Batch:
+    """Lay the prompts of a planned batch into rows."""
+    trees = {
+        q: build_tree(prompts[q], skip=length)
+        for row, length in zip(planned.rows, planned.prefixes, strict=True)
+        for q in row
+    }
+    prefixes = [
+        prompts[row[0]].contexts[0][:length] for row, length in zip(planned.rows, planned.prefixes, strict=True)
+    ]
+    return collate(trees, planned.rows, packing=packing, prefixes=prefixes)
+
+
+def collate(
+    trees: Mapping[int, Tree],
+    rows: Sequence[Sequence[int]],
+    *,
+    packing: Packing = "tree",
+    prefixes: Sequence[tuple[int, ...]] = (),
+) -> Batch:
     """Lay the trees of the numbered questions into one batch; `rows` says which question goes into which row."""
     if packing == "plain":
         return collate_plain([trees[q] for row in rows for q in row], [q for row in rows for q in row])
@@ -173,7 +295,41 @@ def collate(trees: Mapping[int, Tree], rows: Sequence[Sequence[int]], *, packing
             starts.append(r * width + column)
             column = end
     order = [q for row in rows for q in row]
-    return place([trees[q] for q in order], order, starts, (ids, positions, allowed))
+    laid = [trees[q] for q in order]
+    if not any(prefixes):
+        return place(laid, order, starts, (ids, positions, allowed))
+    distinct = tuple(dict.fromkeys(prefixes))
+    batch = place(
+        laid, order, starts, (ids, positions, np.concatenate([prefix_mask(prefixes, width), allowed], axis=2))
+    )
+    return replace(batch, prefixes=distinct, row_prefix=tuple(distinct.index(p) for p in prefixes))
+
+
+def prefix_batch(prefixes: Sequence[tuple[int, ...]]) -> Batch:
+    """Return prefixes as a batch without options, for edits to see where they are."""
+    width = max(len(p) for p in prefixes)
+    ids = torch.tensor([[*p, *[0] * (width - len(p))] for p in prefixes])
+    none = torch.zeros(0, dtype=torch.int64)
+    return Batch(
+        questions=(),
+        names=(),
+        option_offsets=offsets_of([]),
+        input_ids=ids,
+        position_ids=torch.arange(width).expand(len(prefixes), -1),
+        allowed=None,
+        answer_tokens=none,
+        answer_offsets=torch.zeros(1, dtype=torch.int64),
+        before_tokens=none,
+        targets=none,
+        stems=none,
+    )
+
+
+def prefix_mask(prefixes: Sequence[tuple[int, ...]], width: int) -> Bool[np.ndarray, "batch width prefix"]:
+    """Return which prefix keys each row sees: all of its own prefix, none of the padding after it."""
+    lengths = np.array([len(p) for p in prefixes], dtype=np.int64)
+    seen = np.arange(lengths.max())[None, :] < lengths[:, None]
+    return np.broadcast_to(seen[:, None, :], (len(prefixes), width, seen.shape[1]))
 
 
 def collate_plain(trees: Sequence[Tree], order: Sequence[int]) -> Batch:
@@ -190,11 +346,12 @@ def collate_plain(trees: Sequence[Tree], order: Sequence[int]) -> Batch:
     positions = np.broadcast_to(np.arange(width), ids.shape).copy()
     starts = [r * width for r in numbers]
     batch = place(chains, numbers, starts, (ids, positions, None))
-    sizes = [len(tree.paths) for tree in trees]
-    return Batch(
-        tuple(order), offsets_of(sizes), batch.input_ids, batch.position_ids, None, batch.answer_tokens,
-        batch.answer_offsets, batch.before_tokens, batch.targets, batch.stems,
-    )  # fmt: skip
+    return replace(
+        batch,
+        questions=tuple(order),
+        names=tuple(tree.name for tree in trees),
+        option_offsets=offsets_of([len(tree.paths) for tree in trees]),
+    )
 
 
 def chain_of(tree: Tree, stem: int, path: Int[np.ndarray, " token"]) -> Tree:
@@ -229,6 +386,7 @@ def place(
     input_ids = torch.from_numpy(ids)
     return Batch(
         questions=tuple(order),
+        names=tuple(tree.name for tree in trees),
         option_offsets=offsets_of(sizes),
         input_ids=input_ids,
         position_ids=torch.from_numpy(positions),

@@ -98,8 +98,8 @@ class Lens:
         *,
         work_dir: Path | None = None,
         progress: Progress | None = None,
-    ) -> tuple[OptionTable, dict[str, Float[np.ndarray, " row"]]]:
-        """Score questions and return their table and each method's probabilities.
+    ) -> tuple[list[Question], OptionTable, dict[str, Float[np.ndarray, " row"]]]:
+        """Score questions and return those that could be asked, their table and each method's probabilities.
 
         With `work_dir` the states are kept there and an interrupted run goes on; without, they are thrown away.
         """
@@ -107,7 +107,7 @@ class Lens:
         what = Extraction(layers=(self.layer,), style=self.style)
         with TemporaryDirectory(prefix="coral-") as temporary:
             store = extract(model, questions, work_dir or Path(temporary), what=what, progress=progress)
-            return store.table, self.apply(store)
+            return store.questions, store.table, self.apply(store)
 
     def predict(
         self,
@@ -117,10 +117,10 @@ class Lens:
         work_dir: Path | None = None,
         progress: Progress | None = None,
     ) -> list[Answer]:
-        """Answer questions; they need no labels."""
-        table, probs = self.run(model, questions, work_dir=work_dir, progress=progress)
+        """Answer questions; they need no labels. One that cannot be asked is left out with a warning."""
+        asked, table, probs = self.run(model, questions, work_dir=work_dir, progress=progress)
         answers = []
-        for i, question in enumerate(questions):
+        for i, question in enumerate(asked):
             rows = slice(table.offsets[i], table.offsets[i + 1])
             steered, base = probs["coral"][rows], probs["base"][rows]
             best = int(steered.argmax())
@@ -145,15 +145,15 @@ class Lens:
         progress: Progress | None = None,
     ) -> dict[str, Predictions]:
         """Return the Predictions of each method on questions of one task."""
-        table, probs = self.run(model, questions, work_dir=work_dir, progress=progress)
-        first = questions[0]
+        asked, table, probs = self.run(model, questions, work_dir=work_dir, progress=progress)
+        first = asked[0]
         return {
             method: Predictions(
                 method=method,
                 model=model.name,
                 task=first.task,
                 split=first.split,
-                ids=tuple(q.id for q in questions),
+                ids=tuple(q.id for q in asked),
                 answers=table.answers,
                 offsets=table.offsets,
                 probs=p,

@@ -8,33 +8,45 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
+from torch import Tensor, nn
+
 from coral_lens.assets import cache_dir, embedded_model
 from coral_lens.errors import CoralError
 from coral_lens.manifest import digest, digest_bytes, digest_file, fresh_folder
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 EMBEDDED = "smollm2"
 DEFAULT_MAX_LENGTH = 2048
 
 MaskForm = Literal["full", "sliding", "by_layer"]
-MASK_FORMS: dict[str, MaskForm] = {"llama": "full", "mistral": "sliding", "qwen2": "by_layer"}
+MASK_FORMS: dict[str, MaskForm] = {
+    "llama": "full",
+    "gpt2": "full",
+    "gpt_neox": "full",
+    "mistral": "sliding",
+    "phi3": "sliding",
+    "qwen2": "by_layer",
+    "qwen3": "by_layer",
+    "gemma2": "by_layer",
+    "gemma3_text": "by_layer",
+}
 """Which attention mask a family takes: one causal mask; one mask cut to a window of *positions*; a dict of both kinds.
 
-A full mask on a sliding family is silently wrong, and a family that takes one mask refuses a dict.
+A full mask on a sliding family is silently wrong, and a family that takes one mask refuses a dict. A family that is not
+listed is tried with a full mask; the engine's self-check decides whether it is scored that way.
 """
 
-NORM_NAMES = ("norm", "final_layernorm", "ln_f", "final_layer_norm")
+NORM_NAMES = ("norm", "final_layernorm", "ln_f", "norm_f", "final_layer_norm")
 PROJECTION_NAMES = ("o_proj", "out_proj", "dense", "c_proj")
 
 
@@ -49,7 +61,8 @@ class Model:
     norm: nn.Module
     head: nn.Module
     projections: tuple[nn.Module, ...]
-    """The attention output projection of each block; its input holds the outputs of the heads side by side."""
+    """The attention output projection of each block, whose input holds the outputs of the heads side by side; empty where
+    blocks have none (recurrent models)."""
     mask_form: MaskForm
     max_length: int
     fingerprint: dict[str, str] = field(repr=False)
@@ -71,20 +84,60 @@ class Model:
     def dtype(self) -> torch.dtype:
         return self.hf.dtype
 
-    def body(self, input_ids: Tensor, position_ids: Tensor, allowed: Tensor | None) -> Tensor:
-        """Return the final, normed states [batch, token, width] of rows under an attention mask.
+    def plain_body(self, input_ids: Tensor) -> Tensor:
+        """Return the final, normed states [batch, token, width] of ordinary causal rows, padded on the right."""
+        return self.hf.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
 
-        `allowed` is boolean [batch, query, key]; None asks for the model's own causal mask.
+    def tree_body(
+        self, input_ids: Tensor, position_ids: Tensor, allowed: Tensor, prefix: PrefixCache | None = None
+    ) -> Tensor:
+        """Return the final, normed states of rows in which `allowed` [batch, query, key] says who sees whom.
+
+        The keys of a prefix, if there is one, come before those of the row.
         """
-        mask = None if allowed is None else self._attention_mask(allowed, position_ids)
-        out = self.hf.base_model(input_ids=input_ids, position_ids=position_ids, attention_mask=mask, use_cache=False)
+        past = None if prefix is None else prefix.as_cache()
+        keys = position_ids if prefix is None else torch.cat([prefix.positions, position_ids], dim=1)
+        out = self.hf.base_model(
+            input_ids=input_ids,
+            position_ids=position_ids.clamp(max=self._last_position),
+            attention_mask=self._attention_mask(allowed, position_ids, keys),
+            past_key_values=past,
+            use_cache=past is not None,
+        )
         return out.last_hidden_state
+
+    def prefill(self, prefixes: Sequence[tuple[int, ...]]) -> PrefixCache:
+        """Compute the keys and values of token prefixes, padded on the right, to be attended to by rows."""
+        from transformers import DynamicCache
+
+        width = max(len(p) for p in prefixes)
+        ids = torch.tensor([[*p, *[0] * (width - len(p))] for p in prefixes], device=self.device)
+        # a cache made without the configuration keeps all keys, also in layers with a sliding window
+        cache = DynamicCache()
+        self.hf.base_model(input_ids=ids, past_key_values=cache, use_cache=True)
+        layers: list[Any] = list(cache.layers)
+        return PrefixCache([(layer.keys, layer.values) for layer in layers])
 
     def logits(self, states: Tensor) -> Tensor:
         """Return the vocabulary logits of normed states [row, width], in float32."""
-        return self.head(states).float()
+        logits = self.head(states).float()
+        cap = getattr(self.hf.config.get_text_config(), "final_logit_softcapping", None)
+        return logits if cap is None else cap * torch.tanh(logits / cap)
 
-    def _attention_mask(self, allowed: Tensor, position_ids: Tensor) -> Tensor | dict[str, Tensor]:
+    @property
+    def rope_border(self) -> int | None:
+        """The length beyond which LongRoPE changes its factors for the whole batch; None for other models."""
+        rope = getattr(self.hf.config.get_text_config(), "rope_parameters", None) or {}
+        return int(rope["original_max_position_embeddings"]) if rope.get("rope_type") == "longrope" else None
+
+    @property
+    def _last_position(self) -> int:
+        # a prompt cut to the model's length is scored up to its last token but one, so that only the state of that last
+        # token is read at a position beyond the table of a model with learned positions
+        learned = self.hf.config.model_type in ("gpt2",)
+        return self.max_length - 1 if learned else 2**31 - 1
+
+    def _attention_mask(self, allowed: Tensor, queries: Tensor, keys: Tensor) -> Tensor | dict[str, Tensor]:
         full = additive(allowed, self.dtype)
         window = getattr(self.hf.config.get_text_config(), "sliding_window", None)
         if self.mask_form == "full" or (self.mask_form == "sliding" and window is None):
@@ -92,7 +145,7 @@ class Model:
         sliding = full
         if window is not None:
             # distance in positions, not in row indices: options restart after the context
-            near = position_ids[:, :, None] - position_ids[:, None, :] < window
+            near = queries[:, :, None] - keys[:, None, :] < window
             sliding = additive(allowed & near, self.dtype)
         return sliding if self.mask_form == "sliding" else {"full_attention": full, "sliding_attention": sliding}
 
@@ -119,10 +172,39 @@ class Model:
             return apply([m for m in messages if m["role"] != "system"])
 
 
+@dataclass(frozen=True)
+class PrefixCache:
+    """Keys and values of token prefixes at every layer, [prefix, head, token, feature]."""
+
+    layers: list[tuple[Tensor, Tensor]]
+
+    def for_rows(self, row_prefix: Sequence[int], width: int) -> PrefixCache:
+        """Return the cache with one entry per row, cut to `width` tokens."""
+        which = torch.tensor(row_prefix)
+        return PrefixCache([(pick_rows(k, which, width), pick_rows(v, which, width)) for k, v in self.layers])
+
+    @property
+    def positions(self) -> Tensor:
+        keys = self.layers[0][0]
+        return torch.arange(keys.shape[2], device=keys.device).expand(keys.shape[0], -1)
+
+    def as_cache(self) -> DynamicCache:
+        """Return what transformers takes; it adds the row's own keys to a copy."""
+        from transformers import DynamicCache
+
+        return DynamicCache(self.layers)
+
+
+def pick_rows(states: Tensor, which: Tensor, width: int) -> Tensor:
+    """Return the entries of `which`, without a copy where all rows have the same prefix."""
+    states = states[:, :, :width]
+    if bool((which == which[0]).all()):
+        return states[int(which[0])].expand(len(which), -1, -1, -1)
+    return states[which.to(states.device)]
+
+
 def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
     """Turn a boolean mask [batch, query, key] into the additive [batch, 1, query, key] that attention kernels take."""
-    import torch
-
     mask = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
     return mask.masked_fill_(~allowed, torch.finfo(dtype).min)[:, None]
 
@@ -155,6 +237,7 @@ def load_model(
         tokenizer = AutoTokenizer.from_pretrained(source, **common)
         weights = torch_dtype(dtype or ("auto" if on_gpu else "float32"))
         hf = load_weights(name, source, {"dtype": weights, "device_map": device_map, **common})
+        ensure_bos(tokenizer, hf.config)
         if device_map is None:
             hf.to(torch.device(device))  # type: ignore[arg-type]
     return wrap(hf, tokenizer, name=name)
@@ -170,7 +253,7 @@ def wrap(hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str) 
         name=name,
         hf=hf,
         tokenizer=tokenizer,
-        mask_form=MASK_FORMS[config.model_type],
+        mask_form=MASK_FORMS.get(config.model_type, "full"),
         max_length=max_length(config, tokenizer),
         fingerprint=fingerprint,
         **parts,
@@ -260,10 +343,22 @@ def quiet_loading() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
+def ensure_bos(tokenizer: PreTrainedTokenizerBase, config: Any) -> None:
+    """Make the tokenizer of a Gemma model add BOS, without which it is lost; one read from a GGUF file may not."""
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    bos = tokenizer.bos_token
+    if not config.model_type.startswith("gemma") or backend is None or not isinstance(bos, str):
+        return
+    if tokenizer.encode("a")[:1] != [tokenizer.bos_token_id]:
+        from tokenizers.processors import TemplateProcessing
+
+        backend.post_processor = TemplateProcessing(
+            single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, tokenizer.bos_token_id)]
+        )
+
+
 def torch_dtype(name: str) -> torch.dtype | str:
     """Return the torch dtype of that name, or `auto` for the checkpoint's own."""
-    import torch
-
     known: dict[str, torch.dtype | str] = {
         "float32": torch.float32,
         "bfloat16": torch.bfloat16,
@@ -280,22 +375,18 @@ def torch_dtype(name: str) -> torch.dtype | str:
 
 def find_parts(hf: PreTrainedModel) -> dict[str, Any]:
     """Find blocks, final norm, head and attention output projections by structure."""
-    from torch import nn
-
     base, config = hf.base_model, hf.config.get_text_config()
     lists = [m for m in base.children() if isinstance(m, nn.ModuleList) and len(m) == config.num_hidden_layers]
     norm = first_child(base, NORM_NAMES)
     head = hf.get_output_embeddings()
     projections = [p for block in (lists[0] if lists else ()) if (p := output_projection(block)) is not None]
+    every = bool(lists) and len(projections) == len(lists[0])
     missing = [
         what
         for what, found in {
             f"one list of {config.num_hidden_layers} blocks": len(lists) == 1,
             f"a final norm named {', '.join(NORM_NAMES)}": norm is not None,
             "an output embedding": head is not None,
-            f"an attention output projection named {', '.join(PROJECTION_NAMES)} in each block": lists
-            and len(projections) == len(lists[0]),
-            f"a known model type ({', '.join(MASK_FORMS)})": config.model_type in MASK_FORMS,
         }.items()
         if not found
     ]
@@ -304,7 +395,7 @@ def find_parts(hf: PreTrainedModel) -> dict[str, Any]:
             f"The architecture {type(hf).__name__} (model type {config.model_type!r}) is not supported: "
             f"looked for {'; '.join(missing)}."
         )
-    return {"blocks": tuple(lists[0]), "norm": norm, "head": head, "projections": tuple(projections)}
+    return {"blocks": tuple(lists[0]), "norm": norm, "head": head, "projections": tuple(projections) if every else ()}
 
 
 def first_child(module: nn.Module, names: tuple[str, ...]) -> nn.Module | None:
@@ -336,7 +427,6 @@ def weights_digest(hf: PreTrainedModel) -> str:
 
     Every weight is rounded to bfloat16 first: a checkpoint has the same digest in float32 and in bfloat16.
     """
-    import torch
 
     def one(item: tuple[str, Tensor]) -> str:
         name, weight = item

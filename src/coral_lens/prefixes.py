@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 SHORTEST = 32
 """A shorter prefix is not worth a pass of its own."""
@@ -34,7 +35,7 @@ def find_prefixes(contexts: Sequence[Ids | None]) -> list[PrefixGroup]:
     """
     order = sorted((i for i, c in enumerate(contexts) if c is not None), key=lambda i: contexts[i] or ())
     ids = [contexts[i] or () for i in order]
-    steps = [common_length(a, b) for a, b in zip(ids, ids[1:], strict=False)]
+    steps = [common_length(a, b) for a, b in pairwise(ids)]
     groups: list[PrefixGroup] = []
     alone = [i for i, c in enumerate(contexts) if c is None]
     for low, high, length in best_runs(ids, steps):
@@ -67,7 +68,7 @@ def best_runs(ids: Sequence[Ids], steps: Sequence[int]) -> list[tuple[int, int, 
         low, high = stack.pop()
         length = min(steps[low : high - 1], default=0)
         cuts = [low, *(i + 1 for i in range(low, high - 1) if steps[i] == length), high]
-        parts = [(a, b) for a, b in zip(cuts, cuts[1:], strict=False) if b > a]
+        parts = [(a, b) for a, b in pairwise(cuts) if b > a]
         inner = sum((b - a - 1) * min(steps[a : b - 1], default=0) for a, b in parts)
         saved = (high - low - 1) * length
         if length >= SHORTEST and saved >= LEAST_SAVED and saved >= inner:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from coral_lens.errors import CoralError
@@ -41,8 +42,50 @@ def render(question: Question, style: Style, model: Model) -> Rendered:
     return Rendered((context,) * n, tuple(delimiter + c for c in choices), tuple(choices), chat=style.chat)
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Questions that can be asked, with their strings and token ids, and why others cannot."""
+
+    questions: tuple[Question, ...]
+    rendered: tuple[Rendered, ...]
+    prompts: tuple[Prompt, ...]
+    left_out: dict[str, str]
+    """By question id, the reason in one sentence."""
+
+
+def prepare(questions: Sequence[Question], style: Style, model: Model) -> Prepared:
+    """Render and tokenise questions; one that cannot be asked is left out by name, and does not stop the others."""
+    rendered: dict[str, Rendered] = {}
+    left_out: dict[str, str] = {}
+    for question in questions:
+        try:
+            rendered[question.id] = render(question, style, model)
+        except CoralError as error:
+            left_out[question.id] = str(error)
+    asked = [q for q in questions if q.id in rendered]
+    kept: list[tuple[Question, Rendered, Prompt]] = []
+    for question, pairs in zip(asked, encode_pairs([rendered[q.id] for q in asked], model), strict=True):
+        try:
+            kept.append((question, rendered[question.id], fit_length(question, pairs, model.max_length)))
+        except CoralError as error:
+            left_out[question.id] = str(error)
+    if not kept:
+        reason = next(iter(left_out.values()), "check the file, the split and the limit.")
+        raise CoralError(f"There are no questions to score: {reason}")
+    return Prepared(tuple(k[0] for k in kept), tuple(k[1] for k in kept), tuple(k[2] for k in kept), left_out)
+
+
 def tokenize(questions: Sequence[Question], rendered: Sequence[Rendered], model: Model) -> list[Prompt]:
-    """Return the token ids of each question, as lm-eval's HFLM encodes (context, continuation) pairs.
+    """Return the token ids of each question; one that cannot be asked is an error."""
+    encoded = encode_pairs(rendered, model)
+    return [fit_length(q, pairs, model.max_length) for q, pairs in zip(questions, encoded, strict=True)]
+
+
+Pairs = list[tuple[tuple[int, ...], tuple[int, ...]]]
+
+
+def encode_pairs(rendered: Sequence[Rendered], model: Model) -> Iterator[Pairs]:
+    """Yield the context and option ids of each question, as lm-eval's HFLM encodes (context, continuation) pairs.
 
     lm-eval moves the context's trailing white space to the continuation, encodes the context and the whole string, and
     takes what the whole has beyond the context's length. Every distinct string is encoded once.
@@ -52,11 +95,8 @@ def tokenize(questions: Sequence[Question], rendered: Sequence[Rendered], model:
     ids = encode(list(texts), model)
     bare = dict.fromkeys(o for row in pairs for c, o in row if not c)
     bare_ids = encode(list(bare), model, special=False)
-    prompts = []
-    for question, row in zip(questions, pairs, strict=True):
-        split = [(ids[c], ids[c + o][len(ids[c]) :]) if c else after_prefix(bare_ids[o], model) for c, o in row]
-        prompts.append(fit_length(question, split, model.max_length))
-    return prompts
+    for row in pairs:
+        yield [(ids[c], ids[c + o][len(ids[c]) :]) if c else after_prefix(bare_ids[o], model) for c, o in row]
 
 
 def shift_space(context: str, continuation: str) -> tuple[str, str]:

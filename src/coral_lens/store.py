@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -26,9 +27,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from coral_lens.engine import TOKEN_BUDGET, PooledResidual, choose_packing, layer_name, plan_for, score
+from coral_lens.engine import TOKEN_BUDGET, PooledResidual, choose_packing, layer_name, score
 from coral_lens.errors import CoralError
-from coral_lens.layout import Packing, Plan
+from coral_lens.layout import Packing, Plan, plan_for
 from coral_lens.manifest import (
     canonical,
     digest,
@@ -39,8 +40,8 @@ from coral_lens.manifest import (
     write_atomic,
     write_json,
 )
-from coral_lens.prompts import render, tokenize
-from coral_lens.records import OptionTable, Prompt, Question, Rendered, Style, offsets_of
+from coral_lens.prompts import Prepared, prepare
+from coral_lens.records import OptionTable, Prompt, Question, Style, offsets_of
 
 if TYPE_CHECKING:
     from coral_lens.models import Model
@@ -75,20 +76,19 @@ def extract(
 ) -> ActivationStore:
     """Score the questions and keep their pooled states in `folder`, going on where an earlier run was stopped.
 
-    A finished store is returned at once. A shard whose bytes do not match its digests is computed again.
+    A finished store is returned at once. A shard whose bytes do not match its digests is computed again. A question that
+    cannot be asked (an option without tokens, or too long for the model) is left out with a warning that names it.
     """
-    if not questions:
-        raise CoralError("There are no questions to score; check the file, the split and the limit.")
     refuse_layers(model, what.layers)
     what = replace(what, packing=what.packing or recorded_packing(folder) or choose_packing(model))
     assert what.packing is not None
-    rendered = [render(q, what.style, model) for q in questions]
-    prompts = tokenize(questions, rendered, model)
+    asked = prepare(questions, what.style, model)
+    warn_left_out(asked)
     with locked(folder):
-        manifest = open_manifest(folder, describe(model, questions, prompts, what))
-        write_questions(folder, questions)
-        plan = plan_for(prompts, token_budget=what.token_budget, packing=what.packing)
-        shards = cut_shards(plan, prompts, row_bytes=2 * model.width * max(1, len(what.layers)))
+        manifest = open_manifest(folder, describe(model, asked, what))
+        write_questions(folder, asked.questions)
+        plan = plan_for(asked.prompts, token_budget=what.token_budget, packing=what.packing, border=model.rope_border)
+        shards = cut_shards(plan, asked.prompts, row_bytes=2 * model.width * max(1, len(what.layers)))
         journal = Journal(folder)
         journal.drop_damaged()
         done = sum(count_questions(shards[i]) for i in journal.entries)
@@ -97,29 +97,40 @@ def extract(
         todo = [i for i in range(len(shards)) if i not in journal.entries]
         with thread_count(manifest["threads"]):
             for i in todo:
-                batches = compute_shard(model, prompts, shards[i], rendered=rendered, what=what, progress=progress)
-                journal.add(i, batches)
+                journal.add(i, compute_shard(model, asked, shards[i], layers=what.layers, progress=progress))
         journal.finish(len(shards))
     return ActivationStore(folder)
+
+
+def warn_left_out(asked: Prepared) -> None:
+    """Say once which questions cannot be asked, and which prompts were too long."""
+    if asked.left_out:
+        reasons = list(asked.left_out.values())
+        more = f" (and {len(reasons) - 3} more)" if len(reasons) > 3 else ""
+        warnings.warn(f"{len(reasons)} question(s) left out. {' '.join(reasons[:3])}{more}", stacklevel=3)
+    n_cut = sum(p.truncated for p in asked.prompts)
+    if n_cut:
+        message = f"{n_cut} of {len(asked.prompts)} prompts were longer than the model reads and were cut on the left."
+        warnings.warn(message, stacklevel=3)
 
 
 # ------------------------------------------------------------------------------------------------------- identity
 
 
-def describe(
-    model: Model, questions: Sequence[Question], prompts: Sequence[Prompt], what: Extraction
-) -> dict[str, Any]:
+def describe(model: Model, asked: Prepared, what: Extraction) -> dict[str, Any]:
     """Return the manifest of a store: everything that its bytes depend on."""
+    prompts = asked.prompts
     return {
         "format": FORMAT,
         "model": {"name": model.name, **model.fingerprint, "dtype": str(model.dtype), "layers": model.n_layers},
-        "questions": digest([question_record(q) for q in questions]),
+        "questions": digest([question_record(q) for q in asked.questions]),
         "prompts": digest([[p.contexts[0], [c for c in p.contexts if c != p.contexts[0]], p.options] for p in prompts]),
         "style": str(what.style),
         "layers": list(what.layers),
         "token_budget": what.token_budget,
         "packing": what.packing,
-        "n_questions": len(questions),
+        "n_questions": len(prompts),
+        "left_out": asked.left_out,
         "n_truncated": sum(p.truncated for p in prompts),
         "threads": torch.get_num_threads(),
         "versions": versions(),
@@ -139,8 +150,9 @@ def recorded_packing(folder: Path) -> Packing | None:
     return read_json(path).get("packing") if path.exists() else None
 
 
-MAY_DIFFER = {"threads", "versions"}
-"""A finished store is the same whatever computes the next one; an unfinished one keeps its own thread count."""
+MAY_DIFFER = {"threads", "versions", "model.name"}
+"""A finished store is the same whatever computes the next one; an unfinished one keeps its own thread count. The same
+model may be called by another name."""
 
 
 def open_manifest(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
@@ -152,7 +164,7 @@ def open_manifest(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
     found = read_json(path)
     here = flat(found)
     for key, value in flat(wanted).items():
-        if key not in here or (key.split(".")[0] not in MAY_DIFFER and here[key] != value):
+        if key not in here or (not {key, key.split(".")[0]} & MAY_DIFFER and here[key] != value):
             raise CoralError(
                 f"{folder} holds activations of something else: {key} is {shorten(here.get(key))}, not "
                 f"{shorten(value)}. Choose another folder or delete this one."
@@ -227,7 +239,7 @@ def cut_shards(plan: Plan, prompts: Sequence[Prompt], *, row_bytes: int) -> list
     shards, batches, size = [], [], 0
     for batch in plan.batches:
         batches.append(batch)
-        size += row_bytes * sum(len(prompts[q].options) for row in batch for q in row)
+        size += row_bytes * sum(len(prompts[q].options) for q in batch.questions)
         if size >= SHARD_BYTES:
             shards.append(Plan(tuple(batches), plan.packing))
             batches, size = [], 0
@@ -236,20 +248,15 @@ def cut_shards(plan: Plan, prompts: Sequence[Prompt], *, row_bytes: int) -> list
 
 def count_questions(plan: Plan) -> int:
     """Return how many questions a plan covers."""
-    return sum(len(row) for batch in plan.batches for row in batch)
+    return sum(len(batch.questions) for batch in plan.batches)
 
 
 def compute_shard(
-    model: Model,
-    prompts: Sequence[Prompt],
-    shard: Plan,
-    *,
-    rendered: Sequence[Rendered],
-    what: Extraction,
-    progress: Progress | None,
+    model: Model, asked: Prepared, shard: Plan, *, layers: tuple[int, ...], progress: Progress | None
 ) -> dict[str, Tensor]:
     """Score the questions of one shard and return its tensors."""
-    reader = PooledResidual(what.layers)
+    prompts, rendered = asked.prompts, asked.rendered
+    reader = PooledResidual(layers)
     parts: dict[str, list[Tensor]] = {"question": [], "logprob": []}
     for scored in score(model, prompts, shard, readers=[reader]):
         parts["question"].append(torch.tensor(scored.batch.questions))

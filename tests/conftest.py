@@ -13,9 +13,9 @@ from jaxtyping import install_import_hook
 
 install_import_hook("coral_lens", "beartype.beartype")
 
-from collections.abc import Iterator  # noqa: E402
+from collections.abc import Callable, Iterator  # noqa: E402
 from copy import deepcopy  # noqa: E402
-from typing import TYPE_CHECKING  # noqa: E402
+from typing import TYPE_CHECKING, NamedTuple  # noqa: E402
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
@@ -23,13 +23,30 @@ from hypothesis import settings  # noqa: E402
 from tokenizers import Tokenizer, decoders, pre_tokenizers, processors  # noqa: E402
 from tokenizers.models import BPE  # noqa: E402
 from transformers import (  # noqa: E402
+    BloomConfig,
+    BloomForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 
 from coral_lens.models import Model, load_model, wrap  # noqa: E402
@@ -73,15 +90,72 @@ def make_llama() -> LlamaForCausalLM:
     return LlamaForCausalLM(LlamaConfig(**SIZES))
 
 
-FAMILIES = {
+TOKENS = {name: SIZES[name] for name in ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")}
+OLD_SIZES = {**TOKENS, "n_layer": 3, "n_head": 4, "tie_word_embeddings": False}
+"""Of families whose configuration uses the older names."""
+WINDOW = 16
+GEMMA_SIZES = {**SIZES, "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": WINDOW}
+MIXED_LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
+ROPE_BORDER = 128
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "short_factor": [1.0, 1.1, 1.2, 1.3],
+    "long_factor": [2.0, 3.0, 4.0, 5.0],
+}
+
+
+FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "llama": make_llama,
     "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=None)),
-    "mistral-window": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=16)),
+    "mistral-window": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=WINDOW)),
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, use_sliding_window=False)),
     "qwen2-window": lambda: Qwen2ForCausalLM(
-        Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=16, max_window_layers=1)
+        Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1)
+    ),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=8)),
+    "qwen3-window": lambda: Qwen3ForCausalLM(
+        Qwen3Config(**SIZES, head_dim=8, use_sliding_window=True, sliding_window=WINDOW, layer_types=MIXED_LAYERS)
+    ),
+    "gemma2": lambda: Gemma2ForCausalLM(Gemma2Config(**GEMMA_SIZES)),
+    "gemma3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**GEMMA_SIZES, layer_types=MIXED_LAYERS)),
+    "phi3": lambda: Phi3ForCausalLM(Phi3Config(**SIZES)),
+    "phi3-window": lambda: Phi3ForCausalLM(Phi3Config(**SIZES, sliding_window=WINDOW)),
+    "phi3-longrope": lambda: Phi3ForCausalLM(
+        Phi3Config(**SIZES, original_max_position_embeddings=ROPE_BORDER, rope_parameters=LONGROPE)
+    ),
+    "gpt_neox": lambda: GPTNeoXForCausalLM(
+        GPTNeoXConfig(**{name: value for name, value in SIZES.items() if name != "num_key_value_heads"})
+    ),
+    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**OLD_SIZES, n_embd=32, n_positions=256)),
+    "bloom": lambda: BloomForCausalLM(BloomConfig(**OLD_SIZES, hidden_size=32)),
+    "mamba": lambda: MambaForCausalLM(
+        MambaConfig(**TOKENS, hidden_size=32, num_hidden_layers=3, state_size=4, tie_word_embeddings=False)
     ),
 }
+PLAIN_FAMILIES = ("bloom", "mamba")
+"""Take no tree: ALiBi counts distance along the row, and a recurrent model has no attention mask at all."""
+
+
+class Paths(NamedTuple):
+    """Where transformers keeps the parts of a family."""
+
+    blocks: str = "model.layers"
+    norm: str = "model.norm"
+    projection: str | None = "self_attn.o_proj"
+    """Within a block."""
+
+
+PATHS = {
+    "gpt_neox": Paths("gpt_neox.layers", "gpt_neox.final_layer_norm", "attention.dense"),
+    "gpt2": Paths("transformer.h", "transformer.ln_f", "attn.c_proj"),
+    "bloom": Paths("transformer.h", "transformer.ln_f", "self_attention.dense"),
+    "mamba": Paths("backbone.layers", "backbone.norm_f", None),
+}
+
+
+def paths_of(hf: PreTrainedModel) -> Paths:
+    return PATHS.get(hf.config.model_type, Paths())
 
 
 def make_model(family: str, *, bos: bool = False, seed: int = 0) -> Model:
@@ -111,9 +185,15 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(n_threads)
 
 
-@pytest.fixture(scope="session", params=list(FAMILIES))
+@pytest.fixture(scope="session", params=[family for family in FAMILIES if family not in PLAIN_FAMILIES])
 def any_tiny(request: pytest.FixtureRequest) -> Model:
-    """Every family in turn."""
+    """Every family that takes the tree, in turn."""
+    return make_model(request.param)
+
+
+@pytest.fixture(scope="session", params=PLAIN_FAMILIES)
+def plain_tiny(request: pytest.FixtureRequest) -> Model:
+    """Every family that is scored one option a row, in turn."""
     return make_model(request.param)
 
 

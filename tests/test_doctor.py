@@ -34,6 +34,22 @@ def test_every_family_is_sound_in_half_precision(any_tiny: Model, dtype: torch.d
     assert complaints(half) == {}
 
 
+def test_a_family_that_takes_no_tree_is_sound_but_for_the_packing(plain_tiny: Model) -> None:
+    said = complaints(plain_tiny)
+    assert list(said) == ["packed against plain"]
+    assert said["packed against plain"].startswith("refused")
+
+
+def test_a_model_without_attention_has_no_output_projections() -> None:
+    assert said_of(make_model("mamba"))["output projections"] == "none"
+
+
+def test_a_wrong_layer_map_of_a_recurrent_model_is_found() -> None:
+    model = make_model("mamba")
+    broken = replace(model, blocks=tuple(model.blocks[i] for i in (1, 0, 2)))
+    assert list(complaints(broken)) == ["packed against plain", "layer map"]
+
+
 def test_the_embedded_model_is_sound(smollm2: Model) -> None:
     assert complaints(smollm2) == {}
 
@@ -54,7 +70,9 @@ def test_bos_is_reported_as_the_tokenizer_adds_it(bos: bool, expected: str) -> N
     assert said_of(make_model("llama", bos=bos))["BOS"].startswith(expected)
 
 
-@pytest.mark.parametrize("family", ["mistral-window", "qwen2-window"])
+@pytest.mark.parametrize(
+    "family", ["mistral-window", "qwen2-window", "qwen3-window", "gemma2", "gemma3", "phi3-window"]
+)
 def test_a_mask_without_the_window_is_found(family: str) -> None:
     said = complaints(replace(make_model(family), mask_form="full"))
     assert list(said) == ["packed against plain"]

@@ -8,12 +8,13 @@ from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import pytest
 import torch
-from conftest import make_model, toy_questions
+from conftest import ROPE_BORDER, WINDOW, make_model, paths_of, toy_questions
 from torch import Tensor, nn
 
-from coral_lens import engine
+from coral_lens import layout, models
 from coral_lens.engine import (
     Edit,
     PooledResidual,
@@ -21,14 +22,14 @@ from coral_lens.engine import (
     Site,
     check_prompts,
     choose_packing,
-    plan_for,
     score,
     score_batch,
     self_check,
 )
 from coral_lens.errors import CoralError
-from coral_lens.layout import Batch, Packing, build_tree, collate
+from coral_lens.layout import Batch, Packing, PlannedBatch, build_tree, collate, lay_out, plan_for
 from coral_lens.models import Model, wrap
+from coral_lens.prefixes import PrefixGroup
 from coral_lens.prompts import render, tokenize
 from coral_lens.records import Prompt, Style
 
@@ -61,7 +62,7 @@ def run(
     logprobs: dict[int, Tensor] = {}
     readings: dict[int, dict[str, Tensor]] = {}
     readers = [PooledResidual(LAYERS)] if readers is None else readers
-    plan = plan_for(prompts, token_budget=budget, packing=packing)
+    plan = plan_for(prompts, token_budget=budget, packing=packing, border=model.rope_border)
     for scored in score(model, prompts, plan, readers=readers, edits=edits):
         edges = scored.batch.option_offsets
         for i, question in enumerate(scored.batch.questions):
@@ -80,7 +81,9 @@ def hooked(module: nn.Module, found: list[Tensor], *, inputs: bool = False) -> I
     if inputs:
         handle = module.register_forward_pre_hook(lambda _, args: found.append(args[0]))
     else:
-        handle = module.register_forward_hook(lambda _, __, output: found.append(output))
+        handle = module.register_forward_hook(
+            lambda _, __, output: found.append(output[0] if isinstance(output, tuple) else output)
+        )
     try:
         yield
     finally:
@@ -91,16 +94,20 @@ def hooked(module: nn.Module, found: list[Tensor], *, inputs: bool = False) -> I
 def reference(model: Model, prompts: Sequence[Prompt]) -> Scores:
     """One ordinary pass per option through the Hugging Face model: nothing of the engine is used."""
     hf, logprobs, states = model.hf, [], []
+    paths = paths_of(hf)
+    blocks, norm = hf.get_submodule(paths.blocks), hf.get_submodule(paths.norm)
     for prompt in prompts:
         for context, option in zip(prompt.contexts, prompt.options, strict=True):
             last: list[Tensor] = []
-            with hooked(hf.model.layers[-1], last):
+            with hooked(blocks[-1], last):
                 out = hf(torch.tensor([context + option]), output_hidden_states=True)
             predicted = out.logits[0, len(context) - 1 : -1].double().log_softmax(dim=-1)
             logprobs.append(predicted.gather(1, torch.tensor(option)[:, None]).sum())
             # Hugging Face's last state is after the norm; the layer's own output is before it
-            torch.testing.assert_close(hf.model.norm(last[0]), out.hidden_states[-1])
+            torch.testing.assert_close(norm(last[0]), out.hidden_states[-1])
             raw = [*out.hidden_states[:-1], last[0]]
+            if hf.config.model_type == "mamba":  # whose states begin after the first block
+                raw = [hf.get_input_embeddings()(torch.tensor([context + option])), *out.hidden_states[:-1]]
             states.append([state[0, len(context) :].double().mean(dim=0).float() for state in raw])
     readings = {f"layer.{i}": torch.stack([row[i] for row in states]) for i in LAYERS}
     return Scores(torch.stack(logprobs), readings)
@@ -127,11 +134,16 @@ def draw_ids(n: int, seed: int) -> tuple[int, ...]:
     return tuple(torch.randint(0, 256, (n,), generator=torch.Generator().manual_seed(seed)).tolist())
 
 
+def many_ids(n: int) -> tuple[int, ...]:
+    return (7,) * n
+
+
 def ragged_prompts() -> list[Prompt]:
-    """Contexts and options shorter and much longer than the window of 16, and contexts that differ between options."""
+    """Contexts and options shorter and much longer than the window, and contexts that differ between options."""
     long, short = draw_ids(70, 1), draw_ids(3, 2)
     lengths = (1, 40, 7, 17, 25)
     tails = tuple(draw_ids(n, 10 + n) for n in lengths)
+    assert len(short) < WINDOW < min(len(long), max(lengths))
     return [
         Prompt("long context", (long,) * 5, tails),
         Prompt("short context", (short,) * 3, tails[1:4]),
@@ -146,7 +158,7 @@ def ragged_prompts() -> list[Prompt]:
 
 def test_the_packed_tree_scores_and_pools_as_plain_passes_do(any_tiny: Model) -> None:
     prompts = [*ragged_prompts(), *toy_prompts(any_tiny, 7)]
-    rows = [row for batch in plan_for(prompts, token_budget=300).batches for row in batch]
+    rows = [row for batch in plan_for(prompts, token_budget=300).batches for row in batch.rows]
     assert max(len(row) for row in rows) > 1, "several questions should share a row"
     assert_close(run(any_tiny, prompts), reference(any_tiny, prompts))
 
@@ -177,7 +189,7 @@ def test_the_order_of_the_questions_does_not_change_the_scores(tiny: Model) -> N
 
 def test_the_head_may_run_in_pieces(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run(tiny, ragged_prompts())
-    monkeypatch.setattr(engine, "HEAD_ROWS", 3)
+    monkeypatch.setattr(models, "HEAD_BLOCK", 100)
     assert_close(run(tiny, ragged_prompts()), whole)
 
 
@@ -191,7 +203,7 @@ def test_probabilities_of_all_single_tokens_sum_to_one(any_tiny: Model) -> None:
 def test_half_precision_scores_are_finite_and_close(any_tiny: Model, dtype: torch.dtype) -> None:
     half = wrap(deepcopy(any_tiny.hf).to(dtype), any_tiny.tokenizer, name="half")
     full = wrap(deepcopy(half.hf).float(), any_tiny.tokenizer, name="full")
-    prompts = ragged_prompts()
+    prompts = [*ragged_prompts(), *few_shot_prompts()]
     found, expected = run(half, prompts), run(full, prompts)
     assert found.logprobs.isfinite().all()
     relative = (found.logprobs - expected.logprobs).abs() / expected.logprobs.abs()
@@ -201,6 +213,148 @@ def test_half_precision_scores_are_finite_and_close(any_tiny: Model, dtype: torc
         assert states.dtype == torch.float32
         scale = float(expected.readings[name].abs().max())
         assert float((states - expected.readings[name]).abs().max()) < of_states * scale
+
+
+# -------------------------------------------------------------------------------------------------- shared prefixes
+
+
+def few_shot_prompts() -> list[Prompt]:
+    """Questions after two sets of shots of different length, both beyond the window, and one without shots."""
+    long, short = draw_ids(61, 101), draw_ids(47, 102)
+    assert len(long) > len(short) > 2 * WINDOW
+    tails = tuple(draw_ids(n, 110 + n) for n in (1, 18, 6, 2, 24))
+    prompts = []
+    for i, shots in enumerate([long, short] * 4):
+        context = (*shots, *draw_ids(3 + 5 * i, 120 + i))
+        options = tails[i % 3 : i % 3 + 3]
+        prompts.append(Prompt(f"few-shot {i}", (context,) * 3, options))
+    return [*prompts, Prompt("zero-shot", (long[:20],) * 2, tails[:2])]
+
+
+@pytest.fixture
+def prefills(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The lengths of the prefixes of each pass that computes some."""
+    seen: list[list[int]] = []
+    real = Model.prefill
+
+    def counting(model: Model, prefixes: Sequence[tuple[int, ...]]) -> models.PrefixCache:
+        seen.append([len(prefix) for prefix in prefixes])
+        return real(model, prefixes)
+
+    monkeypatch.setattr(Model, "prefill", counting)
+    return seen
+
+
+def share_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout, "find_prefixes", lambda contexts: [PrefixGroup(0, tuple(range(len(contexts))))])
+
+
+def test_two_prefixes_in_one_batch_score_and_pool_as_plain_passes_do(
+    any_tiny: Model, prefills: list[list[int]]
+) -> None:
+    prompts = few_shot_prompts()
+    first, second = plan_for(prompts, token_budget=1000).batches
+    assert (set(first.prefixes), second.prefixes) == ({61, 47}, (0,))
+    assert_close(run(any_tiny, prompts, budget=1000), reference(any_tiny, prompts))
+    assert prefills == [[61, 47]]
+
+
+def test_a_prefix_is_computed_once_for_all_its_batches(
+    any_tiny: Model, prefills: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = few_shot_prompts()
+    monkeypatch.setattr(layout, "ROW_WIDTH", 90)
+    lengths = [batch.prefixes for batch in plan_for(prompts, token_budget=200).batches]
+    assert lengths == [(61, 61), (61,), (47, 47), (47,), (0,)]
+    assert_close(run(any_tiny, prompts, budget=200), reference(any_tiny, prompts))
+    assert prefills == [[61], [47]]
+
+
+def test_a_prefix_that_was_computed_with_a_longer_one_is_used_again_without_it(
+    tiny: Model, prefills: list[list[int]]
+) -> None:
+    prompts = few_shot_prompts()
+    batches = [
+        PlannedBatch(((0, 2), (1,)), (61, 47)),
+        PlannedBatch(((3, 5), (7,)), (47, 47)),
+        PlannedBatch(((4,), (6,)), (61, 61)),
+        PlannedBatch(((8,),), (0,)),
+    ]
+    found = {}
+    for scored in score(tiny, prompts, layout.Plan(tuple(batches), "tree")):
+        rows = scored.logprobs.split(np.diff(scored.batch.option_offsets).tolist())
+        found.update(zip(scored.batch.questions, rows, strict=True))
+    assert prefills == [[61, 47]]
+    expected = reference(tiny, prompts).logprobs
+    torch.testing.assert_close(torch.cat([found[q] for q in range(9)]), expected, atol=1e-4, rtol=1e-5)
+
+
+def test_other_prefixes_of_the_same_lengths_are_not_mistaken_for_the_last_ones(tiny: Model) -> None:
+    tail = ((5,), (6, 7, 8))
+    prompts = [
+        Prompt(f"{seed} {i}", ((*draw_ids(100, seed), i, i + 1),) * 2, tail) for seed in (1, 2, 3) for i in range(2)
+    ]
+    assert [batch.prefixes for batch in plan_for(prompts, token_budget=20).batches] == [(100,)] * 3
+    assert_close(run(tiny, prompts, budget=20), reference(tiny, prompts))
+
+
+@pytest.mark.parametrize("budget", [1, 150, 500])
+def test_how_prefixes_are_batched_does_not_change_the_scores(tiny: Model, budget: int) -> None:
+    prompts = [*few_shot_prompts(), *ragged_prompts()]
+    assert_close(run(tiny, prompts, budget=budget), run(tiny, prompts, budget=100_000))
+
+
+def test_a_context_that_is_all_prefix_but_its_last_token(any_tiny: Model, prefills: list[list[int]]) -> None:
+    context = draw_ids(100, 5)
+    prompts = [Prompt("a", (context,) * 2, ((1,), (2, 3))), Prompt("b", (context,) * 2, ((4, 4), (5,)))]
+    assert_close(run(any_tiny, prompts), reference(any_tiny, prompts))
+    assert prefills == [[99]]
+
+
+def test_shared_and_unshared_runs_agree_also_under_an_edit_of_all_positions(
+    any_tiny: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = few_shot_prompts()
+    sites = (Site("residual", 0), Site("residual", 2), Site("heads", 2), Site("heads", 3))
+    edits = [Apply(sites, lambda states, _: 0.7 * states + 0.3)]
+    shared = run(any_tiny, prompts, edits=edits)
+    with monkeypatch.context() as patch:
+        share_nothing(patch)
+        assert {length for batch in plan_for(prompts, token_budget=300).batches for length in batch.prefixes} == {0}
+        unshared = run(any_tiny, prompts, edits=edits)
+    assert_close(shared, unshared)
+    assert (shared.logprobs - run(any_tiny, prompts).logprobs).abs().max() > 1e-2
+
+
+def test_an_edit_is_told_which_positions_are_the_prefix(tiny: Model) -> None:
+    seen: list[tuple[tuple[int, ...], int]] = []
+
+    def look(states: Tensor, batch: Batch) -> Tensor:
+        assert states.shape[:2] == batch.input_ids.shape
+        seen.append((tuple(batch.input_ids[0].tolist()), batch.n_options))
+        return states
+
+    prompts = [p for p in few_shot_prompts() if p.contexts[0][:61] == draw_ids(61, 101) and len(p.contexts[0]) > 61]
+    run(tiny, prompts, budget=1000, edits=[Apply((Site("residual", 1),), look)])
+    assert seen[0] == (draw_ids(61, 101), 0)
+    assert [n for _, n in seen] == [0, 12]
+
+
+def test_readers_see_no_prefix(tiny: Model) -> None:
+    reader = Counting((0, 1, 2, 3))
+    run(tiny, few_shot_prompts(), budget=1000, readers=[reader])
+    assert reader.reads == 2 * 4
+
+
+@dataclass
+class Counting(PooledResidual):
+    """Counts what it reads."""
+
+    reads: int = 0
+
+    def read(self, site: Site, states: Tensor, batch: Batch) -> None:
+        self.reads += 1
+        super().read(site, states, batch)
 
 
 # --------------------------------------------------------------------------------------------------------- readers
@@ -255,13 +409,18 @@ class LastHeads:
         return found
 
 
+def projection_of(model: Model, layer: int) -> nn.Module:
+    paths = paths_of(model.hf)
+    return model.hf.get_submodule(f"{paths.blocks}.{layer - 1}.{paths.projection}")
+
+
 @torch.no_grad()
 def reference_heads(model: Model, prompts: Sequence[Prompt], layer: int) -> Tensor:
     rows = []
     for prompt in prompts:
         for context, option in zip(prompt.contexts, prompt.options, strict=True):
             given: list[Tensor] = []
-            with hooked(model.hf.model.layers[layer - 1].self_attn.o_proj, given, inputs=True):
+            with hooked(projection_of(model, layer), given, inputs=True):
                 model.hf(torch.tensor([context + option]))
             rows.append(given[0][0, -1])
     return torch.stack(rows)
@@ -292,8 +451,12 @@ class Apply:
         return self.change(states, batch)
 
 
+RAMP = torch.linspace(-1, 1, 32)
+"""Not the same for all features: a layer norm would not notice."""
+
+
 def shift(states: Tensor, _: Batch) -> Tensor:
-    return states + 0.5
+    return states + RAMP
 
 
 def test_an_edit_that_changes_nothing_gives_the_unedited_bits(any_tiny: Model) -> None:
@@ -311,7 +474,7 @@ def test_an_edit_of_a_layer_changes_that_layer_and_what_follows(any_tiny: Model,
         name = f"layer.{other}"
         assert torch.equal(after.readings[name], before.readings[name]) == (other < layer), name
     # readers see what the edit left, and the edit is exactly what was asked for
-    torch.testing.assert_close(after.readings[f"layer.{layer}"], before.readings[f"layer.{layer}"] + 0.5)
+    torch.testing.assert_close(after.readings[f"layer.{layer}"], before.readings[f"layer.{layer}"] + RAMP)
     assert (after.logprobs - before.logprobs).abs().max() > 1e-3
 
 
@@ -320,14 +483,13 @@ def test_edits_of_one_site_follow_one_another(tiny: Model) -> None:
     steps = [Apply(site, shift), Apply(site, lambda states, _: 2 * states)]
     base = run(tiny, ragged_prompts()).readings["layer.2"]
     both = run(tiny, ragged_prompts(), edits=steps).readings["layer.2"]
-    torch.testing.assert_close(both, 2 * (base + 0.5))
+    torch.testing.assert_close(both, 2 * (base + RAMP))
 
 
 def test_an_edit_of_one_options_tokens_leaves_every_other_option_as_it_was(any_tiny: Model) -> None:
     prompts = ragged_prompts()[:3]
-    (batch,) = plan_for(prompts, token_budget=100_000).batches
-    trees = {i: build_tree(p) for i, p in enumerate(prompts)}
-    laid = collate(trees, batch)
+    (planned,) = plan_for(prompts, token_budget=100_000).batches
+    laid = lay_out(prompts, planned)
     reader = PooledResidual(LAYERS)
     before = score_batch(any_tiny, laid, readers=[reader])
     for chosen in range(laid.n_options):
@@ -353,8 +515,7 @@ def test_an_edit_of_the_heads_is_what_a_hook_on_the_projection_would_do(any_tiny
         return torch.cat([torch.zeros_like(states[..., :8]), states[..., 8:]], dim=-1)
 
     edited = run(any_tiny, prompts, edits=[Apply((Site("heads", 2),), silence)])
-    projection = any_tiny.hf.model.layers[1].self_attn.o_proj
-    handle = projection.register_forward_pre_hook(lambda _, args: (silence(args[0]),))
+    handle = projection_of(any_tiny, 2).register_forward_pre_hook(lambda _, args: (silence(args[0]),))
     try:
         expected = reference(any_tiny, prompts)
     finally:
@@ -410,6 +571,13 @@ def test_a_failure_leaves_no_hook_behind(
     assert hook_counts(tiny) == before
 
 
+def test_an_edit_that_fails_in_the_prefix_leaves_no_hook_behind(tiny: Model) -> None:
+    before = hook_counts(tiny)
+    with pytest.raises(BreakError):
+        run(tiny, few_shot_prompts(), readers=[PooledResidual(LAYERS)], edits=[Apply((Site("residual", 1),), fail)])
+    assert hook_counts(tiny) == before
+
+
 def test_stopping_in_the_middle_leaves_no_hook_behind(tiny: Model) -> None:
     prompts = toy_prompts(tiny, 5)
     before = hook_counts(tiny)
@@ -453,9 +621,58 @@ def test_a_model_with_broken_weights_is_refused() -> None:
 def test_the_question_at_which_scores_break_is_named() -> None:
     model = make_model("llama")
     model.hf.model.embed_tokens.weight[77] = float("inf")
-    good, bad = (Prompt("q", ((1, 2),) * 2, ((token, 3), (4,))) for token in (5, 77))
-    with pytest.raises(CoralError, match="first for question number 2:"):
-        run(model, [good, good, bad, good])
+    good, bad = (Prompt(name, ((1, 2),) * 2, ((token, 3), (4,))) for name, token in (("good", 5), ("bad", 77)))
+    for packing in ("tree", "plain"):
+        with pytest.raises(
+            CoralError, match=r"'tiny-llama' gives .* not finite, first for question 'bad': its weights"
+        ):
+            run(model, [good, good, bad, good], packing=packing)
+
+
+def test_broken_scores_after_a_shared_prefix_name_their_question() -> None:
+    model = make_model("llama")
+    model.hf.model.embed_tokens.weight[255] = float("inf")
+    prompts = [Prompt(f"q{i}", ((*many_ids(100), i),) * 2, ((3,), (4,))) for i in range(3)]
+    prompts[1] = replace(prompts[1], options=((3,), (255, 5)))
+    with pytest.raises(CoralError, match="first for question 'q1'"):
+        run(model, prompts)
+
+
+# --------------------------------------------------------------------------------------------------------- longrope
+
+
+def test_questions_under_the_rope_border_are_packed_and_one_beyond_it_is_alone() -> None:
+    model = make_model("phi3-longrope")
+    assert model.rope_border == ROPE_BORDER == 128
+    below = [Prompt(f"below {n}", (draw_ids(n, n),) * 2, (draw_ids(4, 1), draw_ids(8, 2))) for n in (60, 40, 120, 20)]
+    beyond = [Prompt(f"beyond {n}", (draw_ids(n, n),) * 2, (draw_ids(4, 3), draw_ids(9, 4))) for n in (130, 200)]
+    prompts = [beyond[0], *below, beyond[1]]
+    plan = plan_for(prompts, token_budget=100_000, border=model.rope_border)
+    assert [batch.rows for batch in plan.batches[:2]] == [((5,),), ((0,),)]
+    assert len(plan.batches) == 3
+    assert_close(run(model, prompts, budget=100_000), reference(model, prompts))
+    assert_close(run(model, prompts, budget=100_000, packing="plain"), reference(model, prompts))
+
+
+def test_without_the_border_one_long_question_would_spoil_the_others() -> None:
+    model = make_model("phi3-longrope")
+    prompts = [Prompt(f"{n}", (draw_ids(n, n),) * 2, (draw_ids(4, 1), draw_ids(8, 2))) for n in (200, 60)]
+    plan = plan_for(prompts, token_budget=100_000)
+    (scored,) = score(model, prompts, plan)
+    assert (scored.logprobs - reference(model, prompts).logprobs)[2:].abs().max() > 0.05
+
+
+def test_questions_that_share_shots_stay_shared_under_the_border(prefills: list[list[int]]) -> None:
+    model = make_model("phi3-longrope")
+    beyond = Prompt("beyond", ((*draw_ids(61, 101), *draw_ids(70, 7)),) * 2, (draw_ids(4, 3), draw_ids(9, 4)))
+    prompts = [*few_shot_prompts(), beyond]
+    assert_close(run(model, prompts, budget=1000), reference(model, prompts))
+    assert prefills == [[61, 47]]
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral-window", "gpt2"])
+def test_other_models_have_no_border(family: str) -> None:
+    assert make_model(family).rope_border is None
 
 
 # ------------------------------------------------------------------------------------------------------ self-check
@@ -476,7 +693,37 @@ def test_the_self_check_holds_ragged_options_that_begin_alike(tiny: Model) -> No
     assert len(trees[0]) < wholes[0]
 
 
-@pytest.mark.parametrize("family", ["mistral-window", "qwen2-window"])
+def test_a_family_that_takes_no_tree_falls_back_with_one_warning_and_is_exact(plain_tiny: Model) -> None:
+    with pytest.warns(UserWarning, match="refuses the tree's attention mask .* in a row of its own") as caught:
+        packing = choose_packing(plain_tiny)
+    assert (packing, len(caught)) == ("plain", 1)
+    assert plain_tiny.name in str(caught[0].message)
+    prompts = [*ragged_prompts(), *few_shot_prompts(), *toy_prompts(plain_tiny, 4)]
+    assert_close(run(plain_tiny, prompts, packing=packing), reference(plain_tiny, prompts))
+
+
+def test_edits_of_a_family_that_falls_back_change_their_layer_and_what_follows(plain_tiny: Model) -> None:
+    prompts = toy_prompts(plain_tiny, 4)
+    before = run(plain_tiny, prompts, packing="plain")
+    after = run(plain_tiny, prompts, packing="plain", edits=[Apply((Site("residual", 2),), shift)])
+    assert torch.equal(after.readings["layer.1"], before.readings["layer.1"])
+    torch.testing.assert_close(after.readings["layer.2"], before.readings["layer.2"] + RAMP)
+    assert (after.logprobs - before.logprobs).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("readers", [True, False])
+def test_a_model_without_attention_has_no_heads_to_read_or_edit(readers: bool) -> None:
+    model = make_model("mamba")
+    before = hook_counts(model)
+    some = {"readers": [LastHeads((2,))]} if readers else {"edits": [Apply((Site("heads", 2),), shift)]}
+    with pytest.raises(CoralError, match=r"'tiny-mamba' has no attention output projection"):
+        run(model, ragged_prompts(), packing="plain", **some)
+    assert hook_counts(model) == before
+
+
+@pytest.mark.parametrize(
+    "family", ["mistral-window", "qwen2-window", "qwen3-window", "gemma2", "gemma3", "phi3-window"]
+)
 def test_a_wrong_mask_is_noticed_and_plain_rows_are_then_exact(family: str) -> None:
     model = replace(make_model(family), mask_form="full")
     prompts = ragged_prompts()

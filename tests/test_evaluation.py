@@ -10,11 +10,12 @@ from conftest import make_model, toy_questions
 
 from coral_lens.errors import CoralError
 from coral_lens.evaluation import TestSet as Set
-from coral_lens.evaluation import evaluate_lens, unseen
+from coral_lens.evaluation import evaluate_lenses, unseen
 from coral_lens.fitting import FitSettings, fit
-from coral_lens.lens import METHODS, Lens
+from coral_lens.lens import Lens
 from coral_lens.models import Model
 from coral_lens.records import UNKNOWN, Question
+from coral_lens.runs import file_name
 
 TRAINING = 24
 
@@ -32,10 +33,10 @@ def test_seen_questions_are_left_out_and_counted(lens: Lens, tiny: Model) -> Non
     fresh = toy_questions(8, seed=3)
     mixed = of_task([*fresh[:4], *toy_questions(TRAINING)[10:13], *fresh[4:]], "known", "validation")
     renamed = tuple(replace(q, id=f"{i}", text=q.text.upper()) for i, q in enumerate(mixed))
-    (evaluation,), left_out = evaluate_lens(lens, tiny, [Set("known:validation", renamed)])
+    (evaluation,), left_out = evaluate_lenses([lens], tiny, [Set("known:validation", renamed)])
     assert left_out == {"known:validation": 3}
     assert [q.id for q in evaluation.questions] == ["0", "1", "2", "3", "7", "8", "9", "10"]
-    assert tuple(evaluation.predictions) == METHODS
+    assert tuple(evaluation.predictions) == ("base", "temperature", "coral")
     for predictions in evaluation.predictions.values():
         assert predictions.ids == tuple(q.id for q in evaluation.questions)
         assert predictions.answers.tolist() == [q.answer for q in evaluation.questions]
@@ -44,27 +45,27 @@ def test_seen_questions_are_left_out_and_counted(lens: Lens, tiny: Model) -> Non
 def test_a_task_counts_as_trained_on_whatever_its_split(lens: Lens, tiny: Model) -> None:
     fresh = toy_questions(4, seed=3)
     tests = [Set("a", of_task(fresh, "known", "validation")), Set("b", of_task(fresh, "strange", "validation"))]
-    evaluations, left_out = evaluate_lens(lens, tiny, tests)
+    evaluations, left_out = evaluate_lenses([lens], tiny, tests)
     assert [(e.name, e.trained_on) for e in evaluations] == [("a", True), ("b", False)]
     assert left_out == {"a": 0, "b": 0}
 
 
 def test_a_set_of_seen_questions_only_is_refused(lens: Lens) -> None:
     with pytest.raises(CoralError, match="old: all 24 questions were used to fit"):
-        unseen(lens, Set("old", tuple(toy_questions(TRAINING))))
+        unseen([lens], Set("old", tuple(toy_questions(TRAINING))))
 
 
 def test_a_question_without_an_answer_is_refused_by_its_id(lens: Lens) -> None:
     questions = toy_questions(5, seed=3)
     questions[2] = replace(questions[2], answer=UNKNOWN)
     with pytest.raises(CoralError, match=r"new: 1 questions have no answer, first '2'.*coral predict"):
-        unseen(lens, Set("new", tuple(questions)))
+        unseen([lens], Set("new", tuple(questions)))
 
 
 def test_another_model_is_refused_before_anything_is_scored(lens: Lens, tmp_path: Path) -> None:
     with pytest.raises(CoralError, match="fitted on"):
-        evaluate_lens(
-            lens, make_model("llama", seed=1), [Set("new", tuple(toy_questions(4, seed=3)))], work_dir=tmp_path
+        evaluate_lenses(
+            [lens], make_model("llama", seed=1), [Set("new", tuple(toy_questions(4, seed=3)))], work_dir=tmp_path
         )
     assert list(tmp_path.iterdir()) == []
 
@@ -74,8 +75,29 @@ def test_states_are_kept_in_a_folder_for_each_test_set(lens: Lens, tiny: Model, 
         Set("task:validation", tuple(toy_questions(3, seed=3))),
         Set("my/file.jsonl", tuple(toy_questions(3, seed=4))),
     ]
-    first, _ = evaluate_lens(lens, tiny, tests, work_dir=tmp_path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["my_file.jsonl", "task.validation"]
-    second, _ = evaluate_lens(lens, tiny, tests, work_dir=tmp_path)
+    first, _ = evaluate_lenses([lens], tiny, tests, work_dir=tmp_path)
+    names = sorted(p.name for p in tmp_path.iterdir())
+    assert names == [file_name("my/file.jsonl"), "task.validation"]
+    assert file_name("my/file.jsonl") != file_name("my_file.jsonl")
+    second, _ = evaluate_lenses([lens], tiny, tests, work_dir=tmp_path)
     for a, b in zip(first, second, strict=True):
         assert a.predictions["coral"].probs.tobytes() == b.predictions["coral"].probs.tobytes()
+
+
+def test_lenses_stand_side_by_side_and_the_questions_are_scored_once(lens: Lens, tiny: Model, tmp_path: Path) -> None:
+    training = of_task(toy_questions(TRAINING), "known", "train")
+    listwise = fit(tiny, training, FitSettings(probe="listwise", layers=(2,)))
+    tests = [Set("new", tuple(toy_questions(6, seed=3)))]
+    (evaluation,), _ = evaluate_lenses([lens, listwise], tiny, tests, work_dir=tmp_path)
+    assert tuple(evaluation.predictions) == ("base", "temperature", "coral", "listwise")
+    for one in (lens, listwise):
+        alone = one.predictions(tiny, evaluation.questions)[one.method]
+        assert evaluation.predictions[one.method].probs == pytest.approx(alone.probs, abs=1e-6)
+    twice, _ = evaluate_lenses([lens, lens], tiny, tests)
+    assert tuple(twice[0].predictions) == ("base", "temperature", "coral 1", "coral 2")
+
+
+def test_lenses_on_different_base_probabilities_are_refused(lens: Lens, tiny: Model) -> None:
+    other = replace(lens, base="sum")
+    with pytest.raises(CoralError, match="one has base token, another sum"):
+        evaluate_lenses([lens, other], tiny, [Set("new", tuple(toy_questions(4, seed=3)))])

@@ -302,7 +302,8 @@ def test_a_fit_with_a_work_folder_reuses_the_states_and_gives_the_same_lens(
     def refuses(*_: Any, **__: Any) -> Any:
         raise AssertionError("the model was run")
 
-    monkeypatch.setattr(Model, "body", refuses)
+    for body in ("plain_body", "tree_body", "prefill"):
+        monkeypatch.setattr(Model, body, refuses)
     second = fit(tiny, questions, settings, work_dir=str(tmp_path / "work"))
     saved = []
     for lens in (without, first, second):

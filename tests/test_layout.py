@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coral_lens.engine import plan_for, tree_size
-from coral_lens.layout import Batch, Packing, Tree, ancestors, build_tree, chain_of, collate, make_plan
+from coral_lens.layout import (
+    ROW_WIDTH,
+    Batch,
+    Packing,
+    Plan,
+    PlannedBatch,
+    Tree,
+    ancestors,
+    batch_questions,
+    build_tree,
+    chain_of,
+    collate,
+    lay_out,
+    longest,
+    plan_for,
+    prefix_batch,
+    prefix_mask,
+    shared_context,
+    tree_size,
+)
 from coral_lens.records import Prompt
 
 Ids = tuple[int, ...]
@@ -148,64 +168,243 @@ def test_a_question_costs_its_tree_or_the_sum_of_its_sequences() -> None:
 
 # ----------------------------------------------------------------------------------------------------------- plans
 
-some_sizes = st.lists(st.integers(1, 40), max_size=30)
+some_sizes = st.lists(st.integers(1, 40), max_size=30).map(lambda sizes: dict(enumerate(sizes)))
 some_budget = st.integers(1, 120)
 either_packing = st.sampled_from(["tree", "plain"])
 
 
+def rows_of(batches: Sequence[PlannedBatch]) -> list[tuple[tuple[int, ...], ...]]:
+    return [batch.rows for batch in batches]
+
+
+def widths_of(batch: PlannedBatch, sizes: Mapping[int, int]) -> list[int]:
+    return [sum(sizes[q] for q in row) for row in batch.rows]
+
+
 def test_room_left_in_a_row_goes_to_the_largest_question_that_fits() -> None:
-    plan = make_plan([10, 6, 4, 3, 9, 1], token_budget=20)
-    assert plan.batches == (((0,), (4, 5)), ((1,), (2,), (3,)))
+    batches = batch_questions(dict(enumerate([10, 6, 4, 3, 9, 1])), token_budget=20)
+    assert rows_of(batches) == [((0,), (4, 5)), ((1,), (2,), (3,))]
+    assert [batch.prefixes for batch in batches] == [(0, 0), (0, 0, 0)]
+    assert [batch.questions for batch in batches] == [(0, 4, 5), (1, 2, 3)]
+
+
+def test_questions_keep_the_numbers_they_are_given() -> None:
+    assert rows_of(batch_questions({7: 10, 3: 6, 12: 4}, token_budget=20)) == [((7,), (3, 12))]
 
 
 def test_equal_questions_keep_their_order() -> None:
-    assert make_plan([5, 5, 5, 5], token_budget=10).batches == (((0,), (1,)), ((2,), (3,)))
+    batches = batch_questions(dict.fromkeys(range(4), 5), token_budget=10)
+    assert rows_of(batches) == [((0,), (1,)), ((2,), (3,))]
 
 
 def test_no_questions_need_no_batches() -> None:
-    assert plan_for([]).batches == ()
+    assert plan_for([], token_budget=100) == Plan((), "tree")
+    assert batch_questions({}, token_budget=100) == []
 
 
 @given(some_sizes, some_budget, either_packing)
-def test_every_question_is_planned_exactly_once(sizes: list[int], budget: int, packing: Packing) -> None:
-    plan = make_plan(sizes, token_budget=budget, packing=packing)
-    assert sorted(q for rows in plan.batches for row in rows for q in row) == list(range(len(sizes)))
-    assert plan.packing == packing
+def test_every_question_is_planned_exactly_once(sizes: dict[int, int], budget: int, packing: Packing) -> None:
+    batches = batch_questions(sizes, token_budget=budget, packing=packing)
+    assert sorted(q for batch in batches for q in batch.questions) == list(range(len(sizes)))
+    assert all(batch.prefixes == (0,) * len(batch.rows) for batch in batches)
 
 
 @given(some_sizes, some_budget)
-def test_no_row_is_wider_than_the_longest_question_of_its_batch(sizes: list[int], budget: int) -> None:
-    for rows in make_plan(sizes, token_budget=budget).batches:
-        width = max(sizes[q] for row in rows for q in row)
-        assert max(sum(sizes[q] for q in row) for row in rows) == width
+def test_no_row_is_wider_than_the_longest_question_of_its_batch(sizes: dict[int, int], budget: int) -> None:
+    for batch in batch_questions(sizes, token_budget=budget):
+        assert max(widths_of(batch, sizes)) == max(sizes[q] for q in batch.questions)
 
 
 @given(some_sizes, some_budget, either_packing)
 def test_a_batch_keeps_to_the_budget_unless_one_question_alone_exceeds_it(
-    sizes: list[int], budget: int, packing: Packing
+    sizes: dict[int, int], budget: int, packing: Packing
 ) -> None:
-    for rows in make_plan(sizes, token_budget=budget, packing=packing).batches:
-        width = max(sizes[q] for row in rows for q in row)
-        assert len(rows) * width <= budget or len(rows) == 1
+    for batch in batch_questions(sizes, token_budget=budget, packing=packing):
+        assert len(batch.rows) * max(widths_of(batch, sizes)) <= budget or len(batch.rows) == 1
 
 
 @given(some_sizes, some_budget, either_packing)
-def test_the_longest_come_first(sizes: list[int], budget: int, packing: Packing) -> None:
-    batches = make_plan(sizes, token_budget=budget, packing=packing).batches
-    widths = [max(sizes[q] for row in rows for q in row) for rows in batches]
+def test_the_longest_come_first(sizes: dict[int, int], budget: int, packing: Packing) -> None:
+    batches = batch_questions(sizes, token_budget=budget, packing=packing)
+    widths = [max(widths_of(batch, sizes)) for batch in batches]
     assert widths == sorted(widths, reverse=True)
-    assert all(sizes[rows[0][0]] == width for rows, width in zip(batches, widths, strict=True))
+    assert all(sizes[batch.rows[0][0]] == width for batch, width in zip(batches, widths, strict=True))
 
 
 @given(some_sizes, some_budget)
-def test_a_plan_depends_on_sizes_alone(sizes: list[int], budget: int) -> None:
-    assert make_plan(sizes, token_budget=budget) == make_plan(list(sizes), token_budget=budget)
+def test_a_plan_depends_on_sizes_alone(sizes: dict[int, int], budget: int) -> None:
+    backwards = dict(reversed(sizes.items()))
+    assert batch_questions(sizes, token_budget=budget) == batch_questions(backwards, token_budget=budget)
 
 
 @given(some_sizes, some_budget)
-def test_a_plain_row_holds_one_question(sizes: list[int], budget: int) -> None:
-    plan = make_plan(sizes, token_budget=budget, packing="plain")
-    assert all(len(row) == 1 for rows in plan.batches for row in rows)
+def test_a_plain_row_holds_one_question(sizes: dict[int, int], budget: int) -> None:
+    batches = batch_questions(sizes, token_budget=budget, packing="plain")
+    assert all(len(row) == 1 for batch in batches for row in batch.rows)
+
+
+# ------------------------------------------------------------------------------------------------- shared prefixes
+
+
+def many(token: int, n: int) -> Ids:
+    return (token,) * n
+
+
+def asked(name: str, context: Ids, *lengths: int) -> Prompt:
+    """A question whose options are runs of different tokens, so that no two begin alike."""
+    return Prompt(name, (context,) * len(lengths), tuple(many(30 + j, n) for j, n in enumerate(lengths)))
+
+
+def few_shot(n: int, *, shots: Ids, size: int) -> list[Prompt]:
+    """Questions that begin with the same shots and take `size` tokens besides."""
+    return [asked(f"{shots[0]} {i}", (*shots, *many(60 + i, size - 3)), 1, 2) for i in range(n)]
+
+
+def test_questions_that_share_a_prefix_are_laid_side_by_side_without_it() -> None:
+    prompts = [*few_shot(3, shots=many(1, 100), size=50), asked("other", many(2, 40), 3, 3)]
+    plan = plan_for(prompts, token_budget=1000)
+    assert plan.batches == (PlannedBatch(((0, 1, 2),), (100,)), PlannedBatch(((3,),), (0,)))
+
+
+def test_rows_of_a_prefix_are_filled_up_to_their_width() -> None:
+    prompts = few_shot(7, shots=many(1, 100), size=ROW_WIDTH // 3)
+    plan = plan_for(prompts, token_budget=10_000)
+    assert plan.batches == (PlannedBatch(((0, 1, 2), (3, 4, 5), (6,)), (100,) * 3),)
+
+
+def test_a_question_wider_than_a_row_has_a_row_of_its_own() -> None:
+    prompts = few_shot(2, shots=many(1, 100), size=ROW_WIDTH + 1)
+    assert plan_for(prompts, token_budget=10_000).batches == (PlannedBatch(((0,), (1,)), (100, 100)),)
+
+
+def test_two_prefixes_share_a_batch_where_both_fit_the_budget() -> None:
+    prompts = [*few_shot(2, shots=many(1, 100), size=50), *few_shot(3, shots=many(2, 60), size=50)]
+    # two rows of 150 columns, and the prefixes, padded to the longer one
+    together = 2 * 150 + 2 * 100
+    assert plan_for(prompts, token_budget=together).batches == (PlannedBatch(((0, 1), (2, 3, 4)), (100, 60)),)
+    apart = plan_for(prompts, token_budget=together - 1).batches
+    assert apart == (PlannedBatch(((0, 1),), (100,)), PlannedBatch(((2, 3, 4),), (60,)))
+
+
+def test_a_prefix_of_many_questions_goes_on_over_several_batches() -> None:
+    prompts = few_shot(7, shots=many(1, 100), size=ROW_WIDTH // 3)
+    plan = plan_for(prompts, token_budget=ROW_WIDTH)
+    assert [batch.rows for batch in plan.batches] == [((0, 1, 2),), ((3, 4, 5),), ((6,),)]
+    assert {batch.prefixes for batch in plan.batches} == {(100,)}
+
+
+def test_plain_packing_and_contexts_of_their_own_have_no_prefix() -> None:
+    prompts = few_shot(4, shots=many(1, 100), size=20)
+    assert all(set(batch.prefixes) == {0} for batch in plan_for(prompts, token_budget=500, packing="plain").batches)
+    own = [replace(p, contexts=(p.contexts[0], (*p.contexts[0], 9))) for p in prompts]
+    assert [shared_context(p) for p in own] == [None] * 4
+    assert all(set(batch.prefixes) == {0} for batch in plan_for(own, token_budget=500).batches)
+
+
+def test_a_question_beyond_the_border_has_a_batch_of_its_own() -> None:
+    shots = many(1, 100)
+    below = few_shot(3, shots=shots, size=20)
+    # the context is the same length, but one option reaches further
+    at, beyond, far = (asked(str(n), (*shots, 50, 51), 2, n) for n in (18, 19, 60))
+    assert [longest(p) for p in (at, beyond, far)] == [120, 121, 162]
+    prompts = [below[0], beyond, below[1], far, at, below[2]]
+    plan = plan_for(prompts, token_budget=10_000, border=120)
+    assert plan.batches[:2] == (PlannedBatch(((3,),), (0,)), PlannedBatch(((1,),), (0,)))
+    (rest,) = plan.batches[2:]
+    assert sorted(rest.questions) == [0, 2, 4, 5]
+    assert set(rest.prefixes) == {100}
+    assert len(plan_for(prompts, token_budget=10_000, border=None).batches) == 1
+
+
+def test_a_border_holds_for_plain_rows_too() -> None:
+    prompts = [asked("a", many(1, 10), 1, 2), asked("b", many(2, 10), 1, 9), asked("c", many(3, 10), 1, 2)]
+    plan = plan_for(prompts, token_budget=10_000, packing="plain", border=12)
+    assert rows_of(plan.batches) == [((1,),), ((0,), (2,))]
+
+
+def test_a_tree_without_its_prefix_keeps_its_positions() -> None:
+    whole, rest = build_tree(BRANCHING), build_tree(BRANCHING, skip=1)
+    assert rest.tokens.tolist() == whole.tokens[1:].tolist()
+    assert rest.depths.tolist() == whole.depths[1:].tolist()
+    assert rest.parents.tolist() == (whole.parents[1:] - 1).tolist()
+    assert [path.tolist() for path in rest.paths] == [[1, 2], [1, 3, 4], [1], [1, 2]]
+    assert (rest.stems, rest.trunk) == ((0,) * 4, 1)
+
+
+def test_a_batch_with_two_prefixes_worked_by_hand() -> None:
+    prompts = [
+        Prompt("a", ((1, 2, 3),) * 2, ((5,), (6, 7))),
+        Prompt("b", ((8, 9),) * 2, ((5,), (6,))),
+        Prompt("c", ((1, 2, 4),) * 2, ((5,), (6,))),
+    ]
+    batch = lay_out(prompts, PlannedBatch(((0,), (1,), (2,)), (2, 1, 2)))
+    assert batch.prefixes == ((1, 2), (8,))
+    assert batch.row_prefix == (0, 1, 0)
+    assert batch.input_ids.tolist() == [[3, 5, 6, 7], [9, 5, 6, 0], [4, 5, 6, 0]]
+    assert batch.position_ids.tolist() == [[2, 3, 3, 4], [1, 2, 2, 0], [2, 3, 3, 0]]
+    assert batch.lengths.tolist() == [4, 3, 3]
+    assert batch.answer_tokens.tolist() == [1, 2, 3, 5, 6, 9, 10]
+    assert batch.before_tokens.tolist() == [0, 0, 2, 4, 4, 8, 8]
+    assert batch.stems.tolist() == [0, 0, 4, 4, 8, 8]
+    assert batch.names == ("a", "b", "c")
+    assert batch.allowed is not None
+    # the second prefix is one token shorter: its padding is seen by nobody
+    assert batch.allowed[0].int().tolist() == [
+        [1, 1, 1, 0, 0, 0],
+        [1, 1, 1, 1, 0, 0],
+        [1, 1, 1, 0, 1, 0],
+        [1, 1, 1, 0, 1, 1],
+    ]
+    assert batch.allowed[1].int().tolist() == [
+        [1, 0, 1, 0, 0, 0],
+        [1, 0, 1, 1, 0, 0],
+        [1, 0, 1, 0, 1, 0],
+        [1, 0, 0, 0, 0, 1],
+    ]
+
+
+def test_the_prefixes_as_a_batch_have_no_options() -> None:
+    batch = prefix_batch([(1, 2, 3), (8,)])
+    assert batch.input_ids.tolist() == [[1, 2, 3], [8, 0, 0]]
+    assert batch.position_ids.tolist() == [[0, 1, 2]] * 2
+    assert batch.lengths.tolist() == [3, 1]
+    assert (batch.n_options, batch.questions, batch.names) == (0, (), ())
+    assert batch.option_offsets.tolist() == batch.answer_offsets.tolist() == [0]
+
+
+def test_a_row_sees_all_of_its_prefix_and_nothing_after_it() -> None:
+    mask = prefix_mask([(1, 2, 3), (8,), ()], 2)
+    assert mask.astype(int).tolist() == [[[1, 1, 1]] * 2, [[1, 0, 0]] * 2, [[0, 0, 0]] * 2]
+
+
+long_blocks = st.lists(st.tuples(st.sampled_from([1, 33, 50, 97]), few_tokens), min_size=1, max_size=3)
+long_pieces = st.tuples(long_blocks, st.lists(sequences, min_size=2, max_size=3))
+
+
+def made_long(drawn: Sequence[tuple[list[tuple[int, int]], list[Ids]]]) -> list[Prompt]:
+    """Prompts whose contexts are long enough to have prefixes."""
+    return [
+        Prompt(f"{i}", (tuple(t for n, t in blocks for _ in range(n)),) * len(options), tuple(options))
+        for i, (blocks, options) in enumerate(drawn)
+    ]
+
+
+@given(st.lists(long_pieces, max_size=12), st.integers(20, 900), st.none() | st.integers(30, 200))
+def test_a_plan_with_prefixes_holds_every_question_once_and_keeps_to_its_limits(
+    drawn: list[Any], budget: int, border: int | None
+) -> None:
+    prompts = made_long(drawn)
+    plan = plan_for(prompts, token_budget=budget, border=border)
+    assert sorted(q for batch in plan.batches for q in batch.questions) == list(range(len(prompts)))
+    assert plan == plan_for(prompts, token_budget=budget, border=border)
+    for batch in plan.batches:
+        laid = lay_out(prompts, batch)
+        n_rows, width = laid.input_ids.shape
+        apart = sum(len(p) > 0 for p in laid.prefixes) > 1
+        extra = len(laid.prefixes) * max(map(len, laid.prefixes)) if apart else 0
+        assert n_rows == 1 or n_rows * width + extra <= budget
+        crossing = [q for q in batch.questions if border is not None and longest(prompts[q]) > border]
+        assert not crossing or batch.questions == (crossing[0],)
 
 
 # --------------------------------------------------------------------------------------------------------- batches
@@ -218,6 +417,7 @@ def test_a_batch_worked_by_hand() -> None:
     assert batch.option_offsets.tolist() == [0, 2, 4]
     assert batch.input_ids.tolist() == [[1, 2, 9, 3, 9, 8], [4, 5, 6, 0, 0, 0]]
     assert batch.position_ids.tolist() == [[0, 1, 2, 1, 2, 3], [0, 1, 1, 0, 0, 0]]
+    assert batch.lengths.tolist() == [6, 3]
     assert batch.answer_tokens.tolist() == [2, 4, 5, 7, 8]
     assert batch.answer_offsets.tolist() == [0, 1, 3, 4, 5]
     assert batch.before_tokens.tolist() == [1, 3, 4, 6, 6]
@@ -242,6 +442,7 @@ def test_a_plain_batch_worked_by_hand() -> None:
     assert batch.option_offsets.tolist() == [0, 2, 4]
     assert batch.input_ids.tolist() == [[1, 2, 9, 0], [1, 3, 9, 8], [4, 5, 0, 0], [4, 6, 0, 0]]
     assert batch.position_ids.tolist() == [[0, 1, 2, 3]] * 4
+    assert batch.lengths.tolist() == [3, 4, 2, 2]
     assert batch.allowed is None
     assert batch.answer_tokens.tolist() == [2, 6, 7, 9, 13]
     assert batch.before_tokens.tolist() == [1, 5, 6, 8, 12]
@@ -263,44 +464,58 @@ def options_of(batch: Batch) -> list[tuple[list[int], list[int], list[int], int]
     ]
 
 
-def seen_by(batch: Batch, flat: int) -> list[int]:
-    """The flat positions that a position attends to, in the order of their position ids."""
+def seen_by(batch: Batch, flat: int) -> tuple[list[tuple[int, int]], list[int]]:
+    """The (position, token) pairs that a position attends to, in order, and the flat positions of those in its row."""
     width = batch.input_ids.shape[1]
     row, column = divmod(flat, width)
+    ids, positions = batch.input_ids.reshape(-1).tolist(), batch.position_ids.reshape(-1).tolist()
     if batch.allowed is None:
-        return list(range(row * width, flat + 1))
-    keys = batch.allowed[row, column].nonzero()[:, 0].tolist()
-    return sorted((row * width + key for key in keys), key=lambda at: int(batch.position_ids.reshape(-1)[at]))
+        own, cached = list(range(row * width, flat + 1)), ()
+    else:
+        n_cached = batch.allowed.shape[2] - width
+        keys = batch.allowed[row, column].nonzero()[:, 0].tolist()
+        own = sorted((row * width + key - n_cached for key in keys if key >= n_cached), key=lambda at: positions[at])
+        cached = batch.prefixes[batch.row_prefix[row]] if n_cached else ()
+        assert [key for key in keys if key < n_cached] == list(range(len(cached)))
+    return [*enumerate(cached), *((positions[at], ids[at]) for at in own)], own
 
 
-@given(st.lists(pieces(), min_size=1, max_size=6), st.integers(5, 60), either_packing)
-def test_every_answer_token_sees_exactly_its_own_past(drawn: list[Pieces], budget: int, packing: Packing) -> None:
-    some = [made(pair) for pair in drawn]
-    for rows in plan_for(some, token_budget=budget, packing=packing).batches:
-        trees = {q: build_tree(some[q]) for row in rows for q in row}
-        batch = collate(trees, rows, packing=packing)
-        ids, positions = batch.input_ids.reshape(-1), batch.position_ids.reshape(-1)
-        expected = [(some[q], j) for q in batch.questions for j in range(len(some[q].options))]
-        assert np.diff(batch.option_offsets).tolist() == [len(some[q].options) for q in batch.questions]
+def assert_every_answer_token_sees_its_past(prompts: Sequence[Prompt], plan: Plan) -> None:
+    for planned in plan.batches:
+        batch = lay_out(prompts, planned, packing=plan.packing)
+        assert batch.questions == planned.questions
+        assert batch.names == tuple(prompts[q].id for q in batch.questions)
+        expected = [(prompts[q], j) for q in batch.questions for j in range(len(prompts[q].options))]
+        assert np.diff(batch.option_offsets).tolist() == [len(prompts[q].options) for q in batch.questions]
         for (answer, before, targets, stem), (prompt, j) in zip(options_of(batch), expected, strict=True):
             context, option = prompt.contexts[j], prompt.options[j]
             assert tuple(targets) == option
             assert before == [stem, *answer[:-1]]
-            whole = seen_by(batch, answer[-1])
-            assert tuple(ids[whole].tolist()) == context + option
-            assert positions[whole].tolist() == list(range(len(whole)))
-            assert whole[len(context) - 1 :] == [stem, *answer]
+            whole, own = seen_by(batch, answer[-1])
+            assert whole == list(enumerate(context + option))
+            assert own[-len(option) - 1 :] == [stem, *answer]
+
+
+@given(st.lists(pieces(), min_size=1, max_size=6), st.integers(5, 60), either_packing)
+def test_every_answer_token_sees_exactly_its_own_past(drawn: list[Pieces], budget: int, packing: Packing) -> None:
+    prompts = [made(pair) for pair in drawn]
+    assert_every_answer_token_sees_its_past(prompts, plan_for(prompts, token_budget=budget, packing=packing))
+
+
+@given(st.lists(long_pieces, min_size=1, max_size=8), st.integers(20, 900), either_packing)
+def test_every_answer_token_sees_its_prefix_too(drawn: list[Any], budget: int, packing: Packing) -> None:
+    prompts = made_long(drawn)
+    assert_every_answer_token_sees_its_past(prompts, plan_for(prompts, token_budget=budget, packing=packing))
 
 
 @given(st.lists(pieces(), min_size=1, max_size=6), st.integers(5, 60))
 def test_padding_attends_to_itself_alone_and_nothing_attends_to_padding(drawn: list[Pieces], budget: int) -> None:
     some = [made(pair) for pair in drawn]
-    for rows in plan_for(some, token_budget=budget).batches:
-        trees = {q: build_tree(some[q]) for row in rows for q in row}
-        batch = collate(trees, rows)
+    for planned in plan_for(some, token_budget=budget).batches:
+        batch = lay_out(some, planned)
         assert batch.allowed is not None
-        for r, row in enumerate(rows):
-            used = sum(len(trees[q]) for q in row)
+        for r, row in enumerate(planned.rows):
+            used = sum(len(build_tree(some[q])) for q in row)
             width = batch.input_ids.shape[1]
             assert (batch.allowed[r, used:].numpy() == np.eye(width, dtype=bool)[used:]).all()
             assert not batch.allowed[r, :used, used:].any()

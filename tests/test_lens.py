@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from coral_lens import fitting
 from coral_lens.errors import CoralError
 from coral_lens.fitting import FitSettings, fit
-from coral_lens.lens import METHODS, Lens, load_lens
+from coral_lens.lens import Lens, load_lens
 from coral_lens.models import Model, wrap
 from coral_lens.probes import MlpSettings
 from coral_lens.records import UNKNOWN, Rendered, Style
@@ -27,6 +27,8 @@ from coral_lens.steering import base_probs, steer
 from coral_lens.store import ActivationStore, Extraction, extract
 
 TRAINING = 40
+
+METHODS = ("base", "temperature", "coral")
 
 
 @pytest.fixture(scope="module")
@@ -264,7 +266,8 @@ def test_a_work_folder_keeps_the_states_and_a_second_call_does_not_run_the_model
     def refuses(*_: Any, **__: Any) -> Any:
         raise AssertionError("the model was run")
 
-    monkeypatch.setattr(Model, "body", refuses)
+    for body in ("plain_body", "tree_body", "prefill"):
+        monkeypatch.setattr(Model, body, refuses)
     assert lens.predict(tiny, questions, work_dir=tmp_path / "work") == first
 
 

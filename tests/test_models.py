@@ -14,24 +14,33 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import FAMILIES, SIZES, make_hflm, make_model, make_tokenizer
+from conftest import FAMILIES, PLAIN_FAMILIES, SIZES, WINDOW, make_hflm, make_model, make_tokenizer, paths_of
 from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import (
     BertConfig,
     BertForMaskedLM,
     BertModel,
-    BloomConfig,
-    BloomForCausalLM,
-    GPT2Config,
-    GPT2LMHeadModel,
+    OPTConfig,
+    OPTForCausalLM,
     PreTrainedModel,
+    PreTrainedTokenizerFast,
 )
 
 from coral_lens import models
 from coral_lens.assets import embedded_model
 from coral_lens.errors import CoralError
-from coral_lens.models import Model, load_model, resolve, tokenizer_digest, weights_digest, wrap
+from coral_lens.models import (
+    Model,
+    ensure_bos,
+    load_model,
+    resolve,
+    tokenizer_digest,
+    weights_digest,
+    wrap,
+)
+from coral_lens.prompts import prepare
+from coral_lens.records import Question, Style
 
 
 @pytest.fixture(scope="module")
@@ -69,16 +78,47 @@ def refusal(name: str | Path, **settings: str) -> str:
 # ----------------------------------------------------------------------------------------------------------- parts
 
 
-def test_the_parts_of_every_family_are_found(any_tiny: Model) -> None:
-    base = any_tiny.hf.model
-    assert any_tiny.blocks == tuple(base.layers)
-    assert any_tiny.norm is base.norm
-    assert any_tiny.head is any_tiny.hf.lm_head
-    assert any_tiny.projections == tuple(block.self_attn.o_proj for block in base.layers)
-    assert (any_tiny.n_layers, any_tiny.width, any_tiny.max_length) == (3, 32, 256)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_parts_of_every_family_are_found(family: str) -> None:
+    model = make_model(family)
+    part, paths = model.hf.get_submodule, paths_of(model.hf)
+    assert model.blocks == tuple(part(paths.blocks))
+    assert model.norm is part(paths.norm)
+    assert model.head is model.hf.lm_head
+    blocks = part(paths.blocks) if paths.projection else ()
+    assert model.projections == tuple(block.get_submodule(str(paths.projection)) for block in blocks)
+    assert (model.n_layers, model.width) == (3, 32)
 
 
-@pytest.mark.parametrize(("family", "form"), [("llama", "full"), ("mistral-window", "sliding"), ("qwen2", "by_layer")])
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in PLAIN_FAMILIES])
+def test_the_longest_input_is_that_of_the_positions(family: str) -> None:
+    assert make_model(family).max_length == SIZES["max_position_embeddings"] == 256
+
+
+@pytest.mark.parametrize("family", PLAIN_FAMILIES)
+def test_a_model_without_positions_reads_2048_tokens_as_in_lm_eval(family: str) -> None:
+    model = make_model(family)
+    assert model.max_length == make_hflm(model).max_length == 2048
+
+
+FORMS = {
+    "llama": "full",
+    "gpt2": "full",
+    "gpt_neox": "full",
+    "mistral": "sliding",
+    "mistral-window": "sliding",
+    "phi3": "sliding",
+    "phi3-longrope": "sliding",
+    "qwen2": "by_layer",
+    "qwen3": "by_layer",
+    "gemma2": "by_layer",
+    "gemma3": "by_layer",
+    "bloom": "full",
+    "mamba": "full",
+}
+
+
+@pytest.mark.parametrize(("family", "form"), FORMS.items())
 def test_each_family_has_its_form_of_mask(family: str, form: str) -> None:
     assert make_model(family).mask_form == form
 
@@ -90,13 +130,10 @@ def test_a_wrapped_model_is_frozen_and_in_evaluation_mode() -> None:
     assert not any(p.requires_grad for p in model.hf.parameters())
 
 
-def tiny_gpt2() -> PreTrainedModel:
-    small = {"vocab_size": 258, "bos_token_id": 256, "eos_token_id": 257}
-    return GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=2, **small))
-
-
-def tiny_bloom() -> PreTrainedModel:
-    return BloomForCausalLM(BloomConfig(hidden_size=32, n_layer=2, n_head=2, vocab_size=258))
+def tiny_opt() -> PreTrainedModel:
+    """Its blocks lie one module deeper than is looked for."""
+    size = {"hidden_size": 32, "ffn_dim": 32, "word_embed_proj_dim": 32, "max_position_embeddings": 64}
+    return OPTForCausalLM(OPTConfig(**size, num_hidden_layers=2, num_attention_heads=2, vocab_size=258))
 
 
 def tiny_bert(kind: Callable[[BertConfig], PreTrainedModel]) -> PreTrainedModel:
@@ -107,14 +144,9 @@ def tiny_bert(kind: Callable[[BertConfig], PreTrainedModel]) -> PreTrainedModel:
 @pytest.mark.parametrize(
     ("make", "architecture", "looked_for"),
     [
-        (tiny_gpt2, "GPT2LMHeadModel", ["a known model type (llama, mistral, qwen2)"]),
-        (tiny_bloom, "BloomForCausalLM", ["a known model type"]),
+        (tiny_opt, "OPTForCausalLM", ["one list of 2 blocks", "a final norm named norm"]),
         (lambda: tiny_bert(BertForMaskedLM), "BertForMaskedLM", ["one list of 2 blocks", "a final norm named norm"]),
-        (
-            lambda: tiny_bert(BertModel),
-            "BertModel",
-            ["an output embedding", "an attention output projection named o_proj"],
-        ),
+        (lambda: tiny_bert(BertModel), "BertModel", ["an output embedding"]),
     ],
 )
 def test_an_unknown_architecture_is_told_what_was_looked_for(
@@ -127,12 +159,89 @@ def test_an_unknown_architecture_is_told_what_was_looked_for(
         assert part in str(error.value)
 
 
-def test_a_known_family_without_its_projection_is_refused() -> None:
+def test_a_model_that_lacks_one_projection_has_none() -> None:
     hf = FAMILIES["llama"]()
     attention = hf.model.layers[1].self_attn
     attention.mix, attention.o_proj = attention.o_proj, None
-    with pytest.raises(CoralError, match="looked for an attention output projection"):
-        wrap(hf, make_tokenizer(), name="odd")
+    assert wrap(hf, make_tokenizer(), name="odd").projections == ()
+
+
+# ------------------------------------------------------------------------------------------------- cached prefixes
+
+
+def test_a_prefix_keeps_all_its_keys_also_in_layers_with_a_window(any_tiny: Model) -> None:
+    long, short = tuple(range(3 * WINDOW)), (7, 8)
+    cache = any_tiny.prefill([long, short])
+    assert len(cache.layers) == 3
+    for keys, values in cache.layers:
+        assert keys.shape[0] == values.shape[0] == 2
+        assert keys.shape[2] == values.shape[2] == len(long)
+    assert cache.positions.tolist() == [list(range(len(long)))] * 2
+
+
+def test_rows_take_the_keys_of_their_prefixes_cut_to_the_longest(tiny: Model) -> None:
+    cache = tiny.prefill([(1, 2, 3), (4, 5)])
+    mixed, same = cache.for_rows([1, 0, 1], 2), cache.for_rows([1, 1], 3)
+    assert mixed.positions.tolist() == [[0, 1]] * 3
+    for whole, some, both in zip(cache.layers, mixed.layers, same.layers, strict=True):
+        for states, of_rows, of_one in zip(whole, some, both, strict=True):
+            assert torch.equal(of_rows, torch.stack([states[i, :, :2] for i in (1, 0, 1)]))
+            assert torch.equal(of_one, torch.stack([states[1]] * 2))
+            assert of_one.data_ptr() == states[1].data_ptr(), "rows of one prefix need no copies"
+
+
+def test_reading_a_cache_leaves_it_as_it_was(tiny: Model) -> None:
+    cache = tiny.prefill([(1, 2, 3)])
+    before = [(keys.clone(), values.clone()) for keys, values in cache.layers]
+    tokens, allowed = torch.tensor([[4, 5]]), torch.tensor([[[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]]]).bool()
+    for _ in range(2):
+        tiny.tree_body(tokens, torch.tensor([[3, 4]]), allowed, cache)
+    for (keys, values), (old_keys, old_values) in zip(cache.layers, before, strict=True):
+        assert torch.equal(keys, old_keys)
+        assert torch.equal(values, old_values)
+
+
+# ------------------------------------------------------------------------------------------------------------- BOS
+
+
+def test_a_gemma_tokenizer_that_does_not_add_bos_is_made_to() -> None:
+    tokenizer, config = make_tokenizer(), FAMILIES["gemma2"]().config
+    plain = tokenizer.encode("a word")
+    for _ in range(2):  # once is enough
+        ensure_bos(tokenizer, config)
+        assert tokenizer.encode("a word") == [256, *plain]
+    assert tokenizer(["a word", "b"])["input_ids"] == [[256, *plain], [256, *tokenizer.encode("b")[1:]]]
+    assert tokenizer.encode("a word", add_special_tokens=False) == plain
+    assert tokenizer.encode("a", "b") == [256, *plain[:1], 256, *tokenizer.encode("b")[1:]]
+    assert tokenizer_digest(tokenizer) != tokenizer_digest(make_tokenizer())
+
+
+@pytest.mark.parametrize(
+    ("family", "tokenizer"),
+    [("llama", make_tokenizer()), ("qwen3", make_tokenizer()), ("gemma3", make_tokenizer(bos=True))],
+    ids=["llama without BOS", "qwen3 without BOS", "gemma3 with BOS"],
+)
+def test_other_tokenizers_stay_as_they_are(family: str, tokenizer: PreTrainedTokenizerFast) -> None:
+    before = tokenizer.backend_tokenizer.to_str()
+    ensure_bos(tokenizer, FAMILIES[family]().config)
+    assert tokenizer.backend_tokenizer.to_str() == before
+
+
+def test_a_gemma_tokenizer_without_any_bos_token_stays_as_it_is() -> None:
+    bare = PreTrainedTokenizerFast(tokenizer_object=make_tokenizer().backend_tokenizer, eos_token="</s>")
+    before = bare.backend_tokenizer.to_str()
+    ensure_bos(bare, FAMILIES["gemma3"]().config)
+    assert bare.backend_tokenizer.to_str() == before
+
+
+@pytest.mark.parametrize(("family", "adds"), [("gemma2", True), ("gemma3", True), ("llama", False)])
+def test_a_loaded_gemma_begins_its_prompts_with_one_bos(family: str, adds: bool, tmp_path: Path) -> None:
+    save(make_model(family), tmp_path)
+    model = load_model(str(tmp_path))
+    question = Question("q", "q", "Which?", ("a", "b"))
+    (prompt,) = prepare([question], Style(), model).prompts
+    assert (prompt.contexts[0].count(256), prompt.contexts[0][0] == 256) == (int(adds), adds)
+    assert all(256 not in option for option in prompt.options)
 
 
 # --------------------------------------------------------------------------------------------------------- loading
@@ -220,9 +329,9 @@ def test_a_damaged_tokenizer_is_refused(copied: Path, damage: Callable[[str], st
 
 
 def test_an_unsupported_folder_is_told_what_was_looked_for(tmp_path: Path) -> None:
-    tiny_gpt2().save_pretrained(tmp_path / "gpt2")
-    make_tokenizer().save_pretrained(tmp_path / "gpt2")
-    assert "The architecture GPT2LMHeadModel (model type 'gpt2') is not supported" in refusal(tmp_path / "gpt2")
+    tiny_opt().save_pretrained(tmp_path / "opt")
+    make_tokenizer().save_pretrained(tmp_path / "opt")
+    assert "The architecture OPTForCausalLM (model type 'opt') is not supported" in refusal(tmp_path / "opt")
 
 
 # ------------------------------------------------------------------------------------------------------------ GGUF
@@ -375,7 +484,7 @@ def test_the_weights_digest_is_the_same_in_float32_and_bfloat16(saved: Path) -> 
 def test_the_weights_digest_changes_with_one_weight(any_tiny: Model) -> None:
     hf = deepcopy(any_tiny.hf)
     assert weights_digest(hf) == any_tiny.fingerprint["weights"]
-    weight = hf.model.layers[2].mlp.down_proj.weight
+    weight = [p for p in hf.get_submodule(paths_of(hf).blocks)[2].parameters() if p.ndim == 2][-1]
     weight[5, 7] *= 1.01
     assert weights_digest(hf) != any_tiny.fingerprint["weights"]
 
@@ -433,7 +542,3 @@ def test_the_last_message_is_left_open_where_no_answer_is_asked_for() -> None:
     model = chat_model(TURNS + "</s>")
     history = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "I think"}]
     assert model.chat_template(history, add_generation_prompt=False) == "<user>Hello<assistant>I think"
-
-
-def test_the_longest_input_follows_the_configuration() -> None:
-    assert make_model("llama").max_length == SIZES["max_position_embeddings"] == 256

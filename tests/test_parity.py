@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from copy import deepcopy
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,14 +15,15 @@ from conftest import make_hflm
 from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 
-from coral_lens.engine import plan_for, score
+from coral_lens.engine import TOKEN_BUDGET, score
+from coral_lens.layout import plan_for
 from coral_lens.models import Model
 from coral_lens.prompts import tokenize
 from coral_lens.records import Prompt, Question, Rendered, offsets_of
 from coral_lens.tasks import TaskOptions, load_task
 
 TASKS = ("arc_easy", "hellaswag", "openbookqa", "commonsense_qa")
-N_QUESTIONS = 30
+N_QUESTIONS = 20
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +38,7 @@ def rendered_of(questions: Sequence[Question]) -> list[Rendered]:
 def ours(model: Model, prompts: Sequence[Prompt]) -> np.ndarray:
     """Log-probabilities of all options, question by question."""
     rows: dict[int, np.ndarray] = {}
-    for scored in score(model, prompts, plan_for(prompts)):
+    for scored in score(model, prompts, plan_for(prompts, token_budget=TOKEN_BUDGET)):
         edges = scored.batch.option_offsets
         for i, question in enumerate(scored.batch.questions):
             rows[question] = scored.logprobs[edges[i] : edges[i + 1]].numpy()
@@ -87,20 +90,62 @@ def hits(scores: np.ndarray, questions: Sequence[Question]) -> list[bool]:
     return [int(np.argmax(part)) == q.answer for part, q in zip(parts, questions, strict=True)]
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_log_probabilities_and_accuracies_are_those_of_lm_eval(
-    task: str, smollm2: Model, hflm: HFLM, referee: Referee
-) -> None:
-    questions = load_task(task, TaskOptions(split="validation", limit=N_QUESTIONS))
+def assert_parity(questions: Sequence[Question], model: Model, hflm: HFLM, referee: Referee) -> None:
+    """Log-probabilities are HFLM's, and so are the accuracies `acc` and `acc_norm`."""
     rendered = rendered_of(questions)
-    assert len(rendered) == N_QUESTIONS
-    prompts = tokenize(questions, rendered, smollm2)
-    found, expected = ours(smollm2, prompts), theirs(hflm, rendered)
+    prompts = tokenize(questions, rendered, model)
+    found, expected = ours(model, prompts), theirs(hflm, rendered)
     expected = referee.judge(prompts, found, expected)
     assert (np.abs(found - expected) <= tolerance(expected)).all()
     assert hits(found, questions) == hits(expected, questions)
     lengths = np.array([len(choice) for r in rendered for choice in r.choices])
     assert hits(found / lengths, questions) == hits(expected / lengths, questions)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_log_probabilities_and_accuracies_are_those_of_lm_eval(
+    task: str, smollm2: Model, hflm: HFLM, referee: Referee
+) -> None:
+    questions = load_task(task, TaskOptions(split="validation", limit=N_QUESTIONS))
+    assert len(rendered_of(questions)) == N_QUESTIONS
+    assert_parity(questions, smollm2, hflm, referee)
+
+
+def prefix_lengths(questions: Sequence[Question], model: Model) -> set[int]:
+    prompts = tokenize(questions, rendered_of(questions), model)
+    return {n for batch in plan_for(prompts, token_budget=TOKEN_BUDGET).batches for n in batch.prefixes}
+
+
+def test_five_shots_that_all_questions_share_give_lm_evals_numbers(
+    smollm2: Model, hflm: HFLM, referee: Referee
+) -> None:
+    questions = load_task("mmlu_high_school_psychology", TaskOptions(num_fewshot=5, limit=8))
+    (shared,) = prefix_lengths(questions, smollm2)
+    assert shared > 300, "description and shots are computed once"
+    assert_parity(questions, smollm2, hflm, referee)
+
+
+def test_shots_that_differ_from_question_to_question_give_lm_evals_numbers(
+    smollm2: Model, hflm: HFLM, referee: Referee, tmp_path: Path
+) -> None:
+    (tmp_path / "arc_easy").mkdir()
+    (tmp_path / "arc_easy" / "train.jsonl").write_text("".join(json.dumps(shot(n)) + "\n" for n in range(2, 12)))
+    options = TaskOptions(split="validation", num_fewshot=3, limit=5, data_dir=tmp_path)
+    questions = load_task("arc_easy", options)
+    beginnings = {r.contexts[0][:30] for r in rendered_of(questions)}
+    assert len(beginnings) > 3
+    assert_parity(questions, smollm2, hflm, referee)
+
+
+def shot(n: int) -> dict[str, object]:
+    """A worked example of ARC."""
+    choices = {"text": [f"{n * k}" for k in (1, 2, 3, 4)], "label": ["A", "B", "C", "D"]}
+    return {
+        "id": f"s{n}",
+        "question": f"{n} boats carry {n} nets each. How many?",
+        "choices": choices,
+        "answerKey": "B",
+    }
 
 
 def test_the_referee_agrees_where_no_rounding_is_in_doubt(smollm2: Model, referee: Referee) -> None:

@@ -17,10 +17,11 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers, processors
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-from coral_lens.engine import plan_for, score
+from coral_lens.engine import score
 from coral_lens.errors import CoralError
+from coral_lens.layout import plan_for
 from coral_lens.models import Model, wrap
-from coral_lens.prompts import fit_length, render, shift_space, tokenize
+from coral_lens.prompts import fit_length, prepare, render, shift_space, tokenize
 from coral_lens.records import Prompt, Question, Rendered, Style
 
 SKY = Question("sky", "sky", " Which colour is the sky? ", ("blue", " deep red "), 0)
@@ -277,16 +278,17 @@ class Recording(HFLM):
         return super()._model_call(inps, *args, **kwargs)
 
 
-@pytest.mark.parametrize("bos", [False, True])
-def test_long_prompts_are_cut_where_lm_eval_cuts_them_and_score_the_same(bos: bool) -> None:
-    model = make_model("llama", bos=bos)
+# GPT-2 has a table of 256 positions: the 257th token of a cut prompt is predicted, and must not be looked up
+@pytest.mark.parametrize(("family", "bos"), [("llama", False), ("llama", True), ("gpt2", False), ("gpt2", True)])
+def test_long_prompts_are_cut_where_lm_eval_cuts_them_and_score_the_same(family: str, bos: bool) -> None:
+    model = make_model(family, bos=bos)
     hflm = make_hflm(model, kind=Recording)
     assert model.max_length == hflm.max_length == 256
     context = "Which of these words is the longest?" * 8
     pairs = [(context, " no"), (context, " a much longer option"), (context, " " + "long " * 50)]
     prompt = tokenized(model, pairs)
     assert prompt.truncated
-    (scored,) = score(model, [prompt], plan_for([prompt]))
+    (scored,) = score(model, [prompt], plan_for([prompt], token_budget=2048))
     requests = [Instance("loglikelihood", {}, pair, 0) for pair in pairs]
     theirs = torch.tensor([ll for ll, _ in hflm.loglikelihood(requests, disable_tqdm=True)], dtype=torch.float64)
     # the last token of a row is predicted but never fed
@@ -294,6 +296,80 @@ def test_long_prompts_are_cut_where_lm_eval_cuts_them_and_score_the_same(bos: bo
     assert ours_fed == set(hflm.fed)
     assert {len(row) for row in ours_fed} == {256}
     torch.testing.assert_close(scored.logprobs, theirs, atol=1e-3, rtol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_cut_prompts_of_options_of_one_length_share_their_context_and_score_as_lm_evals(family: str) -> None:
+    model = make_model(family)
+    shots = "".join(f"Question: {i} and {i}? Answer: {i + i}. " for i in range(20))
+    pairs = [[(f"{shots} {word}?", f" {letter}") for letter in "ABC"] for word in ("one", "two", "ten")]
+    prompts = [tokenized(model, some) for some in pairs]
+    assert [len(p.contexts[0]) for p in prompts] == [255] * 3
+    plan = plan_for(prompts, token_budget=2048)
+    assert plan.batches[0].prefixes[0] > 200, "what is left of the shots is shared"
+    (scored,) = score(model, prompts, plan)
+    requests = [Instance("loglikelihood", {}, pair, 0) for q in scored.batch.questions for pair in pairs[q]]
+    theirs = make_hflm(model).loglikelihood(requests, disable_tqdm=True)
+    expected = torch.tensor([ll for ll, _ in theirs], dtype=torch.float64)
+    torch.testing.assert_close(scored.logprobs, expected, atol=1e-3, rtol=1e-5)
+
+
+# ------------------------------------------------------------------------------------- questions that cannot be asked
+
+LONG = Question("long option", "g", "Which?", ("no", "y" * 300))
+MANY = Question("many options", "g", "Which?", tuple(f"{i}" for i in range(27)))
+GOOD = [Question(f"good {i}", "g", f"Number {i}?", ("one", "two", "three"), i) for i in range(3)]
+
+
+def test_a_question_that_cannot_be_asked_is_left_out_by_name_and_the_others_stay(tiny: Model) -> None:
+    asked = prepare([GOOD[0], LONG, GOOD[1], GOOD[2]], Style(), tiny)
+    assert asked.questions == tuple(GOOD)
+    assert asked.left_out == {
+        "long option": "Question 'long option': option 2 has 301 tokens, but the model reads 256 at most."
+    }
+    assert [p.id for p in asked.prompts] == [q.id for q in GOOD]
+    alone = prepare(GOOD, Style(), tiny)
+    assert (asked.rendered, asked.prompts) == (alone.rendered, alone.prompts)
+    assert alone.left_out == {}
+
+
+def test_questions_are_left_out_for_their_strings_and_for_their_tokens(tiny: Model) -> None:
+    asked = prepare([MANY, GOOD[0], Question("x", "g", "?", ("a", "b"), passage="x" * 900)], Style("letters"), tiny)
+    # the passage is cut on the left, so that question can be asked
+    assert [q.id for q in asked.questions] == ["good 0", "x"]
+    assert [p.truncated for p in asked.prompts] == [False, True]
+    assert list(asked.left_out) == ["many options"]
+    assert "more than there are letters" in asked.left_out["many options"]
+
+
+def test_an_option_without_tokens_leaves_its_question_out() -> None:
+    model = wrap(make_llama(), merging_tokenizer(bos=False), name="tiny")
+    nothing, something = (Rendered(("a", "a"), (" a", end), ("a", "b")) for end in ("b", " b"))
+    questions = [Question(r.continuations[1], "g", "?", ("a", "b"), rendered=r) for r in (nothing, something)]
+    asked = prepare(questions, Style(), model)
+    assert [q.id for q in asked.questions] == [" b"]
+    assert asked.left_out == {"b": "Question 'b': option 2 has no tokens of its own; change its text."}
+
+
+def test_an_empty_context_is_no_reason_to_leave_a_question_out(tiny: Model) -> None:
+    empty = Question("empty", "g", "?", ("a", "b"), rendered=Rendered(("", ""), ("a", "b"), ("a", "b")))
+    asked = prepare([empty], Style(), tiny)
+    assert (asked.prompts[0].contexts, asked.left_out) == (((256,),) * 2, {})
+
+
+def test_if_no_question_can_be_asked_the_first_reason_is_the_error(tiny: Model) -> None:
+    with pytest.raises(CoralError, match=r"no questions to score: Question 'long option': option 2 has 301 tokens"):
+        prepare([LONG], Style(), tiny)
+    with pytest.raises(CoralError, match="no questions to score: check the file, the split and the limit"):
+        prepare([], Style(), tiny)
+
+
+def test_questions_of_the_same_id_keep_their_own_strings(tiny: Model) -> None:
+    first, second = (Question("same", "g", text, ("a", "b")) for text in ("First?", "Second?"))
+    assert [r.contexts[0] for r in prepare([first, second], Style(), tiny).rendered] == [
+        "Question: First?\nAnswer:",
+        "Question: Second?\nAnswer:",
+    ]
 
 
 # ---------------------------------------------------------------------------------------------------------- errors

@@ -13,7 +13,7 @@ from conftest import toy_questions
 
 from coral_lens.errors import CoralError
 from coral_lens.records import Predictions, Question, offsets_of
-from coral_lens.runs import Evaluation, Run, load_run, save_run
+from coral_lens.runs import Evaluation, Run, file_name, load_run, save_run
 from coral_lens.steering import softmax
 
 LENS: dict[str, Any] = {
@@ -100,7 +100,7 @@ def test_saving_again_gives_the_same_bytes(tmp_path: Path) -> None:
 
 def test_changed_predictions_are_refused_by_name(tmp_path: Path) -> None:
     save_run(a_run(), tmp_path)
-    path = tmp_path / "predictions" / "my_file.jsonl.jsonl"
+    path = tmp_path / "predictions" / f"{file_name('my/file.jsonl')}.jsonl"
     path.write_bytes(path.read_bytes().replace(b'"answer": 1', b'"answer": 0', 1))
     with pytest.raises(CoralError, match="changed after the run") as error:
         load_run(tmp_path)

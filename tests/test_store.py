@@ -23,10 +23,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
 
+from coral_lens import layout
 from coral_lens import store as store_module
 from coral_lens.engine import choose_packing
 from coral_lens.errors import CoralError
+from coral_lens.layout import plan_for
 from coral_lens.models import Model
+from coral_lens.prefixes import PrefixGroup
+from coral_lens.prompts import prepare
 from coral_lens.records import Question, Style
 from coral_lens.store import (
     ActivationStore,
@@ -42,6 +46,16 @@ from coral_lens.store import (
 
 WHAT = Extraction(layers=(0, 1, 2, 3), token_budget=200, packing="tree")
 N = 24
+PASSAGES = (
+    "The tide comes in twice a day and covers the lower steps of the pier.",
+    "A reef grows where light and warm water meet." * 2,
+)
+
+
+def store_questions(*, seed: int = 0) -> list[Question]:
+    """Two thirds of the questions are about one of two passages, which are long enough to be computed once."""
+    passages = [*PASSAGES, ""]
+    return [replace(q, passage=passages[i % 3]) for i, q in enumerate(toy_questions(N, seed=seed))]
 
 
 @pytest.fixture(autouse=True)
@@ -56,7 +70,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("store") / "undisturbed"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store_module, "SHARD_BYTES", 1)
-        extract(make_model("llama"), toy_questions(N), folder, what=WHAT)
+        extract(make_model("llama"), store_questions(), folder, what=WHAT)
     assert len(shards(folder)) >= 8
     return folder
 
@@ -133,7 +147,7 @@ def test_rows_are_the_scores_of_each_question_alone_in_the_order_of_the_question
     whole = ActivationStore(undisturbed)
     table = whole.table
     for i in (0, 7, N - 1):
-        alone = extract(tiny, toy_questions(N)[i : i + 1], tmp_path / str(i), what=WHAT)
+        alone = extract(tiny, store_questions()[i : i + 1], tmp_path / str(i), what=WHAT)
         rows = slice(table.offsets[i], table.offsets[i + 1])
         np.testing.assert_allclose(table.logprobs[rows], alone.table.logprobs, atol=1e-4)
         assert table.n_tokens[rows].tolist() == alone.table.n_tokens.tolist()
@@ -147,14 +161,29 @@ def test_the_order_of_rows_does_not_depend_on_the_packing(
 ) -> None:
     first, second = (
         ActivationStore(undisturbed),
-        extract(tiny, toy_questions(N), tmp_path, what=replace(WHAT, **changed)),
+        extract(tiny, store_questions(), tmp_path, what=replace(WHAT, **changed)),
     )
     np.testing.assert_allclose(first.table.logprobs, second.table.logprobs, atol=1e-4)
     np.testing.assert_allclose(first.layer(2), second.layer(2), rtol=2e-3, atol=2e-3)
 
 
+def test_passages_that_are_computed_once_give_the_rows_of_passages_that_are_not(
+    undisturbed: Path, tiny: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = prepare(store_questions(), WHAT.style, tiny).prompts
+    shared = [batch.prefixes[0] for batch in plan_for(prompts, token_budget=WHAT.token_budget).batches]
+    assert shared.count(0) >= 3
+    assert len({n for n in shared if n}) == 2
+    assert min(shared.count(n) for n in shared) >= 2, "every passage goes over several shards"
+    monkeypatch.setattr(layout, "find_prefixes", lambda contexts: [PrefixGroup(0, tuple(range(len(contexts))))])
+    first, second = ActivationStore(undisturbed), extract(tiny, store_questions(), tmp_path, what=WHAT)
+    np.testing.assert_allclose(first.table.logprobs, second.table.logprobs, atol=1e-4)
+    for layer in WHAT.layers:
+        np.testing.assert_allclose(first.layer(layer), second.layer(layer), rtol=2e-3, atol=2e-3)
+
+
 def test_other_order_of_questions_other_order_of_rows(undisturbed: Path, tiny: Model, tmp_path: Path) -> None:
-    forward, backward = ActivationStore(undisturbed), extract(tiny, toy_questions(N)[::-1], tmp_path, what=WHAT)
+    forward, backward = ActivationStore(undisturbed), extract(tiny, store_questions()[::-1], tmp_path, what=WHAT)
     a, b = forward.table, backward.table
     for i in range(N):
         j = N - 1 - i
@@ -229,6 +258,81 @@ def test_all_layers_are_the_embeddings_and_every_block(tiny: Model) -> None:
     assert all_layers(tiny) == (0, 1, 2, 3)
 
 
+def test_a_family_that_takes_no_tree_is_extracted_plain_with_one_warning(plain_tiny: Model, tmp_path: Path) -> None:
+    questions = store_questions()[:6]
+    with pytest.warns(UserWarning, match="in a row of its own") as caught:
+        store = extract(plain_tiny, questions, tmp_path / "chosen", what=replace(WHAT, packing=None))
+    assert len(caught) == 1
+    assert store.manifest["packing"] == "plain"
+    asked = extract(plain_tiny, questions, tmp_path / "asked", what=replace(WHAT, packing="plain"))
+    assert content(store.folder) == content(asked.folder)
+
+
+# ------------------------------------------------------------------------------------- questions that cannot be asked
+
+TOO_LONG = Question("too long", "g", "Which?", ("no", "y" * 300), 0)
+
+
+def test_questions_that_cannot_be_asked_are_named_once_and_the_rest_is_scored(
+    undisturbed: Path, tiny: Model, tmp_path: Path
+) -> None:
+    questions = store_questions()
+    mixed = [questions[0], TOO_LONG, *questions[1:], replace(TOO_LONG, id="too long too")]
+    with pytest.warns(
+        UserWarning, match=r"^2 question\(s\) left out\. Question 'too long': option 2 has 301"
+    ) as caught:
+        store = extract(tiny, mixed, tmp_path, what=WHAT)
+    assert len(caught) == 1
+    assert "Question 'too long too': option 2 has 301 tokens" in str(caught[0].message)
+    assert store.questions == questions
+    assert list(store.manifest["left_out"]) == ["too long", "too long too"]
+    assert store.manifest["n_questions"] == N
+    assert everything(tmp_path) == everything(undisturbed)
+
+
+def test_only_the_first_three_of_many_are_named(tiny: Model, tmp_path: Path) -> None:
+    bad = [replace(TOO_LONG, id=f"bad {i}") for i in range(5)]
+    with pytest.warns(UserWarning, match=r"^5 question\(s\) left out\. .*'bad 2'.*\(and 2 more\)$") as caught:
+        extract(tiny, [*bad, *toy_questions(1)], tmp_path, what=WHAT)
+    assert "bad 3" not in str(caught[0].message)
+
+
+def test_if_no_question_can_be_asked_nothing_is_written(tiny: Model, tmp_path: Path) -> None:
+    with pytest.raises(CoralError, match="no questions to score: Question 'too long'"):
+        extract(tiny, [TOO_LONG], tmp_path / "new", what=WHAT)
+    assert not (tmp_path / "new").exists()
+
+
+def test_prompts_that_are_too_long_are_counted_in_one_warning(tiny: Model, tmp_path: Path) -> None:
+    questions = toy_questions(5)
+    for i in (1, 3):
+        questions[i] = replace(questions[i], passage="word " * 60)
+    with pytest.warns(UserWarning, match=r"^2 of 5 prompts were longer than the model reads and were cut") as caught:
+        store = extract(tiny, questions, tmp_path, what=WHAT)
+    assert len(caught) == 1
+    assert store.manifest["n_truncated"] == 2
+    assert store.questions == questions
+
+
+def test_a_question_at_which_the_model_breaks_is_named_and_the_finished_shards_stay(
+    tmp_path: Path, computed: list[int]
+) -> None:
+    questions = toy_questions(12)
+    # the shortest question comes last, and it alone has this letter
+    questions[4] = Question("breaks", "g", "~?", ("a", "b"), 0)
+    model = make_model("llama")
+    letter = model.tokenizer.encode("~")[0]
+    sound = model.hf.get_input_embeddings().weight[letter].clone()
+    model.hf.get_input_embeddings().weight[letter] = float("nan")
+    with pytest.raises(CoralError, match=r"first for question 'breaks': .* Finished work is kept"):
+        extract(model, questions, tmp_path, what=WHAT)
+    assert len(shards(tmp_path)) == len(computed) - 1 > 2
+    before = {path.name: path.read_bytes() for path in shards(tmp_path)}
+    model.hf.get_input_embeddings().weight[letter] = sound
+    assert len(extract(model, questions, tmp_path, what=WHAT).table) == 12
+    assert before.items() <= content(tmp_path).items()
+
+
 # ------------------------------------------------------------------------------------------------------------- killed
 
 KILLED = """
@@ -236,8 +340,8 @@ import os, sys, time
 sys.path.insert(0, sys.argv[1])
 from pathlib import Path
 import torch
-from conftest import make_model, toy_questions
-from test_store import N, WHAT
+from conftest import make_model
+from test_store import WHAT, store_questions
 from coral_lens import store
 
 store.SHARD_BYTES = 1
@@ -253,7 +357,7 @@ def fsync(fd):
 
 os.fsync = fsync
 torch.set_num_threads(int(sys.argv[5]))
-store.extract(make_model("llama"), toy_questions(N), Path(sys.argv[2]), what=WHAT)
+store.extract(make_model("llama"), store_questions(), Path(sys.argv[2]), what=WHAT)
 """
 
 
@@ -287,7 +391,7 @@ def test_a_run_killed_twice_ends_with_the_bytes_of_an_undisturbed_one(
     kill_at_write(folder, 4, tmp_path)
     assert (folder / "journal.jsonl").read_bytes().count(b"\n") == 4
     finished = [p.stat().st_mtime_ns for p in shards(folder)]
-    extract(tiny, toy_questions(N), folder, what=WHAT)
+    extract(tiny, store_questions(), folder, what=WHAT)
     assert len(computed) == len(shards(folder)) - 4
     assert [p.stat().st_mtime_ns for p in shards(folder)][:4] == finished
     assert content(folder) == content(undisturbed)
@@ -300,7 +404,7 @@ def test_a_torn_last_line_of_the_journal_costs_its_shard_only(
     journal = copy / "journal.jsonl"
     last = journal.read_bytes().splitlines(keepends=True)[-1]
     journal.write_bytes(journal.read_bytes()[: -min(cut, len(last) - 1)])
-    extract(tiny, toy_questions(N), copy, what=WHAT)
+    extract(tiny, store_questions(), copy, what=WHAT)
     assert len(computed) == 1
     assert content(copy) == content(undisturbed)
 
@@ -311,13 +415,17 @@ def test_a_line_of_the_journal_is_read_only_if_it_is_whole() -> None:
         assert parse_entry(torn) is None
 
 
-def test_ctrl_c_keeps_the_finished_shards(undisturbed: Path, tiny: Model, tmp_path: Path, computed: list[int]) -> None:
+# in the middle of the first passage's questions, of the second's, and of those without a passage
+@pytest.mark.parametrize("after", [7, 12, 20])
+def test_ctrl_c_keeps_the_finished_shards(
+    undisturbed: Path, tiny: Model, tmp_path: Path, computed: list[int], after: int
+) -> None:
     with pytest.raises(KeyboardInterrupt):
-        extract(tiny, toy_questions(N), tmp_path, what=WHAT, progress=Stop(after=10))
+        extract(tiny, store_questions(), tmp_path, what=WHAT, progress=Stop(after=after))
     kept = shards(tmp_path)
     assert 0 < len(kept) < len(shards(undisturbed))
     assert len(computed) == len(kept) + 1
-    extract(tiny, toy_questions(N), tmp_path, what=WHAT)
+    extract(tiny, store_questions(), tmp_path, what=WHAT)
     assert len(computed) == len(shards(undisturbed)) + 1
     assert content(tmp_path) == content(undisturbed)
 
@@ -338,10 +446,10 @@ def test_a_full_disk_is_one_sentence_and_keeps_the_finished_shards(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(CoralError, match="no space left on the disk"):
-            extract(tiny, toy_questions(N), tmp_path, what=WHAT)
+            extract(tiny, store_questions(), tmp_path, what=WHAT)
     assert len(shards(tmp_path)) == {1: 0, 2: 0, 7: 2, 8: 3}[write]
     assert not list(tmp_path.glob("*.tmp")) + list(tmp_path.glob(".*.tmp"))
-    extract(tiny, toy_questions(N), tmp_path, what=WHAT)
+    extract(tiny, store_questions(), tmp_path, what=WHAT)
     assert content(tmp_path) == content(undisturbed)
 
 
@@ -360,9 +468,9 @@ def test_a_resumed_run_computes_with_the_number_of_threads_it_began_with(
     try:
         torch.set_num_threads(1)
         with pytest.raises(KeyboardInterrupt):
-            extract(tiny, toy_questions(N), tmp_path, what=WHAT, progress=Stop(after=10))
+            extract(tiny, store_questions(), tmp_path, what=WHAT, progress=Stop(after=10))
         torch.set_num_threads(2)
-        store = extract(tiny, toy_questions(N), tmp_path, what=WHAT)
+        store = extract(tiny, store_questions(), tmp_path, what=WHAT)
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
@@ -374,17 +482,17 @@ def test_a_resumed_run_keeps_the_packing_it_began_with(
     tiny: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
-        extract(tiny, toy_questions(N), tmp_path, what=replace(WHAT, packing="plain"), progress=Stop(after=10))
+        extract(tiny, store_questions(), tmp_path, what=replace(WHAT, packing="plain"), progress=Stop(after=10))
     assert choose_packing(tiny) == "tree"
-    store = extract(tiny, toy_questions(N), tmp_path, what=replace(WHAT, packing=None))
+    store = extract(tiny, store_questions(), tmp_path, what=replace(WHAT, packing=None))
     assert store.manifest["packing"] == "plain"
 
 
 def test_progress_counts_every_question_once_also_after_an_interruption(tiny: Model, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        extract(tiny, toy_questions(N), tmp_path, what=WHAT, progress=Stop(after=10))
+        extract(tiny, store_questions(), tmp_path, what=WHAT, progress=Stop(after=10))
     steps: list[int] = []
-    extract(tiny, toy_questions(N), tmp_path, what=WHAT, progress=steps.append)
+    extract(tiny, store_questions(), tmp_path, what=WHAT, progress=steps.append)
     assert steps[0] > 0
     assert sum(steps) == N
 
@@ -402,7 +510,7 @@ def test_a_flipped_byte_is_detected_on_reading_and_only_its_shard_is_computed_ag
         ActivationStore(copy).layer(2)
     assert str(damaged) in str(error.value)
     before = {p.name: p.stat().st_mtime_ns for p in shards(copy)}
-    extract(tiny, toy_questions(N), copy, what=WHAT)
+    extract(tiny, store_questions(), copy, what=WHAT)
     assert len(computed) == 1
     assert {p.name for p in shards(copy) if p.stat().st_mtime_ns != before[p.name]} == {damaged.name}
     assert content(copy) == content(undisturbed)
@@ -417,7 +525,7 @@ def test_a_shard_that_is_missing_or_cut_is_named_and_computed_again(
     damage(shards(copy)[2])
     with pytest.raises(CoralError, match=r"shard-00002\.safetensors"):
         everything(copy)
-    extract(tiny, toy_questions(N), copy, what=WHAT)
+    extract(tiny, store_questions(), copy, what=WHAT)
     assert len(computed) == 1
     assert content(copy) == content(undisturbed)
 
@@ -453,7 +561,7 @@ def test_any_changed_byte_is_refused_or_harmless_and_a_rerun_repairs_it(
     except CoralError as error:
         complaint = str(error)
     assert str(folder) in complaint or read == everything(undisturbed)
-    extract(tiny, toy_questions(N), folder, what=WHAT)
+    extract(tiny, store_questions(), folder, what=WHAT)
     assert content(folder) == content(undisturbed)
 
 
@@ -471,7 +579,7 @@ def test_a_question_file_that_was_edited_is_refused_and_written_anew_by_a_rerun(
     path.write_text(path.read_text("utf-8").replace("Toy question 3", "Toy question 4"), "utf-8")
     with pytest.raises(CoralError, match="changed after"):
         _ = ActivationStore(copy).questions
-    extract(tiny, toy_questions(N), copy, what=WHAT)
+    extract(tiny, store_questions(), copy, what=WHAT)
     assert computed == []
     assert content(copy) == content(undisturbed)
 
@@ -493,18 +601,36 @@ def test_a_finished_store_is_returned_without_running_the_model(
     def refuses(*_: Any, **__: Any) -> Any:
         raise AssertionError("the model was run")
 
-    monkeypatch.setattr(Model, "body", refuses)
+    for body in ("plain_body", "tree_body", "prefill"):
+        monkeypatch.setattr(Model, body, refuses)
     before = {p.name: p.stat().st_mtime_ns for p in copy.iterdir() if p.name != ".lock"}
     for packing in ("tree", None):
-        store = extract(tiny, toy_questions(N), copy, what=replace(WHAT, packing=packing))
+        store = extract(tiny, store_questions(), copy, what=replace(WHAT, packing=packing))
         assert len(store.table) == N
     assert {p.name: p.stat().st_mtime_ns for p in copy.iterdir() if p.name != ".lock"} == before
+
+
+def test_the_same_model_under_another_name_goes_on_with_the_store(
+    copy: Path, undisturbed: Path, tiny: Model, computed: list[int]
+) -> None:
+    shards(copy)[4].unlink()
+    extract(replace(tiny, name="elsewhere/tiny"), store_questions(), copy, what=WHAT)
+    assert len(computed) == 1
+    assert content(copy) == content(undisturbed)
+
+
+def test_a_store_that_left_other_questions_out_is_refused(tiny: Model, tmp_path: Path) -> None:
+    bad = [replace(TOO_LONG, id=f"bad {i}") for i in range(2)]
+    with pytest.warns(UserWarning, match="'bad 0'"):
+        extract(tiny, [bad[0], *toy_questions(3)], tmp_path, what=WHAT)
+    with pytest.warns(UserWarning, match="'bad 1'"), pytest.raises(CoralError, match=r"left_out\.bad 1 is null, not"):
+        extract(tiny, [bad[1], *toy_questions(3)], tmp_path, what=WHAT)
 
 
 def test_another_model_is_refused_with_both_fingerprints(copy: Path, tiny: Model) -> None:
     other = make_model("llama", seed=1)
     with pytest.raises(CoralError, match=r"model\.weights") as error:
-        extract(other, toy_questions(N), copy, what=WHAT)
+        extract(other, store_questions(), copy, what=WHAT)
     assert tiny.fingerprint["weights"] in str(error.value)
     assert other.fingerprint["weights"] in str(error.value)
 
@@ -522,11 +648,11 @@ def test_another_way_to_extract_is_refused_with_both_values(
     copy: Path, undisturbed: Path, tiny: Model, changed: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(CoralError, match=said):
-        extract(tiny, toy_questions(N), copy, what=replace(WHAT, **changed))
+        extract(tiny, store_questions(), copy, what=replace(WHAT, **changed))
     assert content(copy) == content(undisturbed)
 
 
-@pytest.mark.parametrize("other", [toy_questions(N, seed=1), toy_questions(N - 1), toy_questions(N)[::-1]])
+@pytest.mark.parametrize("other", [store_questions(seed=1), store_questions()[:-1], store_questions()[::-1]])
 def test_other_questions_are_refused_and_the_store_stays(
     copy: Path, undisturbed: Path, tiny: Model, other: list[Question]
 ) -> None:
@@ -538,7 +664,7 @@ def test_other_questions_are_refused_and_the_store_stays(
 
 
 def test_the_same_questions_with_other_answers_are_other_questions(copy: Path, tiny: Model) -> None:
-    relabelled = [replace(q, answer=(q.answer + 1) % len(q.options)) for q in toy_questions(N)]
+    relabelled = [replace(q, answer=(q.answer + 1) % len(q.options)) for q in store_questions()]
     with pytest.raises(CoralError, match="questions is"):
         extract(tiny, relabelled, copy, what=WHAT)
 

@@ -126,7 +126,9 @@ def fit(
     train: Annotated[list[str], typer.Option("--train", help="TASK[:SPLIT] or a file; may be given several times.")],
     out: Annotated[Path, typer.Option(help="Folder for the lens. Activations are kept beside it, in OUT.work.")],
     model: ModelName = "smollm2",
-    probe: Annotated[str, typer.Option(help="`ridge`, or `mlp`: the paper's network.")] = "ridge",
+    probe: Annotated[
+        str, typer.Option(help="`ridge`; `mlp`: the paper's network; `listwise`: beyond the paper.")
+    ] = "ridge",
     base: Annotated[
         str, typer.Option(help="Base score: `sum`, `token` (mean per token) or `char` (acc_norm).")
     ] = "token",
@@ -172,7 +174,7 @@ def fit(
 
 @app.command(name="eval")
 def evaluate(
-    lens: Annotated[Path, typer.Option(help="Folder of a lens made by `coral fit`.")],
+    lens: Annotated[list[Path], typer.Option(help="Folder of a lens; give several to compare them.")],
     task: Annotated[list[str], typer.Option("--task", help="TASK[:SPLIT] or a file; may be given several times.")],
     out: Annotated[Path | None, typer.Option(help="Folder for predictions, tables and report.html.")] = None,
     model: Annotated[str | None, typer.Option(help="Default: the model that the lens was fitted on.")] = None,
@@ -187,19 +189,22 @@ def evaluate(
 
     Example: `coral eval --lens my-lens --task arc_challenge:validation --task openbookqa:validation --out run`
     """
-    from coral_lens.evaluation import TestSet, evaluate_lens
+    from coral_lens.evaluation import TestSet, evaluate_lenses
     from coral_lens.lens import load_lens
     from coral_lens.manifest import versions
     from coral_lens.runs import Run, save_run
 
-    fitted = load_lens(lens)
+    lenses = [load_lens(folder) for folder in lens]
+    fitted = lenses[0]
     loaded = open_model(model or fitted.model["name"], device=device, dtype=dtype, device_map=device_map)
-    fitted.check(loaded)
+    for one in lenses:
+        one.check(loaded)
     options = task_options(loaded, num_fewshot, limit, data, fitted.style.chat)
     tests = [TestSet(name, tuple(gather([name], options))) for name in dict.fromkeys(task)]
     work = out / "work" if out else None
-    evaluations, left_out = evaluate_lens(fitted, loaded, tests, work_dir=work)
-    provenance: dict[str, Any] = {"lens": str(lens), "versions": versions(), "num_fewshot": num_fewshot or 0}
+    evaluations, left_out = evaluate_lenses(lenses, loaded, tests, work_dir=work)
+    provenance: dict[str, Any] = {"lens": ", ".join(map(str, lens)), "versions": versions()}
+    provenance["num_fewshot"] = num_fewshot or 0
     provenance["questions left out because the lens was fitted on them"] = left_out
     run = Run(f"{fitted.model['name']}: {fitted.name}", tuple(evaluations), fitted.record(), provenance)
     if out:

@@ -6,14 +6,14 @@ It learns from a part of three benchmarks, and is measured on the rest of them a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Bool
 
-from coral_lens.evaluation import TestSet, evaluate_lens
-from coral_lens.fitting import FitSettings, fit
+from coral_lens.evaluation import TestSet, evaluate_lenses
+from coral_lens.fitting import FitSettings, fit, fit_store
 from coral_lens.manifest import versions
 from coral_lens.models import Model, load_model
 from coral_lens.progress import questions_bar
@@ -21,6 +21,7 @@ from coral_lens.questions import load_questions
 from coral_lens.records import Question
 from coral_lens.runs import Run, save_run
 from coral_lens.splits import drop_repeats, split_mask
+from coral_lens.store import ActivationStore
 from coral_lens.tasks import TaskOptions
 
 SEED = 0
@@ -45,10 +46,13 @@ def run_demo(out: Path, plan: DemoPlan | None = None, *, model: Model | None = N
     model = model or load_model("smollm2")
     train, tests = demo_questions(plan)
     train, n_repeats = drop_repeats(train, [q for test in tests for q in test.questions])
+    paper = FitSettings(base="char", seed=SEED)
     with questions_bar("training questions", len(train)) as advance:
-        lens = fit(model, train, FitSettings(base="char", seed=SEED), work_dir=out / "work" / "train", progress=advance)
-    lens.save(out / "lens")
-    evaluations, _ = evaluate_lens(lens, model, tests, work_dir=out / "work")
+        coral = fit(model, train, paper, work_dir=out / "work" / "train", progress=advance)
+    listwise = fit_store(ActivationStore(out / "work" / "train"), replace(paper, probe="listwise"))
+    for lens in (coral, listwise):
+        lens.save(out / f"lens-{lens.method}")
+    evaluations, _ = evaluate_lenses([coral, listwise], model, tests, work_dir=out / "work")
     provenance = {
         "command": "coral demo",
         "model": "SmolLM2-135M-Instruct, dequantised from 4 bits; Apache-2.0",
@@ -57,7 +61,7 @@ def run_demo(out: Path, plan: DemoPlan | None = None, *, model: Model | None = N
         "training questions dropped because a test set has them too": n_repeats,
         "versions": versions(),
     }
-    run = Run("CORAL demo: SmolLM2-135M-Instruct", tuple(evaluations), lens.record(), provenance)
+    run = Run("CORAL demo: SmolLM2-135M-Instruct", tuple(evaluations), listwise.record(), provenance)
     save_run(run, out)
     return run
 

@@ -45,13 +45,14 @@ def parts(model: Model) -> list[Finding]:
     names = {module: name for name, module in model.hf.named_modules()}
     config = model.hf.config.get_text_config()
     heads = getattr(config, "num_attention_heads", "?")
+    projections = [names[module] for module in model.projections]
     n_params = sum(p.numel() for p in model.hf.parameters())
     return [
         Finding("architecture", f"{type(model.hf).__name__} ({config.model_type}), {n_params / 1e6:,.0f} M parameters"),
         Finding("layers", f"0 (embeddings) to {model.n_layers}, width {model.width}, {heads} heads"),
         Finding("blocks", f"{names[model.blocks[0]]} ... {names[model.blocks[-1]]}"),
         Finding("final norm, head", f"{names[model.norm]}, {names[model.head]}"),
-        Finding("output projections", f"{names[model.projections[0]]} ... {names[model.projections[-1]]}"),
+        Finding("output projections", f"{projections[0]} ... {projections[-1]}" if projections else "none"),
         Finding("attention mask", model.mask_form),
         Finding("dtype, device", f"{model.dtype}, {model.device}"),
         Finding("longest input", f"{model.max_length} tokens"),
@@ -99,7 +100,9 @@ def layer_check(model: Model) -> Finding:
     ids = torch.tensor([[*context, *option]], device=model.device)
     states = model.hf(ids, output_hidden_states=True).hidden_states
     start, normed = len(context), states[-1]
-    ours = [readings[layer_name(layer)][0] for layer in range(model.n_layers)]
+    # Mamba's list begins after the first block: the state before the normed one is then that of the last block
+    first_layer = 1 if torch.allclose(model.norm(states[-2]), normed) else 0
+    ours = [readings[layer_name(layer)][0] for layer in range(first_layer, model.n_layers + first_layer)]
     theirs = [s[0, start:].float().mean(dim=0).cpu() for s in states[:-1]]
     ours.append(model.norm(readings[layer_name(model.n_layers)][1].to(normed.device, normed.dtype)).float().cpu())
     theirs.append(normed[0, start].float().cpu())

@@ -27,15 +27,14 @@ if TYPE_CHECKING:
     from coral_lens.models import Model, PrefixCache
 
 TOKEN_BUDGET = 2048
-HEAD_ROWS = 256
-"""Rows of the vocabulary head at a time: its logits stay small, whatever the batch."""
 
 
 class Site(NamedTuple):
     """A place in the model whose tensor [batch, token, feature] can be read or replaced."""
 
-    kind: Literal["residual", "heads"]
-    """`residual`: the stream after block `layer` (0: the embeddings). `heads`: the input of block `layer`'s projection."""
+    kind: Literal["residual", "heads", "final"]
+    """`residual`: the stream after block `layer` (0: the embeddings). `heads`: the input of block `layer`'s projection.
+    `final`: the normed states that the vocabulary head reads; its `layer` is 0."""
     layer: int
 
 
@@ -51,7 +50,8 @@ class Reader(Protocol):
         """Take what is needed of the states [batch, token, feature]; called once per site and batch."""
 
     def take(self) -> dict[str, Tensor]:
-        """Return tensors with one row per option of the batch that has just run, and forget them."""
+        """Return what was read of the batch that has just run, and forget it: one row per option, unless the reader says
+        otherwise (one row per token, and a tensor of offsets)."""
 
 
 @runtime_checkable
@@ -180,13 +180,8 @@ def answer_logprobs(model: Model, states: Tensor, batch: Batch) -> Float[Tensor,
     """Return the log-probability of every answer token; the head runs once on each position that predicts one."""
     rows, at = torch.unique(batch.before_tokens, return_inverse=True)
     flat = states.reshape(-1, states.shape[-1])
-    found = torch.empty(len(batch.targets))
-    for start in range(0, len(rows), HEAD_ROWS):
-        logits = model.logits(flat[rows[start : start + HEAD_ROWS].to(flat.device)])
-        here = (at >= start) & (at < start + HEAD_ROWS)
-        row, target = (at[here] - start).to(logits.device), batch.targets[here].to(logits.device)
-        found[here] = (logits[row, target] - logits.logsumexp(dim=-1)[row]).cpu()
-    return found
+    device = flat.device
+    return model.log_probs(flat[rows.to(device)], at.to(device), batch.targets.to(device)).cpu()
 
 
 # ---------------------------------------------------------------------------------------------------------- hooks
@@ -224,6 +219,8 @@ def make_hook(site: Site, batch: Batch, edits: Sequence[Edit], readers: Sequence
 
 def attach(model: Model, site: Site, hook: Hook) -> Any:
     """Register a hook at a site and return its handle."""
+    if site.kind == "final":
+        return after(model.norm, hook)
     if not 0 <= site.layer <= model.n_layers or (site.kind == "heads" and site.layer == 0):
         raise CoralError(f"Layer {site.layer} does not exist: {model.name!r} has layers 0 to {model.n_layers}.")
     if site.kind == "heads" and not model.projections:

@@ -1,17 +1,21 @@
-"""Evaluate a lens on tasks: from question sources to a Run. Questions that the lens was fitted on are never counted."""
+"""Evaluate lenses on tasks: from question sources to a Run. Questions that a lens was fitted on are never counted."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from coral_lens.errors import CoralError
 from coral_lens.lens import Lens
 from coral_lens.progress import questions_bar
-from coral_lens.records import UNKNOWN, Question
-from coral_lens.runs import Evaluation
+from coral_lens.records import UNKNOWN, Predictions, Question
+from coral_lens.runs import Evaluation, file_name
+from coral_lens.store import Extraction, extract
 
 if TYPE_CHECKING:
     from coral_lens.models import Model
@@ -25,35 +29,59 @@ class TestSet:
     questions: tuple[Question, ...]
 
 
-def evaluate_lens(
-    lens: Lens, model: Model, tests: Sequence[TestSet], *, work_dir: Path | None = None
+def evaluate_lenses(
+    lenses: Sequence[Lens], model: Model, tests: Sequence[TestSet], *, work_dir: Path | None = None
 ) -> tuple[list[Evaluation], dict[str, int]]:
-    """Return the evaluation of each test set, and how many of its questions were left out because the lens knew them."""
-    lens.check(model)
+    """Return the evaluation of each test set, and how many of its questions were left out because a lens knew them.
+
+    The questions are scored once for all lenses, which must start from the same base probabilities and prompts.
+    """
+    names = method_names(lenses)
+    what = Extraction(layers=tuple(sorted({lens.layer for lens in lenses})), style=lenses[0].style)
     evaluations, left_out = [], {}
-    trained = {task.split(":")[0] for task in lens.training["tasks"]}
+    trained = {task.split(":")[0] for lens in lenses for task in lens.training["tasks"]}
     for test in tests:
-        questions = unseen(lens, test)
+        questions = unseen(lenses, test)
         left_out[test.name] = len(test.questions) - len(questions)
-        folder = work_dir / test.name.replace("/", "_").replace(":", ".") if work_dir else None
-        with questions_bar(test.name, len(questions)) as advance:
-            predictions = lens.predictions(model, questions, work_dir=folder, progress=advance)
-        scored = set(predictions["base"].ids)
-        asked = tuple(q for q in questions if q.id in scored)
-        trained_on = any(q.task in trained for q in asked)
-        evaluations.append(Evaluation(test.name, asked, predictions, trained_on))
+        for lens in lenses:
+            lens.check(model, questions)
+        with questions_bar(test.name, len(questions)) as advance, TemporaryDirectory(prefix="coral-") as temporary:
+            folder = work_dir / file_name(test.name) if work_dir else Path(temporary)
+            store = extract(model, questions, folder, what=what, progress=advance)
+            predictions: dict[str, Predictions] = {}
+            for name, lens in zip(names, lenses, strict=True):
+                found = lens.predictions_on(store)
+                predictions |= {"base": found["base"], "temperature": found["temperature"]}
+                predictions[name] = found[lens.method].renamed(name)
+        asked = tuple(store.questions)
+        evaluations.append(Evaluation(test.name, asked, predictions, any(q.task in trained for q in asked)))
     return evaluations, left_out
 
 
-def unseen(lens: Lens, test: TestSet) -> list[Question]:
-    """Return the labelled questions of a test set that the lens was not fitted on; refuse a set that has none."""
+def method_names(lenses: Sequence[Lens]) -> list[str]:
+    """Return a name for each lens's row, and refuse lenses that cannot stand in one table."""
+    first = lenses[0]
+    for lens in lenses[1:]:
+        for what in ("base", "style"):
+            if getattr(lens, what) != getattr(first, what):
+                raise CoralError(
+                    f"The lenses cannot be compared: one has {what} {getattr(first, what)}, another "
+                    f"{getattr(lens, what)}; fit them alike."
+                )
+    methods = [lens.method for lens in lenses]
+    return [m if methods.count(m) == 1 else f"{m} {i + 1}" for i, m in enumerate(methods)]
+
+
+def unseen(lenses: Sequence[Lens], test: TestSet) -> list[Question]:
+    """Return the labelled questions of a test set that no lens was fitted on; refuse a set that has none."""
     unlabelled = [q.id for q in test.questions if q.answer == UNKNOWN]
     if unlabelled:
         raise CoralError(
             f"{test.name}: {len(unlabelled)} questions have no answer, first {unlabelled[0]!r}; evaluation needs labels "
             "(use `coral predict` for unlabelled questions)."
         )
-    kept = [q for q, seen in zip(test.questions, lens.is_seen(test.questions), strict=True) if not seen]
+    seen = np.any([lens.is_seen(test.questions) for lens in lenses], axis=0)
+    kept = [q for q, known in zip(test.questions, seen, strict=True) if not known]
     if not kept:
         raise CoralError(
             f"{test.name}: all {len(test.questions)} questions were used to fit this lens; evaluate on others."

@@ -18,20 +18,22 @@ from jaxtyping import Bool, Float
 
 from coral_lens.baselines.temperature import apply_temperature, fit_temperature
 from coral_lens.errors import CoralError, nearest
-from coral_lens.lens import Lens
+from coral_lens.lens import METHODS, Lens, Rule
+from coral_lens.listwise import centre, fit_listwise_path, tilt
 from coral_lens.manifest import digest, versions
 from coral_lens.metrics import METRICS, score
 from coral_lens.probes import (
     PENALTIES,
     MlpSettings,
     Probe,
+    RidgeProbe,
     Standardiser,
     fit_mlp,
     fit_ridge_path,
     fit_standardiser,
     r_squared,
 )
-from coral_lens.records import UNKNOWN, OptionTable, Predictions, Question, Style
+from coral_lens.records import UNKNOWN, OptionTable, Predictions, Question, Style, offsets_of
 from coral_lens.splits import question_keys, rows_of, split_mask
 from coral_lens.steering import BASE_SCORES, BaseRule, base_probs, residuals, steer
 from coral_lens.store import ActivationStore, Extraction, Progress, all_layers, extract
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
 
 GAMMAS = tuple(0.25 * k for k in range(13))
 """The paper's 0.25 to 3.0, and 0: a probe that helps nowhere then does nothing."""
+SHRINKAGES = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""What gamma may be under the listwise rule, whose scores already have their scale; 0 is plain temperature scaling."""
 SHOWN = ("accuracy", "ece", "brier", "nll")
 """The validation scores that are kept of every layer and gamma."""
 FEWEST = 20
@@ -57,7 +61,7 @@ class FitSettings:
     """How a lens is fitted and chosen."""
 
     probe: str = "ridge"
-    """`ridge`, or `mlp`: the paper's network of four hidden layers."""
+    """`ridge`; `mlp`, the paper's network of four hidden layers; or `listwise`, the lens that goes beyond the paper."""
     base: BaseRule = "token"
     """Score whose softmax is the base probability: `sum`, `token` (mean per token) or `char`."""
     style: Style = Style()  # noqa: RUF009  (frozen)
@@ -71,7 +75,7 @@ class FitSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        known = {"probe": ("ridge", "mlp"), "base": tuple(BASE_SCORES), "criterion": tuple(METRICS)}
+        known = {"probe": ("ridge", "mlp", "listwise"), "base": tuple(BASE_SCORES), "criterion": tuple(METRICS)}
         for name, values in known.items():
             value = getattr(self, name)
             if value not in values:
@@ -164,6 +168,8 @@ class Candidate:
     r_hat: Float[np.ndarray, " row"]
     gammas: list[dict[str, float]]
     """Validation scores at every gamma."""
+    rule: Rule = "residual"
+    base_weight: float = 1.0
 
     def best(self, criterion: str) -> dict[str, float]:
         """Return the scores at the best gamma; of equal ones the smallest, which changes the model least."""
@@ -184,14 +190,12 @@ def fit_store(store: ActivationStore, settings: FitSettings) -> Lens:
     def cost(candidate: Candidate) -> float:
         return sign * candidate.best(settings.criterion)[settings.criterion]
 
-    ridge = [ridge_candidate(store.layer(layer), layer, fold, settings) for layer in layers]
-    ranked = sorted(ridge, key=cost)
-    chosen = ranked[0]
-    tried = ridge
+    linear = listwise_candidate if settings.probe == "listwise" else ridge_candidate
+    tried = [linear(store.layer(layer), layer, fold, settings) for layer in layers]
     if settings.probe == "mlp":
-        tried = [mlp_candidate(store.layer(c.layer), c.layer, fold, settings) for c in ranked[:MLP_LAYERS]]
-        chosen = min(tried, key=cost)
-    return make_lens(store, settings, fold, chosen, tried)
+        ranked = sorted(tried, key=cost)[:MLP_LAYERS]
+        tried = [mlp_candidate(store.layer(c.layer), c.layer, fold, settings) for c in ranked]
+    return make_lens(store, settings, fold, min(tried, key=cost), tried)
 
 
 def ridge_candidate(states: Float[np.ndarray, "row width"], layer: int, fold: Fold, settings: FitSettings) -> Candidate:
@@ -220,6 +224,35 @@ def mlp_candidate(states: Float[np.ndarray, "row width"], layer: int, fold: Fold
     r2, point, probe, r_hat = max(found, key=lambda f: f[0])
     setting = {k: float(getattr(point, k)) for k in ("weight_decay", "output_penalty", "learning_rate")}
     return Candidate(layer, standardiser, probe, setting, r2, r_hat, gamma_curve(fold, r_hat, settings))
+
+
+def listwise_candidate(
+    states: Float[np.ndarray, "row width"], layer: int, fold: Fold, settings: FitSettings
+) -> Candidate:
+    """Fit listwise lenses of one layer and take the weight decay with the best validation score."""
+    standardiser, z, z_val = standardised(centre(states, fold.table.offsets), fold)
+    p_val, offsets = fold.p[fold.validation_rows], fold.validation_offsets
+    train_sizes = np.diff(fold.table.offsets)[~fold.validation]
+    fits = fit_listwise_path(
+        z, fold.p[fold.train_rows], offsets_of(train_sizes.tolist()), fold.table.answers[~fold.validation]
+    )
+    names = tuple(dict.fromkeys((*SHOWN, settings.criterion)))
+    sign = -1.0 if METRICS[settings.criterion].higher_is_better else 1.0
+    found = []
+    for one in fits:
+        scores = z_val.astype(np.float64) @ one.weight
+        tilted = [tilt(p_val, scores, offsets, base_weight=one.base_weight, gamma=g) for g in SHRINKAGES]
+        curve = [
+            {"gamma": g, **fold.validation_scores(probs, names)} for g, probs in zip(SHRINKAGES, tilted, strict=True)
+        ]
+        found.append((sign * curve[-1][settings.criterion], one, curve, tilted[-1]))
+    _, one, curve, probs = min(found, key=lambda f: f[0])
+    moved = probs - p_val
+    r2 = r_squared(fold.r[fold.validation_rows], moved)
+    setting = {"weight_decay": one.decay, "base_weight": one.base_weight}
+    return Candidate(
+        layer, standardiser, RidgeProbe(one.weight, 0.0), setting, r2, moved, curve, "listwise", one.base_weight
+    )
 
 
 def standardised(
@@ -266,7 +299,7 @@ def make_lens(
         "validation": {
             "base": fold.validation_scores(p_val, SHOWN),
             "temperature": fold.validation_scores(cooled, SHOWN),
-            "coral": {name: best[name] for name in SHOWN},
+            METHODS[chosen.rule]: {name: best[name] for name in SHOWN},
         },
     }
     questions = store.questions
@@ -281,8 +314,10 @@ def make_lens(
     }
     identity = {k: store.manifest["model"][k] for k in ("name", "weights", "tokenizer", "dtype")}
     return Lens(
+        rule=chosen.rule,
         layer=chosen.layer,
         gamma=best["gamma"],
+        base_weight=chosen.base_weight,
         base=settings.base,
         style=settings.style,
         standardiser=chosen.standardiser,

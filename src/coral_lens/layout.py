@@ -235,6 +235,8 @@ class Batch:
     """Options of the i-th question of this batch: option_offsets[i] to option_offsets[i + 1]."""
     input_ids: Int[Tensor, "batch width"]
     position_ids: Int[Tensor, "batch width"]
+    lengths: Int[Tensor, " batch"]
+    """Tokens of each row; what follows them is padding."""
     allowed: Bool[Tensor, "batch width key"] | None
     """Which key each query may see, those of the prefix first; None where the rows are ordinary causal ones."""
     answer_tokens: Int[Tensor, " token"]
@@ -316,6 +318,7 @@ def prefix_batch(prefixes: Sequence[tuple[int, ...]]) -> Batch:
         option_offsets=offsets_of([]),
         input_ids=ids,
         position_ids=torch.arange(width).expand(len(prefixes), -1),
+        lengths=torch.tensor([len(p) for p in prefixes]),
         allowed=None,
         answer_tokens=none,
         answer_offsets=torch.zeros(1, dtype=torch.int64),
@@ -375,8 +378,11 @@ def place(
     """Shift the nodes of each tree to where it starts in the batch."""
     ids, positions, allowed = arrays
     answer, before, lengths, stems, sizes = [], [], [], [], []
+    filled = torch.zeros(len(ids), dtype=torch.int64)
     for tree, start in zip(trees, starts, strict=True):
         sizes.append(len(tree.paths))
+        row, column = divmod(start, ids.shape[1])
+        filled[row] = column + len(tree)
         for stem, path in zip(tree.stems, tree.paths, strict=True):
             answer.append(path + start)
             before.append(np.concatenate([[stem], path[:-1]]) + start)
@@ -390,6 +396,7 @@ def place(
         option_offsets=offsets_of(sizes),
         input_ids=input_ids,
         position_ids=torch.from_numpy(positions),
+        lengths=filled,
         allowed=None if allowed is None else torch.from_numpy(allowed),
         answer_tokens=tokens,
         answer_offsets=torch.from_numpy(offsets_of(lengths)),

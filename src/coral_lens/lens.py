@@ -9,11 +9,12 @@ It refuses a model other than its own. Never pickle.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -24,9 +25,10 @@ from safetensors.torch import save as save_tensors
 
 from coral_lens.baselines.temperature import apply_temperature
 from coral_lens.errors import CoralError
+from coral_lens.listwise import centre, tilt
 from coral_lens.manifest import digest, digest_file, fresh_folder, read_json, write_atomic, write_json
 from coral_lens.probes import PROBES, Probe, Standardiser
-from coral_lens.records import OptionTable, Predictions, Question, Style
+from coral_lens.records import Predictions, Question, Style
 from coral_lens.splits import question_keys
 from coral_lens.steering import BaseRule, base_probs, steer
 from coral_lens.store import ActivationStore, Extraction, Progress, extract
@@ -35,7 +37,9 @@ if TYPE_CHECKING:
     from coral_lens.models import Model
 
 FORMAT = 1
-METHODS = ("base", "temperature", "coral")
+Rule = Literal["residual", "listwise"]
+METHODS: dict[Rule, str] = {"residual": "coral", "listwise": "listwise"}
+"""What a lens's predictions are called: the paper's correction, and the lens that goes beyond it."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +60,12 @@ class Answer:
 class Lens:
     """Turns pooled states and base probabilities into steered probabilities."""
 
+    rule: Rule
+    """`residual`: the paper's p + gamma * r_hat, clipped. `listwise`: softmax(base_weight * log p + gamma * score)."""
     layer: int
     gamma: float
+    base_weight: float
+    """Of log p under the listwise rule; the paper's rule does not use it."""
     base: BaseRule
     style: Style
     standardiser: Standardiser
@@ -75,39 +83,49 @@ class Lens:
 
     @property
     def name(self) -> str:
-        return f"{self.probe.kind} probe, layer {self.layer}, gamma {self.gamma:g}"
+        what = f"{self.probe.kind} probe" if self.rule == "residual" else "listwise lens"
+        return f"{what}, layer {self.layer}, gamma {self.gamma:g}"
 
-    def r_hat(self, states: Float[np.ndarray, "row width"]) -> Float[np.ndarray, " row"]:
-        """Return the predicted residual of pooled states of this lens's layer."""
-        return self.probe.predict(self.standardiser(states))
+    @property
+    def method(self) -> str:
+        return METHODS[self.rule]
+
+    def steered(
+        self, p: Float[np.ndarray, " row"], states: Float[np.ndarray, "row width"], offsets: Int[np.ndarray, " edge"]
+    ) -> Float[np.ndarray, " row"]:
+        """Return the corrected probabilities from base ones and pooled states of this lens's layer."""
+        if self.rule == "residual":
+            return steer(p, self.probe.predict(self.standardiser(states)), offsets, gamma=self.gamma)
+        scores = self.probe.predict(self.standardiser(centre(states, offsets)))
+        return tilt(p, scores, offsets, base_weight=self.base_weight, gamma=self.gamma)
 
     def apply(self, store: ActivationStore) -> dict[str, Float[np.ndarray, " row"]]:
-        """Return the option probabilities of each method: base, temperature, coral."""
+        """Return the option probabilities of each method: base, temperature, and this lens's own."""
         table = store.table
         p = base_probs(table, self.base)
         return {
             "base": p,
             "temperature": apply_temperature(p, table.offsets, temperature=self.temperature),
-            "coral": steer(p, self.r_hat(store.layer(self.layer)), table.offsets, gamma=self.gamma),
+            self.method: self.steered(p, store.layer(self.layer), table.offsets),
         }
 
-    def run(
+    @contextmanager
+    def scored(
         self,
         model: Model,
         questions: Sequence[Question],
         *,
         work_dir: Path | None = None,
         progress: Progress | None = None,
-    ) -> tuple[list[Question], OptionTable, dict[str, Float[np.ndarray, " row"]]]:
-        """Score questions and return those that could be asked, their table and each method's probabilities.
+    ) -> Iterator[ActivationStore]:
+        """Score questions and yield the store of this lens's layer.
 
-        With `work_dir` the states are kept there and an interrupted run goes on; without, they are thrown away.
+        With `work_dir` it is kept there and an interrupted run goes on; without, it is thrown away afterwards.
         """
         self.check(model, questions)
         what = Extraction(layers=(self.layer,), style=self.style)
         with TemporaryDirectory(prefix="coral-") as temporary:
-            store = extract(model, questions, work_dir or Path(temporary), what=what, progress=progress)
-            return store.questions, store.table, self.apply(store)
+            yield extract(model, questions, work_dir or Path(temporary), what=what, progress=progress)
 
     def predict(
         self,
@@ -118,11 +136,12 @@ class Lens:
         progress: Progress | None = None,
     ) -> list[Answer]:
         """Answer questions; they need no labels. One that cannot be asked is left out with a warning."""
-        asked, table, probs = self.run(model, questions, work_dir=work_dir, progress=progress)
+        with self.scored(model, questions, work_dir=work_dir, progress=progress) as store:
+            asked, table, probs = store.questions, store.table, self.apply(store)
         answers = []
         for i, question in enumerate(asked):
             rows = slice(table.offsets[i], table.offsets[i + 1])
-            steered, base = probs["coral"][rows], probs["base"][rows]
+            steered, base = probs[self.method][rows], probs["base"][rows]
             best = int(steered.argmax())
             answers.append(
                 Answer(
@@ -145,20 +164,24 @@ class Lens:
         progress: Progress | None = None,
     ) -> dict[str, Predictions]:
         """Return the Predictions of each method on questions of one task."""
-        asked, table, probs = self.run(model, questions, work_dir=work_dir, progress=progress)
-        first = asked[0]
+        with self.scored(model, questions, work_dir=work_dir, progress=progress) as store:
+            return self.predictions_on(store)
+
+    def predictions_on(self, store: ActivationStore) -> dict[str, Predictions]:
+        """Return the Predictions of each method on the questions of a store."""
+        table, questions = store.table, store.questions
         return {
             method: Predictions(
                 method=method,
-                model=model.name,
-                task=first.task,
-                split=first.split,
-                ids=tuple(q.id for q in asked),
+                model=store.manifest["model"]["name"],
+                task=questions[0].task,
+                split=questions[0].split,
+                ids=tuple(q.id for q in questions),
                 answers=table.answers,
                 offsets=table.offsets,
                 probs=p,
             )
-            for method, p in probs.items()
+            for method, p in self.apply(store).items()
         }
 
     def check(self, model: Model, questions: Sequence[Question] = ()) -> None:
@@ -200,8 +223,10 @@ class Lens:
         """Return the JSON part of the lens."""
         return {
             "format": FORMAT,
+            "rule": self.rule,
             "layer": self.layer,
             "gamma": self.gamma,
+            "base_weight": self.base_weight,
             "base": self.base,
             "style": asdict(self.style),
             "probe": self.probe.kind,
@@ -235,8 +260,10 @@ def load_lens(folder: str | Path) -> Lens:
     except (OSError, ValueError, SafetensorError) as error:  # ValueError: a number that is no number any more
         raise CoralError(f"{source} cannot be read ({error}); fit or copy the lens again.") from None
     return Lens(
+        rule=record["rule"],
         layer=record["layer"],
         gamma=record["gamma"],
+        base_weight=record["base_weight"],
         base=record["base"],
         style=Style(**record["style"]),
         standardiser=Standardiser(tensors["standardiser.mean"].numpy(), tensors["standardiser.scale"].numpy()),
@@ -254,7 +281,7 @@ def card(lens: Lens) -> str:
     validation = lens.trace["validation"]
     rows = "\n".join(
         f"| {m} | " + " | ".join(f"{100 * validation[m][s]:.1f}" for s in ("accuracy", "ece", "brier", "nll")) + " |"
-        for m in METHODS
+        for m in ("base", "temperature", lens.method)
     )
     tasks = ", ".join(f"{t} ({n})" for t, n in sorted(lens.training["tasks"].items()))
     return f"""# A CORAL lens for {lens.model["name"]}

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 EMBEDDED = "smollm2"
 DEFAULT_MAX_LENGTH = 2048
+HEAD_BLOCK = 2048
+"""Words of the vocabulary whose logits are computed at a time."""
 
 MaskForm = Literal["full", "sliding", "by_layer"]
 MASK_FORMS: dict[str, MaskForm] = {
@@ -77,6 +79,11 @@ class Model:
         return int(self.hf.config.get_text_config().hidden_size)
 
     @property
+    def n_heads(self) -> int:
+        """Query heads of a block: what the input of its output projection is made of."""
+        return int(self.hf.config.get_text_config().num_attention_heads)
+
+    @property
     def device(self) -> torch.device:
         return next(self.hf.get_input_embeddings().parameters()).device
 
@@ -97,10 +104,27 @@ class Model:
         """
         past = None if prefix is None else prefix.as_cache()
         keys = position_ids if prefix is None else torch.cat([prefix.positions, position_ids], dim=1)
+        return self._tree_pass(input_ids, position_ids, self._attention_mask(allowed, position_ids, keys), past)
+
+    def tree_keys(
+        self, input_ids: Tensor, position_ids: Tensor, allowed: Tensor, prefix: PrefixCache | None = None
+    ) -> tuple[Tensor, PrefixCache]:
+        """Return what `tree_body` does, and the keys and values of all tokens, those of the prefix first."""
+        from transformers import DynamicCache
+
+        past = DynamicCache() if prefix is None else prefix.as_cache()
+        keys = position_ids if prefix is None else torch.cat([prefix.positions, position_ids], dim=1)
+        states = self._tree_pass(input_ids, position_ids, self._attention_mask(allowed, position_ids, keys), past)
+        layers: list[Any] = list(past.layers)
+        return states, PrefixCache([(layer.keys, layer.values) for layer in layers], keys)
+
+    def _tree_pass(
+        self, input_ids: Tensor, position_ids: Tensor, mask: Tensor | dict[str, Tensor], past: DynamicCache | None
+    ) -> Tensor:
         out = self.hf.base_model(
             input_ids=input_ids,
             position_ids=position_ids.clamp(max=self._last_position),
-            attention_mask=self._attention_mask(allowed, position_ids, keys),
+            attention_mask=mask,
             past_key_values=past,
             use_cache=past is not None,
         )
@@ -116,11 +140,35 @@ class Model:
         cache = DynamicCache()
         self.hf.base_model(input_ids=ids, past_key_values=cache, use_cache=True)
         layers: list[Any] = list(cache.layers)
-        return PrefixCache([(layer.keys, layer.values) for layer in layers])
+        positions = torch.arange(width, device=self.device).expand(len(prefixes), -1)
+        return PrefixCache([(layer.keys, layer.values) for layer in layers], positions)
 
     def logits(self, states: Tensor) -> Tensor:
         """Return the vocabulary logits of normed states [row, width], in float32."""
-        logits = self.head(states).float()
+        return self._capped(self.head(states).float())
+
+    def log_probs(self, states: Tensor, rows: Tensor, targets: Tensor) -> Tensor:
+        """Return the log-probability of each target token after the normed state of its row, in float32.
+
+        The head is multiplied in blocks of the vocabulary, so that logits are summed up while they are in the cache and
+        never exist as a whole.
+        """
+        if not isinstance(self.head, nn.Linear):
+            logits = self.logits(states)
+            return logits[rows, targets] - logits.logsumexp(dim=-1)[rows]
+        weight, bias = self.head.weight, self.head.bias
+        parts = []
+        for start in range(0, weight.shape[0], HEAD_BLOCK):
+            block = slice(start, start + HEAD_BLOCK)
+            logits = nn.functional.linear(states, weight[block], None if bias is None else bias[block])
+            parts.append(self._capped(logits.float()).logsumexp(dim=-1))
+        norm = torch.stack(parts).logsumexp(dim=0)
+        # rounded as the head rounds, so that no probability exceeds 1
+        picked = (states[rows].float() * weight[targets].float()).sum(dim=-1).to(weight.dtype)
+        picked = picked if bias is None else picked + bias[targets]
+        return self._capped(picked.float()) - norm[rows]
+
+    def _capped(self, logits: Tensor) -> Tensor:
         cap = getattr(self.hf.config.get_text_config(), "final_logit_softcapping", None)
         return logits if cap is None else cap * torch.tanh(logits / cap)
 
@@ -177,16 +225,14 @@ class PrefixCache:
     """Keys and values of token prefixes at every layer, [prefix, head, token, feature]."""
 
     layers: list[tuple[Tensor, Tensor]]
+    positions: Tensor
+    """Position ids of the tokens, [prefix, token]."""
 
     def for_rows(self, row_prefix: Sequence[int], width: int) -> PrefixCache:
         """Return the cache with one entry per row, cut to `width` tokens."""
         which = torch.tensor(row_prefix)
-        return PrefixCache([(pick_rows(k, which, width), pick_rows(v, which, width)) for k, v in self.layers])
-
-    @property
-    def positions(self) -> Tensor:
-        keys = self.layers[0][0]
-        return torch.arange(keys.shape[2], device=keys.device).expand(keys.shape[0], -1)
+        layers = [(pick_rows(k, which, width), pick_rows(v, which, width)) for k, v in self.layers]
+        return PrefixCache(layers, self.positions[which.to(self.positions.device), :width])
 
     def as_cache(self) -> DynamicCache:
         """Return what transformers takes; it adds the row's own keys to a copy."""

@@ -62,19 +62,34 @@ def common_length(a: Ids, b: Ids) -> int:
 
 def best_runs(ids: Sequence[Ids], steps: Sequence[int]) -> list[tuple[int, int, int]]:
     """Return the runs (from, to, prefix length) that together save the most tokens; length 0 where nothing is saved."""
-    runs: list[tuple[int, int, int]] = []
-    stack = [(0, len(ids))] if ids else []
+    runs = nested_runs(len(ids), steps)
+    saved = [0] * len(runs)
+    whole = [False] * len(runs)
+    for i, (low, high, length, inner) in reversed(list(enumerate(runs))):
+        own, parts = (high - low - 1) * length, sum(saved[j] for j in inner)
+        whole[i] = length >= SHORTEST and own >= max(LEAST_SAVED, parts)
+        saved[i] = own if whole[i] else parts
+    best: list[tuple[int, int, int]] = []
+    stack = [0] if runs else []
     while stack:
-        low, high = stack.pop()
+        i = stack.pop()
+        low, high, length, inner = runs[i]
+        if whole[i] or not saved[i]:
+            best.append((low, high, length if whole[i] else 0))
+        else:
+            stack += inner
+    return best
+
+
+def nested_runs(n: int, steps: Sequence[int]) -> list[tuple[int, int, int, range]]:
+    """Return every candidate run with its prefix length and the numbers of the runs that it falls into, which follow it."""
+    todo = [(0, n)] if n else []
+    runs: list[tuple[int, int, int, range]] = []
+    while len(runs) < len(todo):
+        low, high = todo[len(runs)]
         length = min(steps[low : high - 1], default=0)
         cuts = [low, *(i + 1 for i in range(low, high - 1) if steps[i] == length), high]
-        parts = [(a, b) for a, b in pairwise(cuts) if b > a]
-        inner = sum((b - a - 1) * min(steps[a : b - 1], default=0) for a, b in parts)
-        saved = (high - low - 1) * length
-        if length >= SHORTEST and saved >= LEAST_SAVED and saved >= inner:
-            runs.append((low, high, length))
-        elif high - low > 1 and max(steps[low : high - 1]) >= SHORTEST:
-            stack += parts
-        else:
-            runs.append((low, high, 0))
+        parts = list(pairwise(cuts)) if high - low > 1 else []
+        runs.append((low, high, length, range(len(todo), len(todo) + len(parts))))
+        todo += parts
     return runs

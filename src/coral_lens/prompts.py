@@ -55,18 +55,17 @@ class Prepared:
 
 def prepare(questions: Sequence[Question], style: Style, model: Model) -> Prepared:
     """Render and tokenise questions; one that cannot be asked is left out by name, and does not stop the others."""
-    rendered: dict[str, Rendered] = {}
+    asked: list[tuple[Question, Rendered]] = []
     left_out: dict[str, str] = {}
     for question in questions:
         try:
-            rendered[question.id] = render(question, style, model)
+            asked.append((question, render(question, style, model)))
         except CoralError as error:
             left_out[question.id] = str(error)
-    asked = [q for q in questions if q.id in rendered]
     kept: list[tuple[Question, Rendered, Prompt]] = []
-    for question, pairs in zip(asked, encode_pairs([rendered[q.id] for q in asked], model), strict=True):
+    for (question, rendered), pairs in zip(asked, encode_pairs([r for _, r in asked], model), strict=True):
         try:
-            kept.append((question, rendered[question.id], fit_length(question, pairs, model.max_length)))
+            kept.append((question, rendered, fit_length(question, pairs, model.max_length)))
         except CoralError as error:
             left_out[question.id] = str(error)
     if not kept:

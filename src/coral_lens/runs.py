@@ -8,6 +8,7 @@ report.html                 made from the two above by `coral report`
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from coral_lens.errors import CoralError
-from coral_lens.manifest import digest_file, read_json, write_atomic, write_json
+from coral_lens.manifest import digest, digest_file, read_json, write_atomic, write_json
 from coral_lens.records import Predictions, Question, offsets_of
 
 FORMAT = 1
@@ -51,11 +52,17 @@ def save_run(run: Run, folder: Path) -> None:
     """Write a run's predictions, then its record with their digests."""
     files = {}
     for evaluation in run.evaluations:
-        path = folder / "predictions" / f"{evaluation.name.replace('/', '_').replace(':', '.')}.jsonl"
+        path = folder / "predictions" / f"{file_name(evaluation.name)}.jsonl"
         write_atomic(path, "".join(prediction_lines(evaluation)).encode())
         files[evaluation.name] = {"file": path.name, "sha256": digest_file(path), "trained_on": evaluation.trained_on}
     record = {"format": FORMAT, "title": run.title, "lens": run.lens, "provenance": run.provenance, "tasks": files}
     write_json(folder / "run.json", record)
+
+
+def file_name(name: str) -> str:
+    """Return a test set's name as a file name; names that a file system would confuse stay apart."""
+    plain = re.sub(r"[^\w.-]+", "_", name.replace(":", "."))
+    return plain if plain == name.replace(":", ".") else f"{plain}-{digest(name)[:8]}"
 
 
 def prediction_lines(evaluation: Evaluation) -> list[str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from coral_lens.metrics import METRICS
 from coral_lens.report.formats import kind_of, label_of, percent
-from coral_lens.report.tables import SUBJECT, ResultsTable, TaskTable
+from coral_lens.report.tables import ResultsTable, TaskTable, subject_of
 
 WORDS = {
     "accuracy": ("accuracy", {1: "rose", -1: "fell"}),
@@ -107,7 +107,8 @@ def where(tasks: Sequence[TaskTable], metric: str, *, alone: bool) -> str:
 
 def before_after(task: TaskTable, metric: str) -> str:
     """Return `28.7 → 35.3 %`, in one piece."""
-    before, after = (percent(task.metrics[method].scores[metric].value) for method in ("base", SUBJECT))
+    subject = subject_of(task.metrics) or "base"
+    before, after = (percent(task.metrics[method].scores[metric].value) for method in ("base", subject))
     return f"{before} → {after}{' %' if metric == 'accuracy' else ''}".replace(" ", "\N{NO-BREAK SPACE}")
 
 
@@ -132,14 +133,16 @@ def control_sentences(tasks: Sequence[TaskTable]) -> list[str]:
 
 def zero_sentences(table: ResultsTable) -> list[str]:
     """Say how often the lens ruled out the truth."""
-    n = sum(t.metrics[SUBJECT].n_zero_answer for t in table.tasks if SUBJECT in t.metrics)
-    total = sum(t.n_questions for t in table.tasks if SUBJECT in t.metrics)
-    if not n:
-        return []
-    name = label_of(SUBJECT)
-    return [
-        f"On {n:,} of {total:,} questions {name} gave the correct option probability 0, for which its NLL pays dearly."
-    ]
+    sentences = []
+    for method in table.methods:
+        n = sum(t.metrics[method].n_zero_answer for t in table.tasks if method in t.metrics)
+        total = sum(t.n_questions for t in table.tasks if method in t.metrics)
+        if n:
+            sentences.append(
+                f"On {n:,} of {total:,} questions {label_of(method)} gave the correct option probability 0, for which its "
+                "NLL pays dearly."
+            )
+    return sentences
 
 
 def cards(table: ResultsTable) -> list[Card]:

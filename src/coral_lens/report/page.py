@@ -16,7 +16,7 @@ from coral_lens.report.examples import changes_of
 from coral_lens.report.figures import metric_picture, reliability_picture
 from coral_lens.report.headline import cards, headline
 from coral_lens.report.style import Picture
-from coral_lens.report.tables import COLUMNS, SUBJECT, ResultsTable, TaskTable, in_order, results_table
+from coral_lens.report.tables import COLUMNS, ResultsTable, TaskTable, in_order, results_table
 from coral_lens.runs import Evaluation, Run
 
 SUMMARY = ("accuracy", "ece", "brier")
@@ -53,7 +53,7 @@ def render_report(run: Run, *, table: ResultsTable | None = None) -> str:
 
 def results_of(run: Run, table: ResultsTable) -> dict[str, Any]:
     """Return what the page says of the test questions."""
-    changes = [changes_of(evaluation, before="base", after=SUBJECT) for evaluation in in_order(run)]
+    changes = [changes_of(evaluation, before="base", after=table.subject) for evaluation in in_order(run)]
     return {
         "headline": headline(table),
         "cards": cards(table),
@@ -63,7 +63,7 @@ def results_of(run: Run, table: ResultsTable) -> dict[str, Any]:
         "summary": [shown(metric_picture(table, m, name=f"summary-{m}")) for m in SUMMARY],
         "reliability": list(reliability_figures(run, table)),
         "changes": [c for c in changes if c],
-        "subject": formats.label_of(SUBJECT),
+        "subject": formats.label_of(table.subject),
     }
 
 

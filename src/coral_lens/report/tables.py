@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 
@@ -13,10 +13,10 @@ from coral_lens.stats import Difference, holm, mcnemar, paired_difference
 
 COLUMNS = ("accuracy", "ece", "cwece", "brier", "nll")
 """The metrics of a results table, by their names in METRICS."""
-SUBJECT = "coral"
-"""The method that is compared with the controls."""
-CONTROLS = ("base", "temperature")
-"""What a gain is measured against: the unsteered model, and the plain remedy that looks at no hidden state."""
+SUBJECTS = ("listwise", "coral")
+"""The method that is compared with the controls: the first of these that a run has, else its first lens."""
+CONTROLS = ("base", "temperature", "coral")
+"""What a gain is measured against: the unsteered model, the plain remedy that looks at no hidden state, the paper's lens."""
 ENOUGH = 1000
 """ECE and its kin rank nothing below this many questions: their noise is then as large as what they measure."""
 LEVEL = 0.05
@@ -36,7 +36,7 @@ class Comparison:
     differences: dict[str, Difference]
     """By metric."""
     p_values: dict[str, float]
-    """Holm-corrected over every test of the whole table; a metric that must not rank has none."""
+    """Holm-corrected over the tests of the task's table; a metric that must not rank has none."""
 
     def verdict(self, metric: str) -> int:
         """Return 1 where the method is clearly better, -1 where clearly worse, 0 where the data cannot tell."""
@@ -83,6 +83,10 @@ class ResultsTable:
     seed: int
 
     @property
+    def subject(self) -> str:
+        return subject_of(self.methods) or SUBJECTS[0]
+
+    @property
     def methods(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(method for task in self.tasks for method in task.metrics))
 
@@ -110,9 +114,17 @@ def in_order(run: Run) -> list[Evaluation]:
     return sorted(run.evaluations, key=lambda evaluation: not evaluation.trained_on)
 
 
+def subject_of(methods: Iterable[str]) -> str | None:
+    """Return the method that a table is about, or None where there is no lens in it."""
+    known = list(methods)
+    lenses = [m for m in (*SUBJECTS, *known) if m in known and m not in ("base", "temperature")]
+    return lenses[0] if lenses else None
+
+
 def controls_of(evaluation: Evaluation) -> list[str]:
     """Return the methods that the lens is compared with: none where the run has no lens."""
-    return [c for c in CONTROLS if c in evaluation.predictions] if SUBJECT in evaluation.predictions else []
+    subject = subject_of(evaluation.predictions)
+    return [c for c in CONTROLS if c in evaluation.predictions and c != subject] if subject else []
 
 
 def draft_table(
@@ -125,8 +137,9 @@ def draft_table(
     def pair(a: str, b: str, metric: str) -> Difference:
         return paired_difference(predictions[a], predictions[b], metric, n_boot=n_boot, seed=seed)
 
+    subject = subject_of(predictions) or ""
     comparisons = tuple(
-        Comparison(SUBJECT, control, {m: pair(SUBJECT, control, m) for m in COLUMNS}, {})
+        Comparison(subject, control, {m: pair(subject, control, m) for m in COLUMNS}, {})
         for control in controls_of(evaluation)
     )
     best = {m: leaders(m, metrics, pair) if may_rank(m, n_questions) else frozenset[str]() for m in COLUMNS}
@@ -167,7 +180,8 @@ def leaders(metric: str, metrics: Mapping[str, Metrics], pair: Pair) -> frozense
     equals = frozenset(method for method, value in values.items() if value == values[top])
     others = [method for method in values if method not in equals]
     # the subject first, so that its comparisons with the controls are found in the cache
-    pairs = [(other, top) if other == SUBJECT else (top, other) for other in others]
+    subject = subject_of(metrics)
+    pairs = [(other, top) if other == subject else (top, other) for other in others]
     leads = [pair(a, b, metric) for a, b in pairs]
     clear = bool(leads) and all(d.low > 0 or d.high < 0 for d in leads)
     return equals if clear else frozenset()

@@ -1,0 +1,102 @@
+"""Compare our log-probabilities with those of lm-eval's HFLM on the paper's seven tasks, 0-shot and few-shot.
+
+    python bench/parity.py --data DIR                               SmolLM2, 100 questions each
+    python bench/parity.py --data DIR --model FILE.gguf --questions 20
+
+Prints the largest difference (allowed: max(1e-3, 1e-5 |LL|)) and whether acc and acc_norm are the same question by question.
+
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from coral_lens.engine import TOKEN_BUDGET, score
+from coral_lens.errors import CoralError
+from coral_lens.layout import plan_for
+from coral_lens.models import Model, load_model
+from coral_lens.prompts import prepare
+from coral_lens.questions import load_questions
+from coral_lens.records import Prompt, Question, Rendered, Style
+from coral_lens.tasks import TaskOptions
+
+TASKS = ("commonsense_qa", "race", "mmlu", "arc_challenge", "hellaswag:validation", "openbookqa", "mathqa")
+
+
+def main() -> None:
+    """Compare and print a line per task and number of shots."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--data", type=Path, default=None)
+    parser.add_argument("--questions", type=int, default=100)
+    parser.add_argument("--shots", type=int, nargs="*", default=[0, 5])
+    parser.add_argument("--tasks", nargs="*", default=TASKS)
+    args = parser.parse_args()
+    model = load_model(args.model)
+    for task in args.tasks:
+        for shots in args.shots:
+            try:
+                questions = some_of(task, shots, args.data, args.questions)
+            except CoralError as error:
+                print(f"{task:<22} {shots}-shot: not compared: {error}", flush=True)
+                continue
+            print(f"{task:<22} {shots}-shot, {len(questions):4d} questions: {compare(model, questions)}", flush=True)
+
+
+def some_of(task: str, shots: int, data: Path | None, n: int) -> list[Question]:
+    """Return n questions of a task; of a group such as mmlu, a few of each of its tasks."""
+    limit = 2 if task == "mmlu" else n
+    questions = load_questions(task, TaskOptions(num_fewshot=shots, data_dir=data, limit=limit))
+    return questions if len(questions) <= n else random.Random(0).sample(questions, n)
+
+
+def compare(model: Model, questions: list[Question]) -> str:
+    """Return the largest difference and the agreement of both accuracies."""
+    asked = prepare(questions, Style(), model)
+    ours = our_logprobs(model, asked.prompts)
+    theirs = hflm_logprobs(model, asked.rendered)
+    gaps = [np.abs(a - b) for a, b in zip(ours, theirs, strict=True)]
+    excess = [(g - np.maximum(1e-3, 1e-5 * np.abs(b))).max() for g, b in zip(gaps, theirs, strict=True)]
+    lengths = [np.array([len(c) for c in r.choices]) for r in asked.rendered]
+    acc = [int(np.argmax(a)) == int(np.argmax(b)) for a, b in zip(ours, theirs, strict=True)]
+    norm = [int(np.argmax(a / n)) == int(np.argmax(b / n)) for a, b, n in zip(ours, theirs, lengths, strict=True)]
+    beyond = sum(e > 0 for e in excess)
+    return (
+        f"largest difference {max(g.max() for g in gaps):.1e}, beyond the tolerance {beyond}; "
+        f"same choice by acc {sum(acc)}/{len(acc)}, by acc_norm {sum(norm)}/{len(norm)}"
+    )
+
+
+def our_logprobs(model: Model, prompts: tuple[Prompt, ...]) -> list[np.ndarray]:
+    """Return the summed log-probabilities of each question's options."""
+    found: list[np.ndarray] = [np.zeros(0)] * len(prompts)
+    for scored in score(model, prompts, plan_for(prompts, token_budget=TOKEN_BUDGET, border=model.rope_border)):
+        edges = scored.batch.option_offsets
+        for i, q in enumerate(scored.batch.questions):
+            found[q] = scored.logprobs[edges[i] : edges[i + 1]].numpy()
+    return found
+
+
+def hflm_logprobs(model: Model, rendered: tuple[Rendered, ...]) -> list[np.ndarray]:
+    """Return what lm-eval's HFLM gives for the same requests."""
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+
+    lm = HFLM(pretrained=model.hf, tokenizer=model.tokenizer, batch_size=4, max_length=model.max_length)
+    requests = [
+        Instance("loglikelihood", {}, pair, i)
+        for r in rendered
+        for i, pair in enumerate(zip(r.contexts, r.continuations, strict=True))
+    ]
+    with torch.inference_mode():
+        values = iter(float(value) for value, _ in lm.loglikelihood(requests, disable_tqdm=True))
+    return [np.array([next(values) for _ in r.choices]) for r in rendered]
+
+
+if __name__ == "__main__":
+    main()

@@ -42,6 +42,24 @@ def test_seen_questions_are_left_out_and_counted(lens: Lens, tiny: Model) -> Non
         assert predictions.answers.tolist() == [q.answer for q in evaluation.questions]
 
 
+def test_questions_that_cannot_be_asked_shift_nothing(lens: Lens, tiny: Model) -> None:
+    good = list(of_task(toy_questions(6, seed=3), "new"))
+    bad = replace(good[0], id="bad", options=("no", "y" * 300), answer=1)
+    mixed = (*good[:2], bad, *good[2:])
+    with pytest.warns(UserWarning, match=r"^1 question\(s\) left out\. Question 'bad'"):
+        (evaluation,), left_out = evaluate_lenses([lens], tiny, [Set("new", mixed)])
+    (undisturbed,), _ = evaluate_lenses([lens], tiny, [Set("new", tuple(good))])
+    assert list(evaluation.questions) == list(undisturbed.questions)
+    assert left_out == {"new": 0}, "counts what the lens knew"
+    for method, expected in undisturbed.predictions.items():
+        found = evaluation.predictions[method]
+        assert (found.ids, found.answers.tolist()) == (expected.ids, [q.answer for q in good])
+        assert found.probs.tobytes() == expected.probs.tobytes()
+    with pytest.warns(UserWarning, match="'bad'"):
+        answers = lens.predict(tiny, mixed)
+    assert answers == lens.predict(tiny, good)
+
+
 def test_a_task_counts_as_trained_on_whatever_its_split(lens: Lens, tiny: Model) -> None:
     fresh = toy_questions(4, seed=3)
     tests = [Set("a", of_task(fresh, "known", "validation")), Set("b", of_task(fresh, "strange", "validation"))]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coral_lens.layout import (
@@ -389,6 +389,7 @@ def made_long(drawn: Sequence[tuple[list[tuple[int, int]], list[Ids]]]) -> list[
     ]
 
 
+@settings(max_examples=50)
 @given(st.lists(long_pieces, max_size=12), st.integers(20, 900), st.none() | st.integers(30, 200))
 def test_a_plan_with_prefixes_holds_every_question_once_and_keeps_to_its_limits(
     drawn: list[Any], budget: int, border: int | None
@@ -496,18 +497,21 @@ def assert_every_answer_token_sees_its_past(prompts: Sequence[Prompt], plan: Pla
             assert own[-len(option) - 1 :] == [stem, *answer]
 
 
+@settings(max_examples=50)
 @given(st.lists(pieces(), min_size=1, max_size=6), st.integers(5, 60), either_packing)
 def test_every_answer_token_sees_exactly_its_own_past(drawn: list[Pieces], budget: int, packing: Packing) -> None:
     prompts = [made(pair) for pair in drawn]
     assert_every_answer_token_sees_its_past(prompts, plan_for(prompts, token_budget=budget, packing=packing))
 
 
+@settings(max_examples=50)
 @given(st.lists(long_pieces, min_size=1, max_size=8), st.integers(20, 900), either_packing)
 def test_every_answer_token_sees_its_prefix_too(drawn: list[Any], budget: int, packing: Packing) -> None:
     prompts = made_long(drawn)
     assert_every_answer_token_sees_its_past(prompts, plan_for(prompts, token_budget=budget, packing=packing))
 
 
+@settings(max_examples=50)
 @given(st.lists(pieces(), min_size=1, max_size=6), st.integers(5, 60))
 def test_padding_attends_to_itself_alone_and_nothing_attends_to_padding(drawn: list[Pieces], budget: int) -> None:
     some = [made(pair) for pair in drawn]

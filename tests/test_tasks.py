@@ -555,3 +555,20 @@ def test_what_is_available_offline_is_listed_with_its_sizes_and_source(tmp_path:
         assert listed[task, "embedded"].splits == {"validation": 1221}
         assert listed[task, "embedded"].terms == "MIT"
     assert not any(task in ("not_a_task", "math_mc", "race") for task, _ in listed)
+
+
+def test_fixed_shots_are_the_same_for_every_question_and_recorded(tmp_path: Path) -> None:
+    root = put(
+        tmp_path, "commonsense_qa", train=[csqa(i) for i in range(30)], validation=[csqa(i) for i in range(40, 46)]
+    )
+
+    def shots(questions: list[Question]) -> set[str]:
+        return {q.rendered.contexts[0].removesuffix(q.text) for q in questions if q.rendered}
+
+    how: dict[str, Any] = {"split": "validation", "num_fewshot": 2}
+    fixed = ask(root, "commonsense_qa_cloze", **how, fixed_shots=True)
+    assert len(shots(fixed)) == 1
+    assert {q.version for q in fixed} == {"1.0, 2 fixed shots"}
+    drawn = ask(root, "commonsense_qa_cloze", **how)
+    assert len(shots(drawn)) > 1
+    assert {q.version for q in drawn} == {"1.0, 2 shots"}

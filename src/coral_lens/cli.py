@@ -9,7 +9,7 @@ import sys
 import warnings
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 from typer.core import TyperGroup
@@ -59,6 +59,7 @@ DataDir = Annotated[
 Shots = Annotated[
     int | None, typer.Option("--num-fewshot", help="Worked examples before each question, as in lm-eval.")
 ]
+Fixed = Annotated[bool, typer.Option("--fixed-shots", help="The same worked examples for every question: faster.")]
 Limit = Annotated[int | None, typer.Option(help="At most so many questions of each source, the first ones.")]
 Chat = Annotated[bool, typer.Option("--apply-chat-template", help="Wrap prompts in the model's chat template.")]
 StyleKind = Annotated[
@@ -95,6 +96,7 @@ def extract(
     layers: Annotated[str | None, typer.Option(help="Layers to keep, e.g. `12-20` or `0,16`. Default: all.")] = None,
     style: StyleKind = "text",
     num_fewshot: Shots = None,
+    fixed_shots: Fixed = False,
     limit: Limit = None,
     data: DataDir = None,
     apply_chat_template: Chat = False,
@@ -111,7 +113,7 @@ def extract(
     from coral_lens.store import extract as run
 
     loaded = open_model(model, device=device, dtype=dtype, device_map=device_map)
-    options = task_options(loaded, num_fewshot, limit, data, apply_chat_template)
+    options = task_options(loaded, Asked(num_fewshot, fixed_shots, limit, data, apply_chat_template))
     questions = gather(source, options)
     chosen = parse_layers(layers) or all_layers(loaded)
     what = Extraction(layers=chosen, style=make_style(style, apply_chat_template))
@@ -137,6 +139,7 @@ def fit(
     seed: Annotated[int, typer.Option(help="Of the split into training and validation, and of the MLP.")] = 0,
     style: StyleKind = "text",
     num_fewshot: Shots = None,
+    fixed_shots: Fixed = False,
     limit: Limit = None,
     data: DataDir = None,
     apply_chat_template: Chat = False,
@@ -163,7 +166,7 @@ def fit(
         seed=seed,
     )
     loaded = open_model(model, device=device, dtype=dtype, device_map=device_map)
-    questions = gather(train, task_options(loaded, num_fewshot, limit, data, apply_chat_template))
+    questions = gather(train, task_options(loaded, Asked(num_fewshot, fixed_shots, limit, data, apply_chat_template)))
     work = beside(out)
     with questions_bar("extracting", len(questions)) as advance:
         lens = run(loaded, questions, settings, work_dir=work, progress=advance)
@@ -179,6 +182,7 @@ def evaluate(
     out: Annotated[Path | None, typer.Option(help="Folder for predictions, tables and report.html.")] = None,
     model: Annotated[str | None, typer.Option(help="Default: the model that the lens was fitted on.")] = None,
     num_fewshot: Shots = None,
+    fixed_shots: Fixed = False,
     limit: Limit = None,
     data: DataDir = None,
     device: Device = None,
@@ -199,7 +203,7 @@ def evaluate(
     loaded = open_model(model or fitted.model["name"], device=device, dtype=dtype, device_map=device_map)
     for one in lenses:
         one.check(loaded)
-    options = task_options(loaded, num_fewshot, limit, data, fitted.style.chat)
+    options = task_options(loaded, Asked(num_fewshot, fixed_shots, limit, data, fitted.style.chat))
     tests = [TestSet(name, tuple(gather([name], options))) for name in dict.fromkeys(task)]
     work = out / "work" if out else None
     evaluations, left_out = evaluate_lenses(lenses, loaded, tests, work_dir=work)
@@ -238,7 +242,7 @@ def predict(
     fitted = load_lens(lens)
     loaded = open_model(model or fitted.model["name"], device=device, dtype=dtype, device_map=device_map)
     fitted.check(loaded)
-    asked = gather([questions], task_options(loaded, None, limit, data, fitted.style.chat))
+    asked = gather([questions], task_options(loaded, Asked(None, False, limit, data, fitted.style.chat)))
     work = beside(out)
     with questions_bar("answering", len(asked)) as advance:
         answers = fitted.predict(loaded, asked, work_dir=work, progress=advance)
@@ -347,14 +351,28 @@ def open_model(name: str, *, device: str | None, dtype: str | None, device_map: 
     return load_model(name, device=device, dtype=dtype, device_map=device_map)
 
 
-def task_options(model: Model, shots: int | None, limit: int | None, data: Path | None, chat: bool) -> TaskOptions:
+class Asked(NamedTuple):
+    """What the command line says of how tasks are asked."""
+
+    shots: int | None
+    fixed_shots: bool
+    limit: int | None
+    data: Path | None
+    chat: bool
+
+
+def task_options(model: Model, asked: Asked) -> TaskOptions:
     """Return how tasks are asked."""
     from coral_lens.tasks import TaskOptions
 
-    if data is not None and not data.is_dir():
-        raise CoralError(f"--data {data} is not a folder.")
+    if asked.data is not None and not asked.data.is_dir():
+        raise CoralError(f"--data {asked.data} is not a folder.")
     return TaskOptions(
-        num_fewshot=shots, limit=limit, data_dir=data, chat_template=model.chat_template if chat else None
+        num_fewshot=asked.shots,
+        fixed_shots=asked.fixed_shots,
+        limit=asked.limit,
+        data_dir=asked.data,
+        chat_template=model.chat_template if asked.chat else None,
     )
 
 

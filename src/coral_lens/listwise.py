@@ -15,9 +15,9 @@ from jaxtyping import Float, Int
 
 from coral_lens.steering import softmax
 
-DECAYS = (3.0, 1.0, 0.3, 0.1, 0.03, 0.01)
+DECAYS = (1.0, 0.3, 0.1, 0.03)
 """Weight decays, strongest first: each fit starts from the one before."""
-MAX_ITERATIONS = 100
+MAX_ITERATIONS = 60
 
 
 def centre(states: Float[np.ndarray, "row width"], offsets: Int[np.ndarray, " edge"]) -> Float[np.ndarray, "row width"]:
@@ -78,7 +78,7 @@ def fit_listwise_path(
     bounds = [(None, None)] * z.shape[1] + [(0.0, None)]
     fits = []
     for decay in decays:
-        options = {"maxiter": MAX_ITERATIONS, "ftol": 1e-9, "gtol": 1e-6}
+        options = {"maxiter": MAX_ITERATIONS, "ftol": 1e-7, "gtol": 1e-5}
         theta = minimize(loss, theta, args=(decay,), jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
         fits.append(ListwiseFit(theta[:-1].copy(), float(theta[-1]), decay))
     return fits

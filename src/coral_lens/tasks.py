@@ -65,6 +65,8 @@ class TaskOptions:
     """Set to wrap prompts as lm-eval's --apply_chat_template does, shots as turns of their own."""
     seed: int = 1234
     """Of the few-shot sampler; lm-eval's default."""
+    fixed_shots: bool = False
+    """Give every question the same shots, which are then computed once. lm-eval draws new ones for each question."""
 
     def __post_init__(self) -> None:
         for name, value, least in (("num_fewshot", self.num_fewshot, 0), ("limit", self.limit, 1)):
@@ -140,7 +142,7 @@ def _questions(leaf: Leaf, options: TaskOptions) -> list[Question]:
     task = _build(leaf, {**_adapted(config, split=split, n_shots=n_shots), "custom_dataset": lambda **_: splits})
     task.set_fewshot_seed(options.seed)
     ids = _ids(task.task_docs, f"{leaf.task}/{split}")
-    asked = _Asked(task, leaf.task, split, n_shots, options.chat_template)
+    asked = _Asked(task, leaf.task, split, n_shots, options)
     docs = islice(zip(ids, task.task_docs, strict=True), options.limit)
     return [_question(asked, identity, doc) for identity, doc in docs]
 
@@ -210,11 +212,19 @@ class _Asked:
     name: str
     split: str
     n_shots: int
-    chat_template: ChatTemplate | None
+    options: TaskOptions
+
+    @property
+    def version(self) -> str:
+        """The task's version and, where there are shots, how many and of which kind."""
+        fixed = " fixed" if self.options.fixed_shots else ""
+        return f"{self.task.VERSION}, {self.n_shots}{fixed} shots" if self.n_shots else str(self.task.VERSION)
 
 
 def _question(asked: _Asked, identity: str, doc: Mapping[str, Any]) -> Question:
     task = asked.task
+    if asked.options.fixed_shots:
+        task.set_fewshot_seed(asked.options.seed)
     try:
         rendered = _render(asked, doc)
         text = _text(task, doc)
@@ -233,7 +243,7 @@ def _question(asked: _Asked, identity: str, doc: Mapping[str, Any]) -> Question:
         options=tuple(choice if choice.strip() else "(empty)" for choice in rendered.choices),
         answer=answer,
         task=asked.name,
-        version=str(task.VERSION),
+        version=asked.version,
         split=asked.split,
         rendered=rendered,
     )
@@ -241,7 +251,7 @@ def _question(asked: _Asked, identity: str, doc: Mapping[str, Any]) -> Question:
 
 def _render(asked: _Asked, doc: Mapping[str, Any]) -> Rendered:
     """Return lm-eval's own requests for a document, one per option."""
-    task, template = asked.task, asked.chat_template
+    task, template = asked.task, asked.options.chat_template
     chat = template is not None
     context = task.fewshot_context(
         doc,

@@ -9,13 +9,20 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # threads that wait must sleep: on a busy machine spinning makes the real model five times slower
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from beartype import beartype
 from jaxtyping import install_import_hook
 
-install_import_hook("coral_lens", "beartype.beartype")
 
-from collections.abc import Callable, Iterator  # noqa: E402
-from copy import deepcopy  # noqa: E402
-from typing import TYPE_CHECKING, NamedTuple  # noqa: E402
+def checked(function: Any) -> Any:
+    """Check arguments and results. A function inside another would be compiled anew at every call, and is left alone."""
+    return function if "<locals>" in function.__qualname__ else beartype(function)
+
+
+install_import_hook("coral_lens", "conftest.checked")
 
 import pytest  # noqa: E402
 import torch  # noqa: E402

@@ -465,7 +465,7 @@ def test_an_edit_that_changes_nothing_gives_the_unedited_bits(any_tiny: Model) -
     assert_same_bits(run(any_tiny, prompts, edits=[same]), run(any_tiny, prompts))
 
 
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize("layer", [0, 1, 3])
 def test_an_edit_of_a_layer_changes_that_layer_and_what_follows(any_tiny: Model, layer: int) -> None:
     prompts = toy_prompts(any_tiny, 4)
     before = run(any_tiny, prompts)

@@ -542,7 +542,7 @@ def test_reading_one_layer_does_not_look_at_the_others(copy: Path, undisturbed: 
             store.layer(layer)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_changed_byte_is_refused_or_harmless_and_a_rerun_repairs_it(
     undisturbed: Path, tiny: Model, tmp_path: Path, data: st.DataObject

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
-LABELS = {"coral": "CORAL", "listwise": "listwise lens"}
+LABELS = {"coral": "CORAL", "listwise": "listwise"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ from coral_lens.errors import CoralError
 from coral_lens.layout import Batch, Packing, PlannedBatch, build_tree, collate, lay_out, plan_for
 from coral_lens.models import Model, wrap
 from coral_lens.prefixes import PrefixGroup
-from coral_lens.prompts import render, tokenize
+from coral_lens.prompts import fit_length, render, tokenize
 from coral_lens.records import Prompt, Style
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -742,3 +742,22 @@ def test_a_mask_that_the_model_refuses_is_noticed_too(family: str) -> None:
         packing = choose_packing(model)
     assert packing == "plain"
     assert_close(run(model, ragged_prompts(), packing=packing), reference(model, ragged_prompts()))
+
+
+def test_an_unlisted_family_with_a_window_is_scored_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model("mistral-window")
+    assert choose_packing(model) == "tree"
+    monkeypatch.delitem(models.MASK_FORMS, "mistral")
+    with pytest.warns(UserWarning, match="sliding window that is not known"):
+        assert choose_packing(model) == "plain"
+
+
+def test_a_cut_prompt_of_a_model_with_learned_positions_can_be_scored_plainly() -> None:
+    model = make_model("gpt2")
+    context, options = tuple(range(100)) * 3, ((5, 6), (7,))
+    full = fit_length(toy_questions(1)[0], [(context, o) for o in options], model.max_length)
+    scores = []
+    for packing in ("tree", "plain"):
+        (batch,) = score(model, [full], plan_for([full], token_budget=4096, packing=packing))
+        scores.append(batch.logprobs)
+    torch.testing.assert_close(scores[0], scores[1], atol=1e-4, rtol=1e-5)

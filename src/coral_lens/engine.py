@@ -294,9 +294,11 @@ def choose_packing(model: Model) -> Packing:
     except MASK_REFUSALS as error:
         reason = f"it refuses the tree's attention mask ({type(error).__name__})"
     else:
-        if difference <= TOLERANCE.get(model.dtype, HALF_TOLERANCE):
+        if difference <= TOLERANCE.get(model.dtype, HALF_TOLERANCE) and model.knows_window:
             return "tree"
-        reason = f"packed and plain log-probabilities differ by {difference:.2g}"
+        reason = "its family has a sliding window that is not known here"
+        if model.knows_window:
+            reason = f"packed and plain log-probabilities differ by {difference:.2g}"
     warnings.warn(
         f"{model.name}: {reason}, so every option is scored in a row of its own, which is slower.", stacklevel=2
     )

@@ -93,7 +93,11 @@ class Model:
 
     def plain_body(self, input_ids: Tensor) -> Tensor:
         """Return the final, normed states [batch, token, width] of ordinary causal rows, padded on the right."""
-        return self.hf.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+        positions = {}
+        if input_ids.shape[1] > self._last_position + 1:
+            spread = torch.arange(input_ids.shape[1], device=input_ids.device).clamp(max=self._last_position)
+            positions["position_ids"] = spread.expand(len(input_ids), -1)
+        return self.hf.base_model(input_ids=input_ids, use_cache=False, **positions).last_hidden_state
 
     def tree_body(
         self, input_ids: Tensor, position_ids: Tensor, allowed: Tensor, prefix: PrefixCache | None = None
@@ -177,6 +181,12 @@ class Model:
         """The length beyond which LongRoPE changes its factors for the whole batch; None for other models."""
         rope = getattr(self.hf.config.get_text_config(), "rope_parameters", None) or {}
         return int(rope["original_max_position_embeddings"]) if rope.get("rope_type") == "longrope" else None
+
+    @property
+    def knows_window(self) -> bool:
+        """Whether the mask is right at every length: an unlisted family with a sliding window passes a short check only."""
+        config = self.hf.config.get_text_config()
+        return config.model_type in MASK_FORMS or getattr(config, "sliding_window", None) is None
 
     @property
     def _last_position(self) -> int:

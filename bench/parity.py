@@ -10,7 +10,6 @@ Prints the largest difference (allowed: max(1e-3, 1e-5 |LL|)) and whether acc an
 from __future__ import annotations
 
 import argparse
-import random
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +22,7 @@ from coral_lens.models import Model, load_model
 from coral_lens.prompts import prepare
 from coral_lens.questions import load_questions
 from coral_lens.records import Prompt, Question, Rendered, Style
+from coral_lens.splits import sample
 from coral_lens.tasks import TaskOptions
 
 TASKS = ("commonsense_qa", "race", "mmlu", "arc_challenge", "hellaswag:validation", "openbookqa", "mathqa")
@@ -52,7 +52,7 @@ def some_of(task: str, shots: int, data: Path | None, n: int) -> list[Question]:
     """Return n questions of a task; of a group such as mmlu, a few of each of its tasks."""
     limit = 2 if task == "mmlu" else n
     questions = load_questions(task, TaskOptions(num_fewshot=shots, data_dir=data, limit=limit))
-    return questions if len(questions) <= n else random.Random(0).sample(questions, n)
+    return sample(questions, n, seed=0)
 
 
 def compare(model: Model, questions: list[Question]) -> str:

@@ -132,11 +132,17 @@ def flops(model: Model, prompts: list[Prompt]) -> float:
     heads = config.num_attention_heads * config.head_dim
     head = sum(p.numel() for p in model.head.parameters() if p.ndim == 2)
     total = 0.0
-    for prompt in prompts:
-        tree = build_tree(prompt)
-        rows = {int(node) for stem, path in zip(tree.stems, tree.paths, strict=True) for node in (stem, *path[:-1])}
-        seen = float((tree.depths + 1).sum())  # keys that the tree's queries attend to
-        total += model.n_layers * (2 * block * len(tree) + 4 * heads * seen) + 2 * head * len(rows)
+    prefixes = set()
+    for planned in plan_for(prompts, token_budget=TOKEN_BUDGET).batches:
+        for row, skip in zip(planned.rows, planned.prefixes, strict=True):
+            prefixes.add(prompts[row[0]].contexts[0][:skip])
+            for tree in (build_tree(prompts[q], skip=skip) for q in row):
+                pairs = zip(tree.stems, tree.paths, strict=True)
+                rows = {int(node) for stem, path in pairs for node in (stem, *path[:-1])}
+                seen = float((tree.depths + 1).sum())  # keys that the tree's queries attend to
+                total += model.n_layers * (2 * block * len(tree) + 4 * heads * seen) + 2 * head * len(rows)
+    for n in map(len, prefixes):
+        total += model.n_layers * (2 * block * n + 2 * heads * n * (n + 1))
     return total
 
 

@@ -23,7 +23,7 @@ from coral_lens.records import Prompt, Question, Rendered, offsets_of
 from coral_lens.tasks import TaskOptions, load_task
 
 TASKS = ("arc_easy", "hellaswag", "openbookqa", "commonsense_qa")
-N_QUESTIONS = 16
+N_QUESTIONS = 30
 
 
 @pytest.fixture(scope="module")

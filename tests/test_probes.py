@@ -19,10 +19,10 @@ from coral_lens.probes import (
     HIDDEN,
     PENALTIES,
     PROBES,
-    MlpProbe,
+    NetworkProbe,
     MlpSettings,
     Probe,
-    RidgeProbe,
+    LinearProbe,
     build_mlp,
     fit_mlp,
     fit_ridge_path,
@@ -116,7 +116,7 @@ def test_a_ridge_probe_comes_back_from_its_tensors_to_the_bit() -> None:
     z, r = data()
     probe = fit_ridge_path(z, r)[4]
     again = PROBES[probe.kind](probe.tensors())
-    assert isinstance(again, RidgeProbe)
+    assert isinstance(again, LinearProbe)
     assert isinstance(again, Probe)
     assert again.predict(z).tobytes() == probe.predict(z).tobytes()
 
@@ -155,7 +155,7 @@ def test_the_network_is_the_papers() -> None:
 
 
 def test_predictions_lie_between_minus_one_and_one() -> None:
-    probe = MlpProbe(build_mlp(3, (4,), dropout=0.2), (4,))
+    probe = NetworkProbe(build_mlp(3, (4,), dropout=0.2), (4,))
     with torch.no_grad():
         for parameter in probe.network.parameters():
             parameter.mul_(1e3)
@@ -199,15 +199,15 @@ def test_an_mlp_comes_back_from_its_tensors_to_the_bit() -> None:
     z, r = data()
     probe = fit_mlp((z, r), (z, r), SMALL, seed=0)
     again = PROBES["mlp"](probe.tensors())
-    assert isinstance(again, MlpProbe)
+    assert isinstance(again, NetworkProbe)
     assert again.hidden == (16, 8)
     assert again.predict(z).tobytes() == probe.predict(z).tobytes()
 
 
 def test_the_tensors_of_an_mlp_with_many_layers_come_back_in_order() -> None:
     network = build_mlp(5, (7, 6, 5, 4), dropout=0.0)  # module numbers 0, 3, 6, 9, 12: not in the order of their names
-    probe = MlpProbe(network, (7, 6, 5, 4))
-    again = MlpProbe.from_tensors(dict(reversed(probe.tensors().items())))
+    probe = NetworkProbe(network, (7, 6, 5, 4))
+    again = NetworkProbe.from_tensors(dict(reversed(probe.tensors().items())))
     assert again.hidden == (7, 6, 5, 4)
     assert again.predict(data(10, 5)[0]).tobytes() == probe.predict(data(10, 5)[0]).tobytes()
 

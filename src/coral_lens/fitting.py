@@ -26,7 +26,7 @@ from coral_lens.probes import (
     PENALTIES,
     MlpSettings,
     Probe,
-    RidgeProbe,
+    LinearProbe,
     Standardiser,
     fit_mlp,
     fit_ridge_path,
@@ -251,7 +251,7 @@ def listwise_candidate(
     r2 = r_squared(fold.r[fold.validation_rows], moved)
     setting = {"weight_decay": one.decay, "base_weight": one.base_weight}
     return Candidate(
-        layer, standardiser, RidgeProbe(one.weight, 0.0), setting, r2, moved, curve, "listwise", one.base_weight
+        layer, standardiser, LinearProbe(one.weight, 0.0), setting, r2, moved, curve, "listwise", one.base_weight
     )
 
 

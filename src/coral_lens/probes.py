@@ -63,7 +63,7 @@ def r_squared(r: Float[np.ndarray, " row"], r_hat: Float[np.ndarray, " row"]) ->
 
 
 @dataclass(frozen=True)
-class RidgeProbe:
+class LinearProbe:
     """A linear probe with a quadratic penalty."""
 
     weight: Float[np.ndarray, " width"]
@@ -80,13 +80,13 @@ class RidgeProbe:
         }
 
     @staticmethod
-    def from_tensors(tensors: dict[str, Tensor]) -> RidgeProbe:
-        return RidgeProbe(tensors["probe.weight"].numpy(), float(tensors["probe.bias"][0]))
+    def from_tensors(tensors: dict[str, Tensor]) -> LinearProbe:
+        return LinearProbe(tensors["probe.weight"].numpy(), float(tensors["probe.bias"][0]))
 
 
 def fit_ridge_path(
     z: Float[np.ndarray, "row width"], r: Float[np.ndarray, " row"], penalties: Sequence[float] = PENALTIES
-) -> list[RidgeProbe]:
+) -> list[LinearProbe]:
     """Return the ridge solution for every penalty, all from one eigendecomposition of z'z.
 
     Minimises sum (r - z w - b)^2 + penalty * |w|^2 with b unpenalised.
@@ -97,7 +97,7 @@ def fit_ridge_path(
     values, vectors = np.linalg.eigh(wide.T @ wide)
     projected = vectors.T @ (wide.T @ (r - target))
     weights = vectors @ (projected[:, None] / (np.maximum(values, 0.0)[:, None] + np.asarray(penalties)[None, :]))
-    return [RidgeProbe(np.ascontiguousarray(w), float(target - mean @ w)) for w in weights.T]
+    return [LinearProbe(np.ascontiguousarray(w), float(target - mean @ w)) for w in weights.T]
 
 
 # ------------------------------------------------------------------------------------------------------------ MLP
@@ -120,7 +120,7 @@ class MlpSettings:
 
 
 @dataclass(frozen=True)
-class MlpProbe:
+class NetworkProbe:
     """The paper's probe: ReLU layers with dropout and a tanh output."""
 
     network: nn.Sequential
@@ -137,13 +137,13 @@ class MlpProbe:
         return {f"probe.{name}": t.contiguous() for name, t in self.network.state_dict().items()}
 
     @staticmethod
-    def from_tensors(tensors: dict[str, Tensor]) -> MlpProbe:
+    def from_tensors(tensors: dict[str, Tensor]) -> NetworkProbe:
         state = {name.removeprefix("probe."): t for name, t in tensors.items() if name.startswith("probe.")}
         weights = [state[name] for name in sorted(state, key=lambda n: int(n.split(".")[0])) if name.endswith("weight")]
         hidden = tuple(w.shape[0] for w in weights[:-1])
         network = build_mlp(weights[0].shape[1], hidden, dropout=0.0)
         network.load_state_dict(state)
-        return MlpProbe(network, hidden)
+        return NetworkProbe(network, hidden)
 
 
 def build_mlp(width: int, hidden: Sequence[int], *, dropout: float) -> nn.Sequential:
@@ -170,7 +170,7 @@ def fit_mlp(
     *,
     seed: int,
     on_epoch: Callable[[], None] | None = None,
-) -> MlpProbe:
+) -> NetworkProbe:
     """Train the paper's probe; what is kept is a copy of the state with the best validation loss, not the last one."""
     (z, r), (z_val, r_val) = (
         tuple(torch.from_numpy(np.asarray(a, np.float32)) for a in d) for d in (train, validation)
@@ -195,7 +195,7 @@ def fit_mlp(
             if stale >= settings.patience:
                 break
     network.load_state_dict(best_state)
-    return MlpProbe(network.eval(), tuple(settings.hidden))
+    return NetworkProbe(network.eval(), tuple(settings.hidden))
 
 
 def train_epoch(
@@ -211,7 +211,7 @@ def train_epoch(
 
 
 PROBES: dict[str, Callable[[dict[str, Tensor]], Probe]] = {
-    "ridge": RidgeProbe.from_tensors,
-    "mlp": MlpProbe.from_tensors,
+    "ridge": LinearProbe.from_tensors,
+    "mlp": NetworkProbe.from_tensors,
 }
 """How each kind of probe is made again from its saved tensors."""

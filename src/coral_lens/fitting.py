@@ -24,9 +24,9 @@ from coral_lens.manifest import digest, versions
 from coral_lens.metrics import METRICS, score
 from coral_lens.probes import (
     PENALTIES,
+    LinearProbe,
     MlpSettings,
     Probe,
-    LinearProbe,
     Standardiser,
     fit_mlp,
     fit_ridge_path,

@@ -17,10 +17,8 @@ from typer.core import TyperGroup
 from coral_lens.errors import CoralError
 
 if TYPE_CHECKING:
-    from coral_lens.lens import Lens
     from coral_lens.models import Model
     from coral_lens.records import Question, Style
-    from coral_lens.runs import Run
     from coral_lens.tasks import TaskOptions
 
 INTERRUPTED = "Interrupted. Finished work is kept; the same command goes on where it was."
@@ -62,6 +60,9 @@ Shots = Annotated[
 Fixed = Annotated[bool, typer.Option("--fixed-shots", help="The same worked examples for every question: faster.")]
 Limit = Annotated[int | None, typer.Option(help="At most so many questions of each source, the first ones.")]
 Chat = Annotated[bool, typer.Option("--apply-chat-template", help="Wrap prompts in the model's chat template.")]
+OtherModel = Annotated[
+    bool, typer.Option("--other-model", help="Use a lens on a model of other fingerprints; this is recorded.")
+]
 StyleKind = Annotated[
     str, typer.Option("--style", help="How own questions are asked: `text` scores options, `letters` their letters.")
 ]
@@ -128,15 +129,38 @@ def fit(
     train: Annotated[list[str], typer.Option("--train", help="TASK[:SPLIT] or a file; may be given several times.")],
     out: Annotated[Path, typer.Option(help="Folder for the lens. Activations are kept beside it, in OUT.work.")],
     model: ModelName = "smollm2",
-    probe: Annotated[
-        str, typer.Option(help="`ridge`; `mlp`: the paper's network; `listwise`: beyond the paper.")
-    ] = "ridge",
+    lens: Annotated[
+        str,
+        typer.Option(
+            help="`listwise`, `ensemble`, `listwise-mlp`: beyond the paper. `mlp`: the paper's; `ridge`, `linear`: its simpler "
+            "forms. `auto`: the best by cross-validation."
+        ),
+    ] = "listwise",
     base: Annotated[
         str, typer.Option(help="Base score: `sum`, `token` (mean per token) or `char` (acc_norm).")
     ] = "token",
     criterion: Annotated[str, typer.Option(help="Validation metric that chooses layer and gamma.")] = "brier",
     layers: Annotated[str | None, typer.Option(help="Layers to try, e.g. `12-20`. Default: all.")] = None,
-    seed: Annotated[int, typer.Option(help="Of the split into training and validation, and of the MLP.")] = 0,
+    temper: Annotated[
+        bool | None,
+        typer.Option(
+            "--temper/--no-temper", help="Weaken corrections of unlike questions. Default: all but the paper's."
+        ),
+    ] = None,
+    folds: Annotated[int, typer.Option(help="1: one split, as in the paper. More: grouped cross-validation.")] = 1,
+    depth: Annotated[int, typer.Option(help="Hidden layers of the network of `mlp`, 1 to 4.")] = 4,
+    top_layers: Annotated[int, typer.Option(help="Read so many of the best layers side by side.")] = 1,
+    inputs: Annotated[
+        str, typer.Option(help="Beyond the states, as in the authors' code: `centred`, `rank`, or `centred,rank`.")
+    ] = "",
+    scale_base: Annotated[
+        bool, typer.Option("--scale-base", help="Start from temperature-scaled probabilities.")
+    ] = False,
+    then_temperature: Annotated[bool, typer.Option("--then-temperature", help="Temperature after the lens.")] = False,
+    learning_curve: Annotated[
+        bool, typer.Option("--learning-curve", help="Say how many labelled questions would have been enough.")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Of the split into training and validation, and of networks.")] = 0,
     style: StyleKind = "text",
     num_fewshot: Shots = None,
     fixed_shots: Fixed = False,
@@ -154,30 +178,39 @@ def fit(
     from coral_lens.fitting import FitSettings
     from coral_lens.fitting import fit as run
     from coral_lens.lens import refuse_other_folder
+    from coral_lens.printing import print_fit
     from coral_lens.progress import questions_bar
 
     refuse_other_folder(out)
     settings = FitSettings(
-        probe=probe,
+        lens=lens,
         base=base,  # type: ignore[arg-type]
         style=make_style(style, apply_chat_template),
         criterion=criterion,
         layers=parse_layers(layers),
+        folds=folds,
+        inputs=tuple(part.strip() for part in inputs.split(",") if part.strip()),
+        top_layers=top_layers,
+        depth=depth,
+        scale_base=scale_base,
+        then_temperature=then_temperature,
+        temper=temper,
+        learning_curve=learning_curve,
         seed=seed,
     )
     loaded = open_model(model, device=device, dtype=dtype, device_map=device_map)
     questions = gather(train, task_options(loaded, Asked(num_fewshot, fixed_shots, limit, data, apply_chat_template)))
     work = beside(out)
     with questions_bar("extracting", len(questions)) as advance:
-        lens = run(loaded, questions, settings, work_dir=work, progress=advance)
-    lens.save(out)
-    print_fit(lens)
+        fitted = run(loaded, questions, settings, work_dir=work, progress=advance)
+    fitted.save(out)
+    print_fit(fitted)
     typer.echo(f"Lens in {out}. The activations in {work} make a second fit fast; delete them when you like.")
 
 
 @app.command(name="eval")
 def evaluate(
-    lens: Annotated[list[Path], typer.Option(help="Folder of a lens; give several to compare them.")],
+    lens: Annotated[list[str], typer.Option(help="Folder or hub id of a lens; give several to compare them.")],
     task: Annotated[list[str], typer.Option("--task", help="TASK[:SPLIT] or a file; may be given several times.")],
     out: Annotated[Path | None, typer.Option(help="Folder for predictions, tables and report.html.")] = None,
     model: Annotated[str | None, typer.Option(help="Default: the model that the lens was fitted on.")] = None,
@@ -188,6 +221,7 @@ def evaluate(
     device: Device = None,
     dtype: Dtype = None,
     device_map: DeviceMap = None,
+    other_model: OtherModel = False,
 ) -> None:
     """Measure a lens on tasks: base, temperature and CORAL side by side, with 95 % intervals.
 
@@ -196,18 +230,22 @@ def evaluate(
     from coral_lens.evaluation import TestSet, evaluate_lenses
     from coral_lens.lens import load_lens
     from coral_lens.manifest import versions
+    from coral_lens.printing import show_run
     from coral_lens.runs import Run, save_run
 
     lenses = [load_lens(folder) for folder in lens]
     fitted = lenses[0]
     loaded = open_model(model or fitted.model["name"], device=device, dtype=dtype, device_map=device_map)
+    lenses = [one.adopted(loaded) if other_model else one for one in lenses]
     for one in lenses:
         one.check(loaded)
     options = task_options(loaded, Asked(num_fewshot, fixed_shots, limit, data, fitted.style.chat))
     tests = [TestSet(name, tuple(gather([name], options))) for name in dict.fromkeys(task)]
     work = out / "work" if out else None
     evaluations, left_out = evaluate_lenses(lenses, loaded, tests, work_dir=work)
-    provenance: dict[str, Any] = {"lens": ", ".join(map(str, lens)), "versions": versions()}
+    provenance: dict[str, Any] = {"lens": ", ".join(lens), "versions": versions()}
+    if overridden := [note for one in lenses for note in one.training.get("overrides", [])]:
+        provenance["overridden"] = overridden
     provenance["num_fewshot"] = num_fewshot or 0
     provenance["questions left out because the lens was fitted on them"] = left_out
     run = Run(f"{fitted.model['name']}: {fitted.name}", tuple(evaluations), fitted.record(), provenance)
@@ -221,7 +259,7 @@ def evaluate(
 
 @app.command()
 def predict(
-    lens: Annotated[Path, typer.Option(help="Folder of a lens made by `coral fit`.")],
+    lens: Annotated[str, typer.Option(help="Folder of a lens made by `coral fit`, or a hub id.")],
     questions: Annotated[str, typer.Option(help="A .jsonl or .csv file of questions; answers are not needed.")],
     out: Annotated[Path, typer.Option(help="JSONL file to write, one line per question.")],
     model: Annotated[str | None, typer.Option(help="Default: the model that the lens was fitted on.")] = None,
@@ -230,9 +268,11 @@ def predict(
     device: Device = None,
     dtype: Dtype = None,
     device_map: DeviceMap = None,
+    other_model: OtherModel = False,
 ) -> None:
-    """Answer questions with steered probabilities.
+    """Answer questions with steered probabilities; each answer says how far it is from what the lens was fitted on.
 
+    After `coral calibrate` it also says which options the prediction set holds, and whether to abstain.
     Example: `coral predict --lens my-lens --questions new.jsonl --out answers.jsonl`
     """
     from coral_lens.lens import load_lens
@@ -241,6 +281,7 @@ def predict(
 
     fitted = load_lens(lens)
     loaded = open_model(model or fitted.model["name"], device=device, dtype=dtype, device_map=device_map)
+    fitted = fitted.adopted(loaded) if other_model else fitted
     fitted.check(loaded)
     asked = gather([questions], task_options(loaded, Asked(None, False, limit, data, fitted.style.chat)))
     work = beside(out)
@@ -252,6 +293,65 @@ def predict(
 
 
 @app.command()
+def calibrate(
+    lens: Annotated[Path, typer.Option(help="Folder of a lens made by `coral fit`; it is written again.")],
+    questions: Annotated[list[str], typer.Option(help="TASK[:SPLIT] or a file of labelled questions it has not seen.")],
+    coverage: Annotated[float | None, typer.Option(help="Share of prediction sets that hold the right option.")] = 0.9,
+    sets: Annotated[str, typer.Option(help="Kind of sets: `lac` (smallest), `aps` or `raps`.")] = "lac",
+    risk: Annotated[float | None, typer.Option(help="Abstain so that at most this share of answers is wrong.")] = None,
+    model: Annotated[str | None, typer.Option(help="Default: the model that the lens was fitted on.")] = None,
+    num_fewshot: Shots = None,
+    fixed_shots: Fixed = False,
+    limit: Limit = None,
+    data: DataDir = None,
+    device: Device = None,
+    dtype: Dtype = None,
+    device_map: DeviceMap = None,
+) -> None:
+    """Give a lens prediction sets of a stated coverage, and a rule when to abstain, from questions it has never seen.
+
+    Example: `coral calibrate --lens my-lens --questions held-out.jsonl --coverage 0.9 --risk 0.2`
+    """
+    from coral_lens.calibrating import Guarantees
+    from coral_lens.calibrating import calibrate as run
+    from coral_lens.lens import load_lens
+    from coral_lens.progress import questions_bar
+
+    fitted = load_lens(lens)
+    loaded = open_model(model or fitted.model["name"], device=device, dtype=dtype, device_map=device_map)
+    asked = gather(questions, task_options(loaded, Asked(num_fewshot, fixed_shots, limit, data, fitted.style.chat)))
+    with (
+        questions_bar("calibrating", len(asked)) as advance,
+        fitted.scored(loaded, asked, work_dir=beside(lens), progress=advance) as store,
+    ):
+        calibrated, left_out = run(fitted, store, Guarantees(coverage, sets, risk))
+    calibrated.save(lens)
+    remove_work(beside(lens))
+    for promise in (calibrated.sets, calibrated.abstention):
+        if promise:
+            typer.echo(f"{promise}")
+    if left_out:
+        typer.echo(f"{left_out} questions were left out, because the lens was fitted on them.")
+
+
+@app.command()
+def push(
+    lens: Annotated[Path, typer.Argument(help="Folder of a lens.")],
+    repo: Annotated[str, typer.Argument(help="Where on the hub, e.g. `me/my-lens`.")],
+    public: Annotated[bool, typer.Option("--public", help="Let everybody see it.")] = False,
+) -> None:
+    """Upload a lens to the Hugging Face hub; others then use it by its id.
+
+    Example: `coral push my-lens me/my-lens`, then `coral predict --lens me/my-lens ...`
+    """
+    from coral_lens.hub import push_to_hub
+    from coral_lens.lens import load_lens
+
+    load_lens(lens)
+    typer.echo(push_to_hub(lens, repo, private=not public))
+
+
+@app.command()
 def report(
     run: Annotated[Path, typer.Argument(help="Folder made by `coral eval --out` or `coral demo`.")],
 ) -> None:
@@ -259,6 +359,7 @@ def report(
 
     Example: `coral report run`
     """
+    from coral_lens.printing import show_run
     from coral_lens.runs import load_run
 
     show_run(load_run(run), run)
@@ -330,6 +431,7 @@ def demo(
     """
     from coral_lens.assets import embedded_data, embedded_model, fetch_assets
     from coral_lens.demo import run_demo
+    from coral_lens.printing import show_run
 
     if embedded_model() is None or embedded_data() is None:
         if not sys.stdin.isatty() or not typer.confirm(
@@ -409,37 +511,6 @@ def parse_layers(text: str | None) -> tuple[int, ...] | None:
             raise CoralError(f"--layers must look like 0,16 or 12-20. Got {text!r} instead.")
         layers.update(range(int(match[1]), int(match[2] or match[1]) + 1))
     return tuple(sorted(layers))
-
-
-def print_fit(lens: Lens) -> None:
-    """Print what was chosen, and the validation scores that chose it."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("validation", *("accuracy", "ECE", "Brier", "NLL"), box=None)
-    for method, scores in lens.trace["validation"].items():
-        table.add_row(method, *(f"{100 * scores[m]:.1f}" for m in ("accuracy", "ece", "brier", "nll")))
-    Console().print(table)
-    training = lens.training
-    typer.echo(
-        f"Chosen: {lens.name} (R2 {lens.trace['chosen']['r2']:.3f}), fitted on {training['n_train']} questions and "
-        f"chosen on {training['n_validation']} others. These scores flatter it; measure it with `coral eval`."
-    )
-
-
-def show_run(run: Run, folder: Path | None) -> None:
-    """Print the results of a run, and write its report if it has a folder."""
-    from rich.console import Console
-
-    from coral_lens.report.formats import terminal
-    from coral_lens.report.page import write_report
-    from coral_lens.report.tables import results_table
-
-    table = results_table(run)
-    console = Console()
-    console.print(terminal(table), width=None if console.is_terminal else 100)
-    if folder:
-        typer.echo(f"Report: {write_report(run, folder, table=table)}")
 
 
 def beside(out: Path) -> Path:

@@ -53,8 +53,8 @@ def run_demo(out: Path, plan: DemoPlan | None = None, *, model: Model | None = N
     with questions_bar("training questions", len(train)) as advance:
         what = Extraction(layers=all_layers(model))
         store = extract(model, train, out / "work" / "train", what=what, progress=advance)
-    coral = fitted(store, FitSettings(base="char", seed=SEED), out / "lens-coral")
-    listwise = fitted(store, FitSettings(base="char", seed=SEED, probe="listwise"), out / "lens-listwise")
+    coral = fitted(store, FitSettings(lens="ridge", base="char", seed=SEED), out / "lens-coral")
+    listwise = fitted(store, FitSettings(lens="listwise", base="char", seed=SEED), out / "lens-listwise")
     evaluations, _ = evaluate_lenses([coral, listwise], model, tests, work_dir=out / "work")
     provenance = {
         "command": "coral demo",

@@ -37,7 +37,7 @@ def evaluate_lenses(
     The questions are scored once for all lenses, which must start from the same base probabilities and prompts.
     """
     names = method_names(lenses)
-    what = Extraction(layers=tuple(sorted({lens.layer for lens in lenses})), style=lenses[0].style)
+    what = Extraction(layers=tuple(sorted({layer for lens in lenses for layer in lens.layers})), style=lenses[0].style)
     evaluations, left_out = [], {}
     trained = {task.split(":")[0] for lens in lenses for task in lens.training["tasks"]}
     for test in tests:
@@ -52,14 +52,16 @@ def evaluate_lenses(
             for name, lens in zip(names, lenses, strict=True):
                 found = lens.predictions_on(store)
                 predictions |= {"base": found["base"], "temperature": found["temperature"]}
-                predictions[name] = found[lens.method].renamed(name)
+                for method in dict.fromkeys((lens.plain_method, lens.method)):
+                    row = method.replace(lens.plain_method, name)
+                    predictions[row] = found[method].renamed(row)
         asked = tuple(store.questions)
         evaluations.append(Evaluation(test.name, asked, predictions, any(q.task in trained for q in asked)))
     return evaluations, left_out
 
 
 def method_names(lenses: Sequence[Lens]) -> list[str]:
-    """Return a name for each lens's row, and refuse lenses that cannot stand in one table."""
+    """Return a name for the plain row of each lens, and refuse lenses that cannot stand in one table."""
     first = lenses[0]
     for lens in lenses[1:]:
         for what in ("base", "style"):
@@ -68,8 +70,10 @@ def method_names(lenses: Sequence[Lens]) -> list[str]:
                     f"The lenses cannot be compared: one has {what} {getattr(first, what)}, another "
                     f"{getattr(lens, what)}; fit them alike."
                 )
-    methods = [lens.method for lens in lenses]
-    return [m if methods.count(m) == 1 else f"{m} {i + 1}" for i, m in enumerate(methods)]
+    names = [lens.plain_method for lens in lenses]
+    if len(set(names)) < len(names):
+        names = [f"{lens.plain_method} ({lens.kind})" for lens in lenses]
+    return [n if names.count(n) == 1 else f"{n} {i + 1}" for i, n in enumerate(names)]
 
 
 def unseen(lenses: Sequence[Lens], test: TestSet) -> list[Question]:

@@ -6,9 +6,8 @@ Test questions cannot be seen here: no function takes any.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -17,51 +16,40 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from coral_lens.baselines.temperature import apply_temperature, fit_temperature
+from coral_lens.choosing import SHOWN, Asked, Candidate, Parts, choose, cost_of, fit_parts
 from coral_lens.errors import CoralError, nearest
-from coral_lens.lens import METHODS, Lens, Rule
-from coral_lens.listwise import centre, fit_listwise_path, tilt
+from coral_lens.inputs import check_inputs
+from coral_lens.kinds import AUTO, KINDS
+from coral_lens.learning_curve import brier_by_question, learning_curve
+from coral_lens.lens import Lens
 from coral_lens.manifest import digest, versions
-from coral_lens.metrics import METRICS, score
-from coral_lens.probes import (
-    PENALTIES,
-    LinearProbe,
-    MlpSettings,
-    Probe,
-    Standardiser,
-    fit_mlp,
-    fit_ridge_path,
-    fit_standardiser,
-    r_squared,
-)
-from coral_lens.records import UNKNOWN, OptionTable, Predictions, Question, Style, offsets_of
+from coral_lens.metrics import METRICS, evaluate
+from coral_lens.probes import HIDDEN
+from coral_lens.records import UNKNOWN, Predictions, Question, Style, offsets_of
+from coral_lens.samples import TrainingData, fold_masks
+from coral_lens.simulation import fit_do_no_harm
 from coral_lens.splits import question_keys, rows_of, split_mask
-from coral_lens.steering import BASE_SCORES, BaseRule, base_probs, residuals, steer
+from coral_lens.steering import BASE_SCORES, BaseRule, base_probs, residuals
 from coral_lens.store import ActivationStore, Extraction, Progress, all_layers, extract
+from coral_lens.tasks import terms_of
 
 if TYPE_CHECKING:
     from coral_lens.models import Model
 
-GAMMAS = tuple(0.25 * k for k in range(13))
-"""The paper's 0.25 to 3.0, and 0: a probe that helps nowhere then does nothing."""
-SHRINKAGES = (0.0, 0.25, 0.5, 0.75, 1.0)
-"""What gamma may be under the listwise rule, whose scores already have their scale; 0 is plain temperature scaling."""
-SHOWN = ("accuracy", "ece", "brier", "nll")
-"""The validation scores that are kept of every layer and gamma."""
 FEWEST = 20
 """Fewer labelled questions than this are refused."""
-MLP_LAYERS = 3
-"""The MLP is trained on the layers that are best under ridge."""
-MLP_GRID = tuple(
-    MlpSettings(weight_decay=decay, output_penalty=penalty) for decay, penalty in product((0.1, 1.0, 10.0), (0.0, 0.1))
-)
+AUTO_FOLDS = 5
+CHECK_BOOT = 500
+"""Resamples behind the intervals of the validation scores."""
 
 
 @dataclass(frozen=True)
 class FitSettings:
     """How a lens is fitted and chosen."""
 
-    probe: str = "ridge"
-    """`ridge`; `mlp`, the paper's network of four hidden layers; or `listwise`, the lens that goes beyond the paper."""
+    lens: str = "listwise"
+    """A row of the table of lenses (`ridge`, `linear`, `mlp`, `listwise`, `listwise-mlp`, `ensemble`), or `auto`: the one with
+    the best cross-validated Brier score on the training questions."""
     base: BaseRule = "token"
     """Score whose softmax is the base probability: `sum`, `token` (mean per token) or `char`."""
     style: Style = Style()  # noqa: RUF009  (frozen)
@@ -71,17 +59,50 @@ class FitSettings:
     layers: tuple[int, ...] | None = None
     """Layers to try; None tries all."""
     validation: float = 0.2
-    """Share of the questions, by whole groups, that choose penalty, layer and gamma."""
+    """Share of the questions, by whole groups, that choose setting, layer and gamma."""
+    folds: int = 1
+    """1: one split, as in the paper. More: grouped folds choose, and a lens of closed form is then fitted on everything."""
+    inputs: tuple[str, ...] = ()
+    """What the authors' code adds to the states and the paper does not: `centred`, `rank`."""
+    top_layers: int = 1
+    """So many of the best layers are read side by side (the paper tries 3 to 5)."""
+    depth: int = 4
+    """Hidden layers of the network of `mlp`, 1 to 4."""
+    scale_base: bool = False
+    """Start from temperature-scaled base probabilities."""
+    then_temperature: bool = False
+    """Scale the steered probabilities by a temperature fitted on validation."""
+    temper: bool | None = None
+    """Weaken the correction by the question's shift. None: listwise lenses are tempered, the paper's are not."""
+    learning_curve: bool = False
+    """Fit the chosen lens on fewer questions too, and say how many would have been enough."""
     seed: int = 0
 
     def __post_init__(self) -> None:
-        known = {"probe": ("ridge", "mlp", "listwise"), "base": tuple(BASE_SCORES), "criterion": tuple(METRICS)}
+        known = {"lens": (*KINDS, "auto"), "base": tuple(BASE_SCORES), "criterion": tuple(METRICS)}
         for name, values in known.items():
             value = getattr(self, name)
             if value not in values:
                 raise CoralError(f"Unknown {name} {value!r}; use one of {', '.join(values)}.{nearest(value, values)}")
         if not 0.0 < self.validation < 1.0:
             raise CoralError(f"The validation share must lie between 0 and 1. Got {self.validation} instead.")
+        for name, low, high in (("folds", 1, 20), ("top_layers", 1, 8), ("depth", 1, len(HIDDEN))):
+            if not low <= getattr(self, name) <= high:
+                raise CoralError(f"{name} must lie between {low} and {high}. Got {getattr(self, name)} instead.")
+        check_inputs(self.inputs)
+        averages = self.lens != "auto" and KINDS[self.lens].average > 1
+        if averages and ("rank" in self.inputs or self.top_layers > 1):
+            raise CoralError(
+                f"{self.lens} averages probes of single layers: it takes neither rank inputs nor top layers."
+            )
+        if self.then_temperature and self.temper:
+            raise CoralError("A tempered lens has its own temperature; leave out then_temperature, or do not temper.")
+
+    def tempers(self, kind: str) -> bool:
+        """Return whether a lens of this kind is to be tempered."""
+        if self.temper is not None:
+            return self.temper
+        return KINDS[kind].rule == "listwise" and not self.then_temperature
 
 
 def fit(
@@ -102,7 +123,7 @@ def fit(
     with TemporaryDirectory(prefix="coral-") as temporary:
         folder = Path(work_dir) if work_dir else Path(temporary)
         store = extract(model, questions, folder, what=what, progress=progress)
-        return fit_store(store, settings)
+        return fit_store(store, settings, journal=folder / "search" if work_dir else None)
 
 
 def check_questions(questions: Sequence[Question]) -> None:
@@ -119,217 +140,194 @@ def check_questions(questions: Sequence[Question]) -> None:
         )
 
 
-@dataclass(frozen=True)
-class Fold:
-    """The table of a store with its base probabilities, and which questions train and which validate."""
-
-    table: OptionTable
-    p: Float[np.ndarray, " row"]
-    r: Float[np.ndarray, " row"]
-    validation: Bool[np.ndarray, " question"]
-
-    @property
-    def train_rows(self) -> Bool[np.ndarray, " row"]:
-        return rows_of(self.table.offsets, ~self.validation)
-
-    @property
-    def validation_rows(self) -> Bool[np.ndarray, " row"]:
-        return rows_of(self.table.offsets, self.validation)
-
-    def validation_scores(self, probs: Float[np.ndarray, " row"], names: Sequence[str]) -> dict[str, float]:
-        """Score probabilities of the validation rows."""
-        sizes = np.diff(self.table.offsets)[self.validation]
-        predictions = Predictions(
-            method="candidate",
-            model="",
-            task="validation",
-            split="",
-            ids=tuple(map(str, range(len(sizes)))),
-            answers=self.table.answers[self.validation],
-            offsets=np.concatenate([[0], np.cumsum(sizes)]),
-            probs=probs,
-        )
-        return {name: score(predictions, name) for name in names}
-
-    @property
-    def validation_offsets(self) -> np.ndarray:
-        return np.concatenate([[0], np.cumsum(np.diff(self.table.offsets)[self.validation])])
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One fitted probe at one layer, with its predictions on the validation rows."""
-
-    layer: int
-    standardiser: Standardiser
-    probe: Probe
-    setting: dict[str, float]
-    r2: float
-    r_hat: Float[np.ndarray, " row"]
-    gammas: list[dict[str, float]]
-    """Validation scores at every gamma."""
-    rule: Rule = "residual"
-    base_weight: float = 1.0
-
-    def best(self, criterion: str) -> dict[str, float]:
-        """Return the scores at the best gamma; of equal ones the smallest, which changes the model least."""
-        sign = -1.0 if METRICS[criterion].higher_is_better else 1.0
-        return min(self.gammas, key=lambda s: (sign * s[criterion], s["gamma"]))
-
-
-def fit_store(store: ActivationStore, settings: FitSettings) -> Lens:
-    """Fit a lens from an activation store of labelled questions."""
-    check_questions(store.questions)
-    table = store.table
-    p = base_probs(table, settings.base)
-    mask = split_mask(store.questions, fraction=settings.validation, seed=settings.seed)
-    fold = Fold(table, p, residuals(table, p), mask)
-    layers = settings.layers or store.layers
-    sign = -1.0 if METRICS[settings.criterion].higher_is_better else 1.0
-
-    def cost(candidate: Candidate) -> float:
-        return sign * candidate.best(settings.criterion)[settings.criterion]
-
-    linear = listwise_candidate if settings.probe == "listwise" else ridge_candidate
-    tried = [linear(store.layer(layer), layer, fold, settings) for layer in layers]
-    if settings.probe == "mlp":
-        ranked = sorted(tried, key=cost)[:MLP_LAYERS]
-        tried = [mlp_candidate(store.layer(c.layer), c.layer, fold, settings) for c in ranked]
-    return make_lens(store, settings, fold, min(tried, key=cost), tried)
-
-
-def ridge_candidate(states: Float[np.ndarray, "row width"], layer: int, fold: Fold, settings: FitSettings) -> Candidate:
-    """Fit ridge probes of one layer and take the penalty with the best validation R2."""
-    standardiser, z, z_val = standardised(states, fold)
-    r_val = fold.r[fold.validation_rows]
-    probes = fit_ridge_path(z, fold.r[fold.train_rows])
-    predicted = [probe.predict(z_val) for probe in probes]
-    r2s = [r_squared(r_val, r_hat) for r_hat in predicted]
-    best = int(np.argmax(r2s))
-    curve = gamma_curve(fold, predicted[best], settings)
-    setting = {"penalty": PENALTIES[best]}
-    return Candidate(layer, standardiser, probes[best], setting, r2s[best], predicted[best], curve)
-
-
-def mlp_candidate(states: Float[np.ndarray, "row width"], layer: int, fold: Fold, settings: FitSettings) -> Candidate:
-    """Train the paper's MLP over its grid at one layer and take the setting with the best validation R2."""
-    standardiser, z, z_val = standardised(states, fold)
-    train = (z, fold.r[fold.train_rows].astype(np.float32))
-    validation = (z_val, fold.r[fold.validation_rows].astype(np.float32))
-    found: list[tuple[float, MlpSettings, Any, np.ndarray]] = []
-    for grid_point in MLP_GRID:
-        probe = fit_mlp(train, validation, grid_point, seed=settings.seed)
-        r_hat = probe.predict(z_val)
-        found.append((r_squared(fold.r[fold.validation_rows], r_hat), grid_point, probe, r_hat))
-    r2, point, probe, r_hat = max(found, key=lambda f: f[0])
-    setting = {k: float(getattr(point, k)) for k in ("weight_decay", "output_penalty", "learning_rate")}
-    return Candidate(layer, standardiser, probe, setting, r2, r_hat, gamma_curve(fold, r_hat, settings))
-
-
-def listwise_candidate(
-    states: Float[np.ndarray, "row width"], layer: int, fold: Fold, settings: FitSettings
-) -> Candidate:
-    """Fit listwise lenses of one layer and take the weight decay with the best validation score."""
-    standardiser, z, z_val = standardised(centre(states, fold.table.offsets), fold)
-    p_val, offsets = fold.p[fold.validation_rows], fold.validation_offsets
-    train_sizes = np.diff(fold.table.offsets)[~fold.validation]
-    fits = fit_listwise_path(
-        z, fold.p[fold.train_rows], offsets_of(train_sizes.tolist()), fold.table.answers[~fold.validation]
-    )
-    names = tuple(dict.fromkeys((*SHOWN, settings.criterion)))
-    sign = -1.0 if METRICS[settings.criterion].higher_is_better else 1.0
-    found = []
-    for one in fits:
-        scores = z_val.astype(np.float64) @ one.weight
-        tilted = [tilt(p_val, scores, offsets, base_weight=one.base_weight, gamma=g) for g in SHRINKAGES]
-        curve = [
-            {"gamma": g, **fold.validation_scores(probs, names)} for g, probs in zip(SHRINKAGES, tilted, strict=True)
-        ]
-        found.append((sign * curve[-1][settings.criterion], one, curve, tilted[-1]))
-    _, one, curve, probs = min(found, key=lambda f: f[0])
-    moved = probs - p_val
-    r2 = r_squared(fold.r[fold.validation_rows], moved)
-    setting = {"weight_decay": one.decay, "base_weight": one.base_weight}
-    return Candidate(
-        layer, standardiser, LinearProbe(one.weight, 0.0), setting, r2, moved, curve, "listwise", one.base_weight
-    )
-
-
-def standardised(
-    states: Float[np.ndarray, "row width"], fold: Fold
-) -> tuple[Standardiser, Float[np.ndarray, "train width"], Float[np.ndarray, "validation width"]]:
-    """Standardise with training statistics only."""
-    train = states[fold.train_rows]
-    standardiser = fit_standardiser(train)
-    return standardiser, standardiser(train), standardiser(states[fold.validation_rows])
-
-
-def gamma_curve(fold: Fold, r_hat: Float[np.ndarray, " row"], settings: FitSettings) -> list[dict[str, float]]:
-    """Return the validation scores at every gamma."""
-    names = tuple(dict.fromkeys((*SHOWN, settings.criterion)))
-    p = fold.p[fold.validation_rows]
-    curve = [
-        {"gamma": gamma, **fold.validation_scores(steer(p, r_hat, fold.validation_offsets, gamma=gamma), names)}
-        for gamma in GAMMAS
-    ]
-    if any(np.isnan(point[settings.criterion]) for point in curve):
-        raise CoralError(
-            f"{settings.criterion} does not exist on the validation questions, because all are answered right or all "
-            "wrong; choose by brier, or give more questions."
-        )
-    return curve
-
-
-def make_lens(
-    store: ActivationStore, settings: FitSettings, fold: Fold, chosen: Candidate, tried: Sequence[Candidate]
+def fit_store(
+    store: ActivationStore,
+    settings: FitSettings,
+    *,
+    journal: Path | None = None,
+    advance: Callable[[int], None] | None = None,
 ) -> Lens:
+    """Fit a lens from an activation store of labelled questions.
+
+    `journal` is where a search for a network keeps what it has done; `advance` is told of each layer that was tried.
+    """
+    check_questions(store.questions)
+    data, base_temperature = training_data(store, settings)
+    asked = Asked(
+        criterion=settings.criterion,
+        inputs=settings.inputs,
+        layers=settings.layers or store.layers,
+        top_layers=settings.top_layers,
+        depth=settings.depth,
+        seed=settings.seed,
+        journal=journal,
+    )
+    kinds = AUTO if settings.lens == "auto" else (settings.lens,)
+    found = [choose(data, kind, asked, advance=advance) for kind in kinds]
+    chosen, singles = min(found, key=lambda f: cost_of(f[0], settings.criterion))
+    first = data.rounds[0]
+    parts = chosen.parts or fit_parts(data, chosen.recipe, np.ones(len(first), dtype=bool), first)
+    return make_lens(store, data, chosen, parts, Fit(settings, base_temperature, singles, [f[0] for f in found]))
+
+
+def training_data(store: ActivationStore, settings: FitSettings) -> tuple[TrainingData, float]:
+    """Divide the questions into training and validation, and scale the base probabilities if that is asked for."""
+    questions, table = store.questions, store.table
+    folds = AUTO_FOLDS if settings.lens == "auto" and settings.folds == 1 else settings.folds
+    if folds > 1:
+        rounds = fold_masks(questions, folds, seed=settings.seed)
+    else:
+        rounds = (split_mask(questions, fraction=settings.validation, seed=settings.seed),)
+    p, temperature = base_probs(table, settings.base), 1.0
+    if settings.scale_base:
+        train = ~rounds[0] if folds == 1 else np.ones(len(questions), dtype=bool)
+        temperature = temperature_on(p, table.offsets, table.answers, train)
+        p = apply_temperature(p, table.offsets, temperature=temperature)
+    return TrainingData(questions, table, p, residuals(table, p), store.layer, rounds), temperature
+
+
+def temperature_on(
+    p: Float[np.ndarray, " row"], offsets: np.ndarray, answers: np.ndarray, mask: Bool[np.ndarray, " question"]
+) -> float:
+    """Fit a temperature on some questions."""
+    sizes = np.diff(offsets)[mask]
+    return fit_temperature(p[rows_of(offsets, mask)], offsets_of(sizes.tolist()), answers[mask])
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What was asked and tried, for the record."""
+
+    settings: FitSettings
+    base_temperature: float
+    singles: Sequence[Candidate]
+    """The lenses of single layers."""
+    found: Sequence[Candidate]
+    """The best of each kind that was compared."""
+
+
+# ----------------------------------------------------------------------------------------------------------- the lens
+
+
+def make_lens(store: ActivationStore, data: TrainingData, chosen: Candidate, parts: Parts, fit: Fit) -> Lens:
     """Put the chosen candidate together with its controls and its provenance."""
+    settings, recipe = fit.settings, chosen.recipe
     best = chosen.best(settings.criterion)
-    p_val, offsets = fold.p[fold.validation_rows], fold.validation_offsets
-    temperature = fit_temperature(p_val, offsets, fold.table.answers[fold.validation])
-    cooled = apply_temperature(p_val, offsets, temperature=temperature)
-    trace = {
-        "criterion": settings.criterion,
-        "chosen": {"layer": chosen.layer, "r2": chosen.r2, **chosen.setting},
+    shift, tempering, simulated = fit_do_no_harm(
+        data, chosen, best["gamma"], temper=settings.tempers(recipe.kind), seed=settings.seed
+    )
+    offsets, answers = data.table.offsets, data.table.answers
+    raw = base_probs(data.table, settings.base)
+    plain = chosen.probs(data, best["gamma"])
+    then = temperature_on(plain, offsets, answers, data.covered) if settings.then_temperature else 1.0
+    identity = {k: store.manifest["model"][k] for k in ("name", "weights", "tokenizer", "dtype")}
+    lens = Lens(
+        kind=recipe.kind,
+        rule=recipe.rule,
+        layers=recipe.layers,
+        inputs=recipe.inputs,
+        gamma=best["gamma"] * parts.scale,
+        base_weight=parts.base_weight,
+        base=settings.base,
+        base_temperature=fit.base_temperature,
+        then_temperature=then,
+        style=settings.style,
+        standardiser=parts.standardiser,
+        probe=parts.probe,
+        shift=shift,
+        tempering=tempering,
+        temperature=temperature_on(raw, offsets, answers, data.covered),
+        model=identity,
+        training=provenance(store, data, settings),
+        seen=np.unique(question_keys(store.questions)),
+        trace={},
+    )
+    trace = trace_of(lens, data, chosen, fit) | simulated
+    if settings.learning_curve:
+        trace["learning_curve"] = learning_curve(data, chosen, best["gamma"], seed=settings.seed)
+    return replace(lens, trace=trace)
+
+
+def trace_of(lens: Lens, data: TrainingData, chosen: Candidate, fit: Fit) -> dict[str, Any]:
+    """Return how the choice was made: the validation scores of layers, gammas, kinds and of the controls."""
+    criterion = fit.settings.criterion
+    offsets = data.table.offsets
+    raw = base_probs(data.table, lens.base)
+    plain = chosen.probs(data, chosen.best(criterion)["gamma"])
+    if lens.then_temperature != 1.0:
+        plain = apply_temperature(plain, offsets, temperature=lens.then_temperature)
+    shifts = lens.shift(data.layer(lens.layers[0]), offsets)
+    methods = {
+        "base": raw,
+        "temperature": apply_temperature(raw, offsets, temperature=lens.temperature),
+        lens.plain_method: plain,
+        lens.method: lens.tempered(data.p, plain, shifts, offsets),
+    }
+    return {
+        "criterion": criterion,
+        "rule": lens.rule,
+        "chosen": {
+            "layers": list(lens.layers),
+            "r2": chosen.r2,
+            "gamma": chosen.best(criterion)["gamma"],
+            "settings": list(chosen.recipe.settings),
+        },
         "layers": [
-            {"layer": c.layer, "r2": c.r2, **c.setting, "best": c.best(settings.criterion), "at_one": at(c.gammas, 1.0)}
-            for c in tried
+            {
+                "layer": c.recipe.layers[0],
+                "r2": c.r2,
+                **c.recipe.settings[0],
+                "best": c.best(criterion),
+                "at_one": next(point for point in c.gammas if point["gamma"] == 1.0),
+            }
+            for c in fit.singles
         ],
         "gammas": chosen.gammas,
-        "validation": {
-            "base": fold.validation_scores(p_val, SHOWN),
-            "temperature": fold.validation_scores(cooled, SHOWN),
-            METHODS[chosen.rule]: {name: best[name] for name in SHOWN},
-        },
+        "kinds": {c.recipe.kind: c.best(criterion) for c in fit.found},
+        "as_good": as_good_layers(data, fit.singles, criterion),
+        "validation": {method: with_intervals(data, probs) for method, probs in methods.items()},
     }
+
+
+def as_good_layers(data: TrainingData, singles: Sequence[Candidate], criterion: str) -> list[int]:
+    """Return the layers whose Brier score is within one standard error of the best one's, question by question."""
+    per_question = {
+        c.recipe.layers[0]: brier_by_question(data, c.probs(data, c.best(criterion)["gamma"]), data.covered)
+        for c in singles
+    }
+    best = min(per_question, key=lambda layer: per_question[layer].mean())
+    behind = {layer: v - per_question[best] for layer, v in per_question.items()}
+    return [layer for layer, d in behind.items() if d.mean() <= d.std() / np.sqrt(len(d))]
+
+
+def with_intervals(data: TrainingData, probs: Float[np.ndarray, " row"]) -> dict[str, dict[str, float]]:
+    """Return the shown scores on the validation questions, each with its 95 % interval."""
+    mask = data.covered
+    predictions = Predictions(
+        method="validation",
+        model="",
+        task="validation",
+        split="",
+        ids=tuple(map(str, np.flatnonzero(mask))),
+        answers=data.table.answers[mask],
+        offsets=offsets_of(np.diff(data.table.offsets)[mask].tolist()),
+        probs=probs[rows_of(data.table.offsets, mask)],
+    )
+    scores = evaluate(predictions, n_boot=CHECK_BOOT).scores
+    return {m: {"value": scores[m].value, "low": scores[m].low, "high": scores[m].high} for m in SHOWN}
+
+
+def provenance(store: ActivationStore, data: TrainingData, settings: FitSettings) -> dict[str, Any]:
+    """Return what the lens was fitted on and how."""
     questions = store.questions
-    training = {
+    sources = {f"{q.task}:{q.split}" if q.split else q.task: q.task for q in questions}
+    return {
         "tasks": dict(Counter(f"{q.task}:{q.split}" if q.split else q.task for q in questions)),
-        "n_train": int((~fold.validation).sum()),
-        "n_validation": int(fold.validation.sum()),
+        "terms": {source: terms_of(task) for source, task in sources.items()},
+        "n_train": int((~data.rounds[0]).sum()) if len(data.rounds) == 1 else len(questions),
+        "n_validation": int(data.covered.sum()),
         "settings": asdict(replace(settings, layers=settings.layers or store.layers)),
         "store": digest(store.manifest),
         "questions": store.manifest["questions"],
         "versions": versions(),
     }
-    identity = {k: store.manifest["model"][k] for k in ("name", "weights", "tokenizer", "dtype")}
-    return Lens(
-        rule=chosen.rule,
-        layer=chosen.layer,
-        gamma=best["gamma"],
-        base_weight=chosen.base_weight,
-        base=settings.base,
-        style=settings.style,
-        standardiser=chosen.standardiser,
-        probe=chosen.probe,
-        temperature=temperature,
-        model=identity,
-        training=training,
-        seen=np.unique(question_keys(questions)),
-        trace=trace,
-    )
-
-
-def at(curve: Sequence[dict[str, float]], gamma: float) -> dict[str, float]:
-    """Return the scores of a curve at one gamma."""
-    return next(point for point in curve if point["gamma"] == gamma)

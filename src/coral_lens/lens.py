@@ -1,7 +1,7 @@
 """The lens: a fitted correction with all that is needed to apply it, and the fingerprints of what it was fitted on.
 
-    lens.json           layer, gamma, base rule, prompt style, fingerprints, how it was chosen
-    lens.safetensors    standardiser and probe weights
+    lens.json           layers, gamma, base rule, prompt style, fingerprints, how it was chosen
+    lens.safetensors    standardiser, probe and shift model
     README.md           a card for people
 
 It refuses a model other than its own. Never pickle.
@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,22 +24,29 @@ from safetensors.torch import load_file
 from safetensors.torch import save as save_tensors
 
 from coral_lens.baselines.temperature import apply_temperature
+from coral_lens.card import card
+from coral_lens.conformal import Abstention, Conformal, abstains, prediction_sets
 from coral_lens.errors import CoralError
-from coral_lens.listwise import centre, tilt
+from coral_lens.hub import local_folder
+from coral_lens.inputs import build_inputs
+from coral_lens.listwise import tilt
 from coral_lens.manifest import digest, digest_file, fresh_folder, read_json, write_atomic, write_json
 from coral_lens.probes import PROBES, Probe, Standardiser
-from coral_lens.records import Predictions, Question, Style
+from coral_lens.records import OptionTable, Predictions, Question, Style
+from coral_lens.shift import ShiftModel
 from coral_lens.splits import question_keys
-from coral_lens.steering import BaseRule, base_probs, steer
+from coral_lens.steering import BaseRule, Rule, base_probs, steer
 from coral_lens.store import ActivationStore, Extraction, Progress, extract
+from coral_lens.tempering import Tempering, evidence_of
 
 if TYPE_CHECKING:
     from coral_lens.models import Model
 
-FORMAT = 1
-Rule = Literal["residual", "listwise"]
+FORMAT = 2
 METHODS: dict[Rule, str] = {"residual": "coral", "listwise": "listwise"}
 """What a lens's predictions are called: the paper's correction, and the lens that goes beyond it."""
+FAR = 2.0
+"""A shift beyond this is called far in what people read."""
 
 
 @dataclass(frozen=True)
@@ -54,22 +61,39 @@ class Answer:
     """Steered probability of the chosen option."""
     probs: tuple[float, ...]
     base_probs: tuple[float, ...]
+    shift: float
+    """How far the question lies from those that the lens was fitted on: 1 is typical of them, beyond 2 is far."""
+    options_in_set: tuple[int, ...] | None = None
+    """The prediction set at the stated coverage, if the lens was calibrated for one."""
+    abstain: bool | None = None
+    """Whether the answer is too uncertain for the stated risk, if the lens was calibrated for one."""
 
 
 @dataclass(frozen=True)
 class Lens:
     """Turns pooled states and base probabilities into steered probabilities."""
 
+    kind: str
+    """Its row in the table of lenses: ridge, mlp, listwise, ..."""
     rule: Rule
-    """`residual`: the paper's p + gamma * r_hat, clipped. `listwise`: softmax(base_weight * log p + gamma * score)."""
-    layer: int
+    layers: tuple[int, ...]
+    """The layers that it reads side by side; nearly always one."""
+    inputs: tuple[str, ...]
+    """What the probe sees beyond plain states: `centred`, `rank`."""
     gamma: float
     base_weight: float
     """Of log p under the listwise rule; the paper's rule does not use it."""
     base: BaseRule
+    base_temperature: float
+    """The base probabilities are scaled by this before anything else; 1 is the paper's way."""
+    then_temperature: float
+    """The steered probabilities are scaled by this afterwards; 1 is the paper's way."""
     style: Style
     standardiser: Standardiser
     probe: Probe
+    shift: ShiftModel
+    tempering: Tempering | None
+    """How the correction weakens with the shift; None leaves it as it is, as in the paper."""
     temperature: float
     """Of plain temperature scaling, fitted on the same validation questions: the control that stands beside the lens."""
     model: dict[str, str]
@@ -77,36 +101,78 @@ class Lens:
     training: dict[str, Any]
     """What it was fitted on and how: tasks, numbers of questions, digests, settings, versions."""
     seen: Int[np.ndarray, " question"]
-    """Keys of the questions it was fitted and chosen on, so that they are never counted as test questions."""
+    """Keys of the questions it was fitted, chosen and calibrated on, so that they are never counted as test questions."""
     trace: dict[str, Any]
     """How layer and gamma were chosen: validation scores of every layer and every gamma."""
+    sets: Conformal | None = None
+    """Prediction sets of a stated coverage, from `coral calibrate`."""
+    abstention: Abstention | None = None
+    """The confidence below which it abstains, from `coral calibrate`."""
 
     @property
     def name(self) -> str:
-        what = f"{self.probe.kind} probe" if self.rule == "residual" else "listwise lens"
-        return f"{what}, layer {self.layer}, gamma {self.gamma:g}"
+        what = {"residual": f"{self.kind} probe", "listwise": f"{self.kind} lens"}[self.rule]
+        where = f"layer {self.layers[0]}" if len(self.layers) == 1 else f"layers {', '.join(map(str, self.layers))}"
+        return f"{what}, {where}, gamma {self.gamma:g}" + (", tempered by shift" if self.tempering else "")
+
+    @property
+    def plain_method(self) -> str:
+        """What its untempered predictions are called."""
+        return METHODS[self.rule] + (" + temperature" if self.then_temperature != 1.0 else "")
 
     @property
     def method(self) -> str:
-        return METHODS[self.rule]
+        return f"{self.plain_method} tempered" if self.tempering else self.plain_method
+
+    def base_probs(self, table: OptionTable) -> Float[np.ndarray, " row"]:
+        """Return the probabilities that it starts from."""
+        p = base_probs(table, self.base)
+        if self.base_temperature == 1.0:
+            return p
+        return apply_temperature(p, table.offsets, temperature=self.base_temperature)
 
     def steered(
         self, p: Float[np.ndarray, " row"], states: Float[np.ndarray, "row width"], offsets: Int[np.ndarray, " edge"]
     ) -> Float[np.ndarray, " row"]:
-        """Return the corrected probabilities from base ones and pooled states of this lens's layer."""
+        """Return the corrected probabilities, before tempering, from base ones and pooled states of its layers."""
+        scores = self.probe.predict(self.standardiser(build_inputs(states, p, offsets, self.inputs)))
         if self.rule == "residual":
-            return steer(p, self.probe.predict(self.standardiser(states)), offsets, gamma=self.gamma)
-        scores = self.probe.predict(self.standardiser(centre(states, offsets)))
-        return tilt(p, scores, offsets, base_weight=self.base_weight, gamma=self.gamma)
+            q = steer(p, scores, offsets, gamma=self.gamma)
+        else:
+            q = tilt(p, scores, offsets, base_weight=self.base_weight, gamma=self.gamma)
+        return q if self.then_temperature == 1.0 else apply_temperature(q, offsets, temperature=self.then_temperature)
+
+    def tempered(
+        self,
+        p: Float[np.ndarray, " row"],
+        q: Float[np.ndarray, " row"],
+        shift: Float[np.ndarray, " question"],
+        offsets: Int[np.ndarray, " edge"],
+    ) -> Float[np.ndarray, " row"]:
+        """Return the plain lens's probabilities q weakened by each question's shift."""
+        if self.tempering is None:
+            return q
+        weight = self.base_weight if self.rule == "listwise" else 1.0
+        return self.tempering(evidence_of(weight * np.log(np.maximum(p, 1e-300)), q, shift, offsets))
+
+    def states(self, store: ActivationStore) -> Float[np.ndarray, "row width"]:
+        """Return the states of its layers, side by side."""
+        return np.concatenate([store.layer(layer) for layer in self.layers], axis=1)
+
+    def shifts(self, store: ActivationStore) -> Float[np.ndarray, " question"]:
+        """Return how far each question lies from the training questions."""
+        return self.shift(store.layer(self.layers[0]), store.table.offsets)
 
     def apply(self, store: ActivationStore) -> dict[str, Float[np.ndarray, " row"]]:
-        """Return the option probabilities of each method: base, temperature, and this lens's own."""
+        """Return the option probabilities of each method: base, temperature, the plain lens, and the tempered one."""
         table = store.table
-        p = base_probs(table, self.base)
+        raw, p = base_probs(table, self.base), self.base_probs(table)
+        plain = self.steered(p, self.states(store), table.offsets)
         return {
-            "base": p,
-            "temperature": apply_temperature(p, table.offsets, temperature=self.temperature),
-            self.method: self.steered(p, store.layer(self.layer), table.offsets),
+            "base": raw,
+            "temperature": apply_temperature(raw, table.offsets, temperature=self.temperature),
+            self.plain_method: plain,
+            self.method: self.tempered(p, plain, self.shifts(store), table.offsets),
         }
 
     @contextmanager
@@ -118,12 +184,12 @@ class Lens:
         work_dir: Path | None = None,
         progress: Progress | None = None,
     ) -> Iterator[ActivationStore]:
-        """Score questions and yield the store of this lens's layer.
+        """Score questions and yield the store of this lens's layers.
 
         With `work_dir` it is kept there and an interrupted run goes on; without, it is thrown away afterwards.
         """
         self.check(model, questions)
-        what = Extraction(layers=(self.layer,), style=self.style)
+        what = Extraction(layers=self.layers, style=self.style)
         with TemporaryDirectory(prefix="coral-") as temporary:
             yield extract(model, questions, work_dir or Path(temporary), what=what, progress=progress)
 
@@ -137,9 +203,16 @@ class Lens:
     ) -> list[Answer]:
         """Answer questions; they need no labels. One that cannot be asked is left out with a warning."""
         with self.scored(model, questions, work_dir=work_dir, progress=progress) as store:
-            asked, table, probs = store.questions, store.table, self.apply(store)
+            return self.answers(store)
+
+    def answers(self, store: ActivationStore) -> list[Answer]:
+        """Answer the questions of a store."""
+        table, probs, shifts = store.table, self.apply(store), self.shifts(store)
+        surest = np.maximum.reduceat(probs[self.method], table.offsets[:-1])
+        in_set = prediction_sets(self.sets, probs[self.method], table.offsets) if self.sets else None
+        unsure = abstains(self.abstention, surest) if self.abstention else None
         answers = []
-        for i, question in enumerate(asked):
+        for i, question in enumerate(store.questions):
             rows = slice(table.offsets[i], table.offsets[i + 1])
             steered, base = probs[self.method][rows], probs["base"][rows]
             best = int(steered.argmax())
@@ -151,6 +224,9 @@ class Lens:
                     float(steered[best]),
                     tuple(map(float, steered)),
                     tuple(map(float, base)),
+                    float(shifts[i]),
+                    None if in_set is None else tuple(map(int, np.flatnonzero(in_set[rows]))),
+                    None if unsure is None else bool(unsure[i]),
                 )
             )
         return answers
@@ -190,7 +266,8 @@ class Lens:
             if self.model[key] != model.fingerprint[key]:
                 raise CoralError(
                     f"This lens was fitted on {self.model['name']!r}, whose {key} are {self.model[key][:12]}; "
-                    f"{model.name!r} has {model.fingerprint[key][:12]}. Use that model, or fit a lens on this one."
+                    f"{model.name!r} has {model.fingerprint[key][:12]}. Use that model, fit a lens on this one, or, if you "
+                    "know that they are alike, override the check (--other-model), which is recorded."
                 )
         for question in questions:
             if question.rendered is not None and question.rendered.chat != self.style.chat:
@@ -198,6 +275,22 @@ class Lens:
                 raise CoralError(
                     f"Question {question.id!r} was rendered {have} the chat template, but the lens was fitted {want} it."
                 )
+
+    def adopted(self, model: Model) -> Lens:
+        """Return the lens for a model whose fingerprints differ, with the override on record; the shapes must fit."""
+        width, wanted = int(model.hf.get_input_embeddings().embedding_dim), len(self.shift.standardiser.mean)
+        if max(self.layers) > model.n_layers or width != wanted:
+            raise CoralError(
+                f"The lens reads layer {max(self.layers)} of width {wanted}, but {model.name!r} has {model.n_layers} layers of "
+                f"width {width}: it cannot be used there."
+            )
+        changed = {k: v for k, v in self.model.items() if k in ("weights", "tokenizer") and v != model.fingerprint[k]}
+        if not changed:
+            return self
+        note = f"fitted on {self.model['name']}, used on {model.name} in spite of other {' and '.join(changed)}"
+        overrides = [*self.training.get("overrides", []), note]
+        identity = {**self.model, "name": model.name, **{k: model.fingerprint[k] for k in changed}}
+        return replace(self, model=identity, training={**self.training, "overrides": overrides})
 
     def is_seen(self, questions: Sequence[Question]) -> Bool[np.ndarray, " question"]:
         """Return which questions the lens was fitted or chosen on, by their normalised text."""
@@ -212,25 +305,33 @@ class Lens:
             "standardiser.scale": torch.from_numpy(self.standardiser.scale),
             "training.seen": torch.from_numpy(self.seen),
             **self.probe.tensors(),
+            **self.shift.tensors(),
         }
         with fresh_folder(target) as temporary:
             write_atomic(temporary / "lens.safetensors", save_tensors(tensors))
             record = self.record() | {"tensors": digest_file(temporary / "lens.safetensors")}
             write_json(temporary / "lens.json", record | {"digest": digest(record)})
-            write_atomic(temporary / "README.md", card(self).encode())
+            write_atomic(temporary / "README.md", card(self.record(), name=self.name).encode())
 
     def record(self) -> dict[str, Any]:
         """Return the JSON part of the lens."""
         return {
             "format": FORMAT,
+            "kind": self.kind,
             "rule": self.rule,
-            "layer": self.layer,
+            "layers": list(self.layers),
+            "inputs": list(self.inputs),
             "gamma": self.gamma,
             "base_weight": self.base_weight,
             "base": self.base,
+            "base_temperature": self.base_temperature,
+            "then_temperature": self.then_temperature,
             "style": asdict(self.style),
             "probe": self.probe.kind,
+            "tempering": asdict(self.tempering) if self.tempering else None,
             "temperature": self.temperature,
+            "sets": self.sets.to_dict() if self.sets else None,
+            "abstention": self.abstention.to_dict() if self.abstention else None,
             "model": self.model,
             "training": self.training,
             "trace": self.trace,
@@ -244,8 +345,8 @@ def refuse_other_folder(target: Path) -> None:
 
 
 def load_lens(folder: str | Path) -> Lens:
-    """Read a lens and check that nothing in it was changed or lost."""
-    source = Path(folder)
+    """Read a lens from a folder, or from the hub if it is an id like `owner/name`, and check that nothing was changed or lost."""
+    source = local_folder(folder)
     if not (source / "lens.json").exists():
         raise CoralError(f"{source} is not a lens: it has no lens.json; make one with `coral fit --out {source}`.")
     record = read_json(source / "lens.json")
@@ -260,45 +361,25 @@ def load_lens(folder: str | Path) -> Lens:
     except (OSError, ValueError, SafetensorError) as error:  # ValueError: a number that is no number any more
         raise CoralError(f"{source} cannot be read ({error}); fit or copy the lens again.") from None
     return Lens(
+        kind=record["kind"],
         rule=record["rule"],
-        layer=record["layer"],
+        layers=tuple(record["layers"]),
+        inputs=tuple(record["inputs"]),
         gamma=record["gamma"],
         base_weight=record["base_weight"],
         base=record["base"],
+        base_temperature=record["base_temperature"],
+        then_temperature=record["then_temperature"],
         style=Style(**record["style"]),
         standardiser=Standardiser(tensors["standardiser.mean"].numpy(), tensors["standardiser.scale"].numpy()),
         probe=PROBES[record["probe"]](tensors),
+        shift=ShiftModel.from_tensors(tensors),
+        tempering=Tempering(**record["tempering"]) if record["tempering"] else None,
         temperature=record["temperature"],
         model=record["model"],
         training=record["training"],
         seen=tensors["training.seen"].numpy(),
         trace=record["trace"],
+        sets=Conformal.from_dict(record["sets"]) if record["sets"] else None,
+        abstention=Abstention.from_dict(record["abstention"]) if record["abstention"] else None,
     )
-
-
-def card(lens: Lens) -> str:
-    """Return the README of a lens folder."""
-    validation = lens.trace["validation"]
-    rows = "\n".join(
-        f"| {m} | " + " | ".join(f"{100 * validation[m][s]:.1f}" for s in ("accuracy", "ece", "brier", "nll")) + " |"
-        for m in ("base", "temperature", lens.method)
-    )
-    tasks = ", ".join(f"{t} ({n})" for t, n in sorted(lens.training["tasks"].items()))
-    return f"""# A CORAL lens for {lens.model["name"]}
-
-A {lens.name}. It corrects the probabilities that a frozen model gives to the options of a multiple-choice question,
-from the model's own hidden states. Base probabilities: softmax of the `{lens.base}` score; prompts: `{lens.style}`.
-
-Fitted on {lens.training["n_train"]} questions, chosen on {lens.training["n_validation"]} others: {tasks}.
-Layer 0 is the embedding output, layer l the residual stream after block l, before the final norm.
-
-Scores on the validation questions it was chosen on (percent; so these flatter it: use `coral eval` on held-out questions):
-
-| method | accuracy | ECE | Brier | NLL |
-|---|---|---|---|---|
-{rows}
-
-Limits: it works only with the model of the fingerprint in `lens.json`, it is only as good as the questions it learned from,
-and on unlike questions its confidence can be worse than that of plain temperature scaling. Measure before you rely on it.
-The questions' licences apply to what was learned from them.
-"""

@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 
 from coral_lens.steering import softmax
 
-DECAYS = (1.0, 0.3, 0.1, 0.03)
+DECAYS = (10.0, 3.0, 1.0, 0.3, 0.1)
 """Weight decays, strongest first: each fit starts from the one before."""
 MAX_ITERATIONS = 60
 

@@ -11,6 +11,9 @@ from jaxtyping import Float, Int
 from coral_lens.records import UNKNOWN, OptionTable
 
 BaseRule = Literal["sum", "token", "char"]
+Rule = Literal["residual", "listwise"]
+"""How a probe's output moves probabilities: `residual`, the paper's p + gamma * r_hat, clipped; `listwise`, beyond the
+paper: softmax(base_weight * log p + gamma * score)."""
 
 BASE_SCORES: dict[str, Callable[[OptionTable], Float[np.ndarray, " row"]]] = {
     "sum": lambda t: t.logprobs,

@@ -49,6 +49,11 @@ _TERMS = {
 """The well-known tasks, and the terms of their data where its authors state them."""
 
 
+def terms_of(task: str) -> str:
+    """Return the terms of a task's data, or nothing where they are not known; MMLU's hold for each of its subjects."""
+    return _TERMS.get(task) or (_TERMS["mmlu"] if task.startswith("mmlu_") else "")
+
+
 @dataclass(frozen=True, slots=True)
 class TaskOptions:
     """How a task is asked. The defaults are lm-eval's."""

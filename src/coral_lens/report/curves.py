@@ -63,13 +63,13 @@ def layer_curve(lens: Mapping[str, Any]) -> Curve | None:
     """Return the scores of every layer at its own best gamma; None where the lens keeps none."""
     trace = lens.get("trace", {})
     points = [{"layer": entry["layer"], **entry["best"]} for entry in trace.get("layers", [])]
-    return curve_of("layer", points, trace, chosen=lens.get("layer"))
+    return curve_of("layer", points, trace, chosen=(lens.get("layers") or [None])[0])
 
 
 def gamma_curve(lens: Mapping[str, Any]) -> Curve | None:
     """Return the scores of every gamma at the chosen layer; None where the lens keeps none."""
     trace = lens.get("trace", {})
-    return curve_of("gamma", trace.get("gammas", []), trace, chosen=lens.get("gamma"))
+    return curve_of("gamma", trace.get("gammas", []), trace, chosen=trace.get("chosen", {}).get("gamma"))
 
 
 def curve_of(what: str, points: Sequence[Mapping[str, Any]], trace: Mapping[str, Any], *, chosen: Any) -> Curve | None:
@@ -80,10 +80,14 @@ def curve_of(what: str, points: Sequence[Mapping[str, Any]], trace: Mapping[str,
     ordered = sorted(points, key=lambda p: p[what])
     names = [n for n in dict.fromkeys((criterion, *OTHERS)) if all(n in p for p in ordered)][:3]
     validation = trace.get("validation", {})
-    controls = {m: dict(validation[m]) for m in ("base", "temperature") if m in validation}
+    controls = {
+        m: {name: float(s["value"]) for name, s in validation[m].items()}
+        for m in ("base", "temperature")
+        if m in validation
+    }
     unsteered = next((p for p in trace.get("gammas", []) if p["gamma"] == 0.0), None)
-    if unsteered is not None:
-        # gamma 0 is the base itself, and also knows a criterion that the table of controls leaves out
+    if unsteered is not None and trace.get("rule") == "residual":
+        # gamma 0 is then the base itself, and also knows a criterion that the table of controls leaves out
         controls["base"] = {**controls.get("base", {}), **unsteered}
     scores = {n: tuple(float(p[n]) for p in ordered) for n in names}
     return Curve(what, criterion, float(chosen), tuple(float(p[what]) for p in ordered), scores, controls)

@@ -62,10 +62,10 @@ KNOWN = {
     "base": Look("#5d6b76", "o", "--"),
     "temperature": Look("#0072b2", "s", "-."),
     "coral": Look("#d5502b", "D", "-"),
+    "listwise": Look("#009e73", "^", ":"),
+    "listwise tempered": Look("#a3568c", "v", "-"),
 }
 SPARE = (
-    Look("#009e73", "^", ":"),
-    Look("#a3568c", "v", ":"),
     Look("#b8860b", "P", ":"),
     Look("#7f5539", "X", ":"),
 )

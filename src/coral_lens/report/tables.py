@@ -13,7 +13,7 @@ from coral_lens.stats import Difference, holm, mcnemar, paired_difference
 
 COLUMNS = ("accuracy", "ece", "cwece", "brier", "nll")
 """The metrics of a results table, by their names in METRICS."""
-SUBJECTS = ("listwise", "coral")
+SUBJECTS = ("listwise tempered", "listwise", "coral tempered", "coral")
 """The method that is compared with the controls: the first of these that a run has, else its first lens."""
 CONTROLS = ("base", "temperature", "coral")
 """What a gain is measured against: the unsteered model, the plain remedy that looks at no hidden state, the paper's lens."""

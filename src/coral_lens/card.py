@@ -1,0 +1,86 @@
+"""The README of a lens folder: what the lens is, what it learned from, how good it is, and what it must not be used for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+COLUMNS = {"accuracy": "accuracy", "ece": "ECE", "brier": "Brier", "nll": "NLL"}
+
+
+def card(record: Mapping[str, Any], *, name: str) -> str:
+    """Return the card of the lens that a lens.json describes."""
+    training, trace = record["training"], record["trace"]
+    return f"""---
+library_name: coral-lens
+tags: [calibration, multiple-choice, interpretability]
+base_model: {record["model"]["name"]}
+---
+
+# A CORAL lens for {record["model"]["name"]}
+
+A {name}. It corrects the probabilities that a frozen model gives to the options of a multiple-choice question, from the
+model's own hidden states. Use it with `coral predict --lens THIS-FOLDER --questions FILE --out answers.jsonl`.
+
+- Base probabilities: softmax of the `{record["base"]}` score{scaled(record)}. Prompts: `{record["style"]}`.
+- Layer 0 is the embedding output, layer l the residual stream after block l, before the final norm.
+- Inputs of the probe: {", ".join(["pooled states", *record["inputs"]])}.
+- Fitted on {training["n_train"]} questions, chosen on {training["n_validation"]} others.
+{overrides(training)}
+| training data | questions | terms |
+|---|---|---|
+{data_rows(training)}
+
+## Scores on the validation questions
+
+Percent, with 95 % intervals. The lens was chosen on these questions, so they flatter it: measure it with `coral eval` on
+questions that it has never seen.
+
+| method | {" | ".join(COLUMNS.values())} |
+|---|{"---|" * len(COLUMNS)}
+{score_rows(trace["validation"])}
+
+## Limits and misuse
+
+- It works only with the model of the fingerprints in `lens.json`.
+- It is only as good as the questions it learned from. Each answer comes with a `shift`: 1 is typical of the training
+  questions, beyond 2 is far from them, and there its corrections deserve less trust. {tempered(record)}
+- A calibrated probability is right on average, not for each question. Do not let it decide alone about people's health,
+  money, rights or marks.
+- A lens can be fitted to any labels, wrong or biased ones too: it then makes the model confidently wrong. Look at the data.
+- The terms of the training data apply to what was learned from them.
+"""
+
+
+def tempered(record: Mapping[str, Any]) -> str:
+    """Say what the lens does about shift."""
+    return "It weakens them there by itself." if record["tempering"] else "It does not weaken them there by itself."
+
+
+def scaled(record: Mapping[str, Any]) -> str:
+    """Say that temperatures stand before or after the lens."""
+    before = f", scaled by temperature {record['base_temperature']:.3g}" if record["base_temperature"] != 1.0 else ""
+    after = f"; the result is scaled by {record['then_temperature']:.3g}" if record["then_temperature"] != 1.0 else ""
+    return before + after
+
+
+def overrides(training: Mapping[str, Any]) -> str:
+    """Say which fingerprints were overridden, if any."""
+    lines = [f"- **Overridden**: {o}" for o in training.get("overrides", [])]
+    return "\n".join([*lines, ""]) if lines else ""
+
+
+def data_rows(training: Mapping[str, Any]) -> str:
+    """Return one row for each source of questions."""
+    terms = training.get("terms", {})
+    return "\n".join(f"| {t} | {n} | {terms.get(t) or 'not known'} |" for t, n in sorted(training["tasks"].items()))
+
+
+def score_rows(validation: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
+    """Return one row for each method."""
+    lines = []
+    for method, scores in validation.items():
+        cells = (scores[m] for m in COLUMNS)
+        shown = (f"{100 * c['value']:.1f} ({100 * c['low']:.1f} to {100 * c['high']:.1f})" for c in cells)
+        lines.append(f"| {method} | " + " | ".join(shown) + " |")
+    return "\n".join(lines)

@@ -1,0 +1,97 @@
+"""The table of lenses: how each is fitted on training rows, and by what rule its probe moves probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from coral_lens.listwise import DECAYS, fit_listwise_path
+from coral_lens.listwise_mlp import LISTWISE_GRID, ListwiseMlpSettings, fit_listwise_mlp
+from coral_lens.probes import PENALTIES, LinearProbe, MlpSettings, Probe, fit_mlp, fit_ridge_path
+from coral_lens.samples import Sample
+from coral_lens.steering import Rule
+
+Setting = dict[str, Any]
+"""Hyper-parameters of one fit, as they are written into the lens."""
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A probe fitted under one setting."""
+
+    probe: Probe
+    setting: Setting
+    base_weight: float = 1.0
+    """Of log p under the listwise rule."""
+    scale: float = 1.0
+    """Of the probe's output: gamma counts in units of it."""
+
+
+Fit = Callable[[Sample, Sample, tuple[Setting, ...], int], list[Fitted]]
+"""Training rows, validation rows (for early stopping only), settings to fit, and seed."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One row of the table."""
+
+    rule: Rule
+    fit: Fit
+    settings: tuple[Setting, ...]
+    judge: Literal["r2", "criterion"]
+    """What chooses among settings: validation R2 as in the paper, or the criterion that also chooses layer and gamma."""
+    inputs: tuple[str, ...] = ()
+    """Inputs that it always has."""
+    screen: str = ""
+    """For a network: the lens of closed form that says which layers are worth training on. Empty: every layer is tried."""
+    average: int = 1
+    """Layers whose probes, each fitted alone, are averaged."""
+
+
+def fit_ridge(train: Sample, _: Sample, settings: tuple[Setting, ...], __: int) -> list[Fitted]:
+    """Fit ridge probes of the residual."""
+    penalties = [s["penalty"] for s in settings]
+    return [Fitted(p, s) for p, s in zip(fit_ridge_path(train.z, train.r, penalties), settings, strict=True)]
+
+
+def fit_network(train: Sample, validation: Sample, settings: tuple[Setting, ...], seed: int) -> list[Fitted]:
+    """Fit the paper's networks one by one."""
+    data = (train.z, train.r), (validation.z, validation.r)
+    return [Fitted(fit_mlp(*data, mlp_settings(s), seed=seed), s) for s in settings]
+
+
+def mlp_settings(setting: Setting) -> MlpSettings:
+    """Return the settings that a record describes."""
+    return replace(MlpSettings(), **{**setting, "hidden": tuple(setting["hidden"])})
+
+
+def fit_listwise(train: Sample, _: Sample, settings: tuple[Setting, ...], __: int) -> list[Fitted]:
+    """Fit linear listwise lenses along the path of weight decays."""
+    decays = [s["weight_decay"] for s in settings]
+    path = fit_listwise_path(train.z, train.p, train.offsets, train.answers, decays)
+    return [Fitted(LinearProbe(one.weight, 0.0), s, one.base_weight) for one, s in zip(path, settings, strict=True)]
+
+
+def fit_listwise_networks(train: Sample, validation: Sample, settings: tuple[Setting, ...], seed: int) -> list[Fitted]:
+    """Fit listwise networks one by one."""
+    found = [(s, fit_listwise_mlp(train, validation, ListwiseMlpSettings(**s), seed=seed)) for s in settings]
+    return [Fitted(one.probe, s, one.base_weight, one.scale) for s, one in found]
+
+
+RIDGE = tuple({"penalty": p} for p in PENALTIES)
+LISTWISE = tuple({"weight_decay": d} for d in DECAYS)
+
+KINDS: dict[str, Kind] = {
+    "ridge": Kind("residual", fit_ridge, RIDGE, "r2"),
+    "linear": Kind("residual", fit_network, (), "r2", screen="ridge"),
+    "mlp": Kind("residual", fit_network, (), "r2", screen="ridge"),
+    "listwise": Kind("listwise", fit_listwise, LISTWISE, "criterion", ("centred",)),
+    "listwise-mlp": Kind(
+        "listwise", fit_listwise_networks, LISTWISE_GRID, "criterion", ("centred",), screen="listwise"
+    ),
+    "ensemble": Kind("listwise", fit_listwise, LISTWISE, "criterion", ("centred",), average=5),
+}
+"""`mlp` and `linear` take their settings from the grid of the search (see `search`)."""
+AUTO = ("ridge", "listwise", "ensemble")
+"""Among which `auto` chooses: those of closed form or convex, so that five folds of each cost little."""

@@ -1,0 +1,61 @@
+"""What the command line shows of a fitted lens and of a run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from coral_lens.lens import Lens
+from coral_lens.report.formats import terminal
+from coral_lens.report.page import write_report
+from coral_lens.report.tables import results_table
+from coral_lens.runs import Run
+
+COLUMNS = {"accuracy": "accuracy", "ece": "ECE", "brier": "Brier", "nll": "NLL"}
+
+
+def print_fit(lens: Lens) -> None:
+    """Print the validation table, what was chosen, how flat the choice is, and how many questions were enough."""
+    table = Table("validation", *COLUMNS.values(), box=None)
+    for method, scores in lens.trace["validation"].items():
+        cells = (scores[m] for m in COLUMNS)
+        table.add_row(method, *(f"{100 * c['value']:.1f} ({100 * c['low']:.1f}, {100 * c['high']:.1f})" for c in cells))
+    Console().print(table)
+    training, chosen = lens.training, lens.trace["chosen"]
+    typer.echo(
+        f"Chosen: {lens.name} (R2 {chosen['r2']:.3f}), fitted on {training['n_train']} questions and chosen on "
+        f"{training['n_validation']}. The scores above (with 95 % intervals) flatter it; measure it with `coral eval`."
+    )
+    if chosen["gamma"] == 0:
+        typer.echo("No strength of this lens beat the unsteered model on validation, so it does nothing.")
+    print_flatness(lens)
+    if curve := lens.trace.get("learning_curve"):
+        print_curve(curve)
+
+
+def print_flatness(lens: Lens) -> None:
+    """Say how many layers would have done as well."""
+    tried, good = lens.trace["layers"], lens.trace["as_good"]
+    shown = ", ".join(map(str, good))
+    typer.echo(f"{len(good)} of {len(tried)} layers tried are within one standard error of the best (Brier): {shown}.")
+
+
+def print_curve(curve: dict[str, object]) -> None:
+    """Print the scores at each number of training questions."""
+    table = Table("training questions", *COLUMNS.values(), box=None)
+    for point in curve["points"]:  # type: ignore[attr-defined]
+        table.add_row(str(point["questions"]), *(f"{100 * point[m]:.1f}" for m in COLUMNS))
+    Console().print(table)
+    typer.echo(f"{curve['enough']} training questions would have been enough: more gain less than a standard error.")
+
+
+def show_run(run: Run, folder: Path | None) -> None:
+    """Print the results of a run, and write its report if it has a folder."""
+    table = results_table(run)
+    console = Console()
+    console.print(terminal(table), width=None if console.is_terminal else 100)
+    if folder:
+        typer.echo(f"Report: {write_report(run, folder, table=table)}")

@@ -1,0 +1,123 @@
+"""Do no harm: a correction that grows weaker the further a question lies from what the lens was fitted on.
+
+    log q' = exp(a0 + a1 * s) * log p + exp(b0 + b1 * s) * (log q - log p0)
+
+with p the base probabilities, q the plain lens's, p0 the part of log q that is log p itself, and s = max(log shift, 0). The
+four numbers are learned by cross-entropy on simulated shift: lenses that were fitted without one part of the training
+mixture (a task, a subject, or a cluster of questions) predict that part. Test tasks are never used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from coral_lens.records import Question
+from coral_lens.steering import softmax
+
+SMALLEST = 1e-4
+"""A probability that the paper's rule clipped to 0 counts as this: no evidence is infinitely strong."""
+FEWEST = 30
+"""Questions that a part of the mixture must have to be left out as a whole."""
+MOST_DOMAINS = 6
+"""Parts of the mixture that are left out in turn; with more tasks, several are left out together."""
+N_CLUSTERS = 4
+"""Parts that a mixture of one task is divided into, by the places of its questions."""
+
+
+@dataclass(frozen=True)
+class Tempering:
+    """Weights of base and correction, and how fast each falls with the shift (never rising)."""
+
+    base: float
+    base_slope: float
+    lens: float
+    lens_slope: float
+
+    def __call__(self, evidence: Evidence) -> Float[np.ndarray, " row"]:
+        """Return the tempered probabilities."""
+        return tempered((self.base, self.base_slope, self.lens, self.lens_slope), evidence)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the base and the lens say about each option, and how far off each question is."""
+
+    base: Float[np.ndarray, " row"]
+    """The base's part of the lens's logits: its weight times log p."""
+    lens: Float[np.ndarray, " row"]
+    """The lens's own part."""
+    distance: Float[np.ndarray, " question"]
+    """log of the shift, 0 where the question is no further than a typical training question."""
+    offsets: Int[np.ndarray, " edge"]
+
+
+def evidence_of(
+    base: Float[np.ndarray, " row"],
+    q: Float[np.ndarray, " row"],
+    shift: Float[np.ndarray, " question"],
+    offsets: Int[np.ndarray, " edge"],
+) -> Evidence:
+    """Divide a lens's probabilities q into the part of the base (its weight times log p) and the lens's own."""
+    lens = np.log(np.maximum(q, SMALLEST)) - base
+    # a constant per question changes no probability; without the mean, the two parts can be weighed against each other
+    sizes = np.diff(offsets)
+    lens -= np.repeat(np.add.reduceat(lens, offsets[:-1]) / sizes, sizes)
+    return Evidence(base, lens, np.maximum(np.log(np.maximum(shift, 1e-12)), 0.0), offsets)
+
+
+def tempered(theta: Sequence[float] | np.ndarray, evidence: Evidence) -> Float[np.ndarray, " row"]:
+    """Return softmax of the two parts, weighted by the question's distance."""
+    sizes = np.diff(evidence.offsets)
+    base = np.repeat(np.exp(theta[0] + theta[1] * evidence.distance), sizes)
+    lens = np.repeat(np.exp(theta[2] + theta[3] * evidence.distance), sizes)
+    return softmax(base * evidence.base + lens * evidence.lens, evidence.offsets)
+
+
+def fit_tempering(parts: Sequence[tuple[Evidence, Int[np.ndarray, " question"], float]]) -> Tempering:
+    """Return the tempering with the lowest cross-entropy; each part comes with its answers and the weight of a question.
+
+    Slopes are at most 0: more shift never means more trust.
+    """
+    from scipy.optimize import minimize
+
+    n = sum(weight * len(answers) for _, answers, weight in parts)
+
+    def loss(theta: np.ndarray) -> float:
+        total = 0.0
+        for evidence, answers, weight in parts:
+            right = tempered(theta, evidence)[evidence.offsets[:-1] + answers]
+            total -= weight * float(np.log(np.maximum(right, 1e-300)).sum())
+        return total / n
+
+    bounds = [(-4.0, 3.0), (-4.0, 0.0), (-4.0, 3.0), (-4.0, 0.0)]
+    found = minimize(loss, np.array([0.0, -0.1, 0.0, -0.1]), method="L-BFGS-B", bounds=bounds).x
+    return Tempering(*map(float, found))
+
+
+def domains_of(questions: Sequence[Question], at: Float[np.ndarray, "question width"], *, seed: int) -> list[str]:
+    """Return the part of the mixture that each question belongs to: its task, or a cluster if there is one task only.
+
+    Small tasks are put together, and so are tasks beyond the most that are left out in turn.
+    """
+    tasks = [q.task for q in questions]
+    counts = {task: tasks.count(task) for task in sorted(set(tasks))}
+    large = [task for task, n in counts.items() if n >= FEWEST]
+    if len(large) >= 2:
+        order = {task: i for i, task in enumerate(large)}
+        return [
+            f"part {order.get(task, 0) % MOST_DOMAINS}"
+            if len(large) > MOST_DOMAINS
+            else task
+            if task in order
+            else large[0]
+            for task in tasks
+        ]
+    from sklearn.cluster import KMeans
+
+    n = max(2, min(N_CLUSTERS, len(questions) // FEWEST))
+    z = (at - at.mean(axis=0)) / np.maximum(at.std(axis=0), 1e-6)
+    return [f"cluster {c}" for c in KMeans(n, n_init=4, random_state=seed).fit_predict(z)]

@@ -19,6 +19,7 @@ from coral_lens.baselines.temperature import apply_temperature, fit_temperature
 from coral_lens.choosing import SHOWN, Asked, Candidate, Parts, choose, cost_of, fit_parts
 from coral_lens.errors import CoralError, nearest
 from coral_lens.inputs import check_inputs
+from coral_lens.joined import Scored
 from coral_lens.kinds import AUTO, KINDS
 from coral_lens.learning_curve import brier_by_question, learning_curve
 from coral_lens.lens import Lens
@@ -30,7 +31,7 @@ from coral_lens.samples import TrainingData, fold_masks
 from coral_lens.simulation import fit_do_no_harm
 from coral_lens.splits import question_keys, rows_of, split_mask
 from coral_lens.steering import BASE_SCORES, BaseRule, base_probs, residuals
-from coral_lens.store import ActivationStore, Extraction, Progress, all_layers, extract
+from coral_lens.store import Extraction, Progress, all_layers, extract
 from coral_lens.tasks import terms_of
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def check_questions(questions: Sequence[Question]) -> None:
 
 
 def fit_store(
-    store: ActivationStore,
+    store: Scored,
     settings: FitSettings,
     *,
     journal: Path | None = None,
@@ -170,7 +171,7 @@ def fit_store(
     return make_lens(store, data, chosen, parts, Fit(settings, base_temperature, singles, [f[0] for f in found]))
 
 
-def training_data(store: ActivationStore, settings: FitSettings) -> tuple[TrainingData, float]:
+def training_data(store: Scored, settings: FitSettings) -> tuple[TrainingData, float]:
     """Divide the questions into training and validation, and scale the base probabilities if that is asked for."""
     questions, table = store.questions, store.table
     folds = AUTO_FOLDS if settings.lens == "auto" and settings.folds == 1 else settings.folds
@@ -209,7 +210,7 @@ class Fit:
 # ----------------------------------------------------------------------------------------------------------- the lens
 
 
-def make_lens(store: ActivationStore, data: TrainingData, chosen: Candidate, parts: Parts, fit: Fit) -> Lens:
+def make_lens(store: Scored, data: TrainingData, chosen: Candidate, parts: Parts, fit: Fit) -> Lens:
     """Put the chosen candidate together with its controls and its provenance."""
     settings, recipe = fit.settings, chosen.recipe
     best = chosen.best(settings.criterion)
@@ -317,7 +318,7 @@ def with_intervals(data: TrainingData, probs: Float[np.ndarray, " row"]) -> dict
     return {m: {"value": scores[m].value, "low": scores[m].low, "high": scores[m].high} for m in SHOWN}
 
 
-def provenance(store: ActivationStore, data: TrainingData, settings: FitSettings) -> dict[str, Any]:
+def provenance(store: Scored, data: TrainingData, settings: FitSettings) -> dict[str, Any]:
     """Return what the lens was fitted on and how."""
     questions = store.questions
     sources = {f"{q.task}:{q.split}" if q.split else q.task: q.task for q in questions}

@@ -29,6 +29,7 @@ from coral_lens.conformal import Abstention, Conformal, abstains, prediction_set
 from coral_lens.errors import CoralError
 from coral_lens.hub import local_folder
 from coral_lens.inputs import build_inputs
+from coral_lens.joined import Scored
 from coral_lens.listwise import tilt
 from coral_lens.manifest import digest, digest_file, fresh_folder, read_json, write_atomic, write_json
 from coral_lens.probes import PROBES, Probe, Standardiser
@@ -155,15 +156,15 @@ class Lens:
         weight = self.base_weight if self.rule == "listwise" else 1.0
         return self.tempering(evidence_of(weight * np.log(np.maximum(p, 1e-300)), q, shift, offsets))
 
-    def states(self, store: ActivationStore) -> Float[np.ndarray, "row width"]:
+    def states(self, store: Scored) -> Float[np.ndarray, "row width"]:
         """Return the states of its layers, side by side."""
         return np.concatenate([store.layer(layer) for layer in self.layers], axis=1)
 
-    def shifts(self, store: ActivationStore) -> Float[np.ndarray, " question"]:
+    def shifts(self, store: Scored) -> Float[np.ndarray, " question"]:
         """Return how far each question lies from the training questions."""
         return self.shift(store.layer(self.layers[0]), store.table.offsets)
 
-    def apply(self, store: ActivationStore) -> dict[str, Float[np.ndarray, " row"]]:
+    def apply(self, store: Scored) -> dict[str, Float[np.ndarray, " row"]]:
         """Return the option probabilities of each method: base, temperature, the plain lens, and the tempered one."""
         table = store.table
         raw, p = base_probs(table, self.base), self.base_probs(table)
@@ -205,7 +206,7 @@ class Lens:
         with self.scored(model, questions, work_dir=work_dir, progress=progress) as store:
             return self.answers(store)
 
-    def answers(self, store: ActivationStore) -> list[Answer]:
+    def answers(self, store: Scored) -> list[Answer]:
         """Answer the questions of a store."""
         table, probs, shifts = store.table, self.apply(store), self.shifts(store)
         surest = np.maximum.reduceat(probs[self.method], table.offsets[:-1])
@@ -243,7 +244,7 @@ class Lens:
         with self.scored(model, questions, work_dir=work_dir, progress=progress) as store:
             return self.predictions_on(store)
 
-    def predictions_on(self, store: ActivationStore) -> dict[str, Predictions]:
+    def predictions_on(self, store: Scored) -> dict[str, Predictions]:
         """Return the Predictions of each method on the questions of a store."""
         table, questions = store.table, store.questions
         return {
@@ -278,7 +279,7 @@ class Lens:
 
     def adopted(self, model: Model) -> Lens:
         """Return the lens for a model whose fingerprints differ, with the override on record; the shapes must fit."""
-        width, wanted = int(model.hf.get_input_embeddings().embedding_dim), len(self.shift.standardiser.mean)
+        width, wanted = int(model.hf.config.get_text_config().hidden_size), len(self.shift.standardiser.mean)
         if max(self.layers) > model.n_layers or width != wanted:
             raise CoralError(
                 f"The lens reads layer {max(self.layers)} of width {wanted}, but {model.name!r} has {model.n_layers} layers of "

@@ -17,13 +17,13 @@ from pathlib import Path
 
 import numpy as np
 
-from coral_lens.choosing import Asked, choose, fit_parts
+from coral_lens.choosing import Recipe, fit_parts
 from coral_lens.fitting import FitSettings, fit_store, training_data
 from coral_lens.joined import JoinedStore, Part
 from coral_lens.lens import Lens, load_lens
 from coral_lens.metrics import score
 from coral_lens.models import load_model
-from coral_lens.progress import questions_bar
+from coral_lens.progress import questions_bar, shown
 from coral_lens.questions import load_questions
 from coral_lens.records import Predictions
 from coral_lens.runs import file_name
@@ -113,7 +113,11 @@ def lenses(row: Row, train: JoinedStore, args: argparse.Namespace) -> list[Lens]
     for seed in range(row.seeds):
         at = folder / str(seed)
         if not (at / "lens.json").exists():
-            lens = fit_store(train, settings, journal=folder / "search") if seed == 0 else reseeded(found[0], train, seed)
+            lens = (
+                fit_store(train, settings, journal=folder / "search.jsonl", bar=shown)
+                if seed == 0
+                else reseeded(found[0], train, seed)
+            )
             lens.save(at)
         found.append(load_lens(at))
     return found
@@ -123,19 +127,12 @@ def reseeded(lens: Lens, train: JoinedStore, seed: int) -> Lens:
     """Fit the network of a lens again from another start, with layer, setting and gamma as they were chosen."""
     settings = FitSettings(lens=lens.kind, base=lens.base, temper=False, layers=lens.layers)
     data, _ = training_data(train, settings)
-    recipe = recipe_of(lens, data, seed)
+    recipe = Recipe(lens.kind, lens.layers, lens.inputs, tuple(lens.trace["chosen"]["settings"]), seed)
     parts = fit_parts(data, recipe, ~data.rounds[0], data.rounds[0])
     strength = lens.trace["chosen"]["gamma"] * parts.scale
     return replace(
         lens, probe=parts.probe, standardiser=parts.standardiser, base_weight=parts.base_weight, gamma=strength
     )
-
-
-def recipe_of(lens: Lens, data: object, seed: int):  # noqa: ANN201
-    """Return how the lens was fitted, under another seed."""
-    from coral_lens.choosing import Recipe
-
-    return Recipe(lens.kind, lens.layers, lens.inputs, tuple(lens.trace["chosen"]["settings"]), seed)
 
 
 def print_table(name: str, store: ActivationStore, fitted: dict[str, list[Lens]]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,7 +13,9 @@ from coral_lens.errors import CoralError
 from coral_lens.kinds import KINDS, Fitted, Kind, Setting
 from coral_lens.metrics import METRICS
 from coral_lens.probes import HIDDEN, LinearProbe, Probe, Standardiser, r_squared
+from coral_lens.progress import Bar, silent
 from coral_lens.samples import TrainingData
+from coral_lens.search import GRID, LayerData, planned_epochs, search_mlp
 from coral_lens.splits import rows_of
 from coral_lens.steering import Rule, softmax, steer
 
@@ -42,6 +44,8 @@ class Asked:
     seed: int = 0
     journal: Path | None = None
     """Where the search for a network keeps what it has done."""
+    bar: Bar = silent
+    """Shows how far the choice is."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +123,8 @@ def try_layers(data: TrainingData, name: str, layers: tuple[int, ...], asked: As
     n = len(kind.settings)
     scores = np.zeros((n, len(data.p)))
     base = np.tile(np.log(np.maximum(data.p, 1e-300)), (n, 1))
+    if kind.across and len(data.rounds) > 1:
+        return candidate_across(data, name, layers, features, asked)
     for mask in data.rounds:
         standardiser = data.standardiser(features, ~mask)
         train, validation = (data.sample(features, m, standardiser) for m in (~mask, mask))
@@ -131,6 +137,24 @@ def try_layers(data: TrainingData, name: str, layers: tuple[int, ...], asked: As
     parts = parts_of(standardiser, fits[best]) if len(data.rounds) == 1 else None
     recipe = Recipe(name, layers, inputs, (kind.settings[best],), asked.seed)
     return candidate_of(data, recipe, base[best], scores[best], asked, parts)
+
+
+def candidate_across(
+    data: TrainingData,
+    name: str,
+    layers: tuple[int, ...],
+    features: Float[np.ndarray, "row feature"],
+    asked: Asked,
+) -> Candidate:
+    """Do the same for all folds at once, where a lens has a closed form for that."""
+    kind = KINDS[name]
+    assert kind.across is not None, "asked for by the caller"
+    fold = np.argmax(data.rounds, axis=0)
+    scores = kind.across(features, data.r, np.repeat(fold, np.diff(data.table.offsets)))
+    base = np.log(np.maximum(data.p, 1e-300))
+    best = judge(data, kind, np.broadcast_to(base, scores.shape), scores, asked)
+    recipe = Recipe(name, layers, inputs_of(kind, asked), (kind.settings[best],), asked.seed)
+    return candidate_of(data, recipe, base, scores[best], asked, None)
 
 
 def judge(
@@ -191,16 +215,14 @@ def parts_of(standardiser: Standardiser, fitted: Fitted) -> Parts:
 # ----------------------------------------------------------------------------------------------------------- choice
 
 
-def choose(
-    data: TrainingData, name: str, asked: Asked, *, advance: Callable[[int], None] | None = None
-) -> tuple[Candidate, list[Candidate]]:
+def choose(data: TrainingData, name: str, asked: Asked) -> tuple[Candidate, list[Candidate]]:
     """Return the best candidate of one kind of lens, and those that were tried, layer by layer."""
     kind = KINDS[name]
     screen = kind.screen or ("listwise" if kind.average > 1 else name)
     singles = []
-    for layer in asked.layers:
-        singles.append(try_layers(data, screen, (layer,), asked))
-        if advance:
+    with asked.bar(f"fitting {screen}", len(asked.layers), "layers") as advance:
+        for layer in asked.layers:
+            singles.append(try_layers(data, screen, (layer,), asked))
             advance(1)
     ranked = sorted(singles, key=lambda c: cost_of(c, asked.criterion))
     if kind.average > 1:
@@ -257,8 +279,6 @@ def search_network(
     data: TrainingData, name: str, groups: Sequence[tuple[int, ...]], inputs: tuple[str, ...], asked: Asked
 ) -> tuple[Recipe, Parts]:
     """Search layers and the grid for the network with the best validation R2 (the paper's rule)."""
-    from coral_lens.search import GRID, LayerData, search_mlp
-
     standardisers: dict[int, Standardiser] = {}
 
     def layer_data(i: int) -> LayerData:
@@ -269,7 +289,9 @@ def search_network(
 
     hidden = () if name == "linear" else HIDDEN[: asked.depth]
     grid = [replace(point, hidden=hidden) for point in GRID]
-    found = search_mlp(layer_data, range(len(groups)), grid, seed=asked.seed, journal=asked.journal)
+    with asked.bar("training networks", planned_epochs(len(groups), grid), "epochs") as advance:
+        numbers = range(len(groups))
+        found = search_mlp(layer_data, numbers, grid, seed=asked.seed, journal=asked.journal, progress=advance)
     best = found.best
     setting = {
         "weight_decay": best.settings.weight_decay,

@@ -179,7 +179,7 @@ def fit(
     from coral_lens.fitting import fit as run
     from coral_lens.lens import refuse_other_folder
     from coral_lens.printing import print_fit
-    from coral_lens.progress import questions_bar
+    from coral_lens.progress import shown
 
     refuse_other_folder(out)
     settings = FitSettings(
@@ -201,8 +201,7 @@ def fit(
     loaded = open_model(model, device=device, dtype=dtype, device_map=device_map)
     questions = gather(train, task_options(loaded, Asked(num_fewshot, fixed_shots, limit, data, apply_chat_template)))
     work = beside(out)
-    with questions_bar("extracting", len(questions)) as advance:
-        fitted = run(loaded, questions, settings, work_dir=work, progress=advance)
+    fitted = run(loaded, questions, settings, work_dir=work, bar=shown)
     fitted.save(out)
     print_fit(fitted)
     typer.echo(f"Lens in {out}. The activations in {work} make a second fit fast; delete them when you like.")

@@ -6,7 +6,7 @@ Test questions cannot be seen here: no function takes any.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,12 +26,13 @@ from coral_lens.lens import Lens
 from coral_lens.manifest import digest, versions
 from coral_lens.metrics import METRICS, evaluate
 from coral_lens.probes import HIDDEN
+from coral_lens.progress import Bar, silent
 from coral_lens.records import UNKNOWN, Predictions, Question, Style, offsets_of
 from coral_lens.samples import TrainingData, fold_masks
 from coral_lens.simulation import fit_do_no_harm
 from coral_lens.splits import question_keys, rows_of, split_mask
 from coral_lens.steering import BASE_SCORES, BaseRule, base_probs, residuals
-from coral_lens.store import Extraction, Progress, all_layers, extract
+from coral_lens.store import Extraction, all_layers, extract
 from coral_lens.tasks import terms_of
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ def fit(
     settings: FitSettings | None = None,
     *,
     work_dir: str | Path | None = None,
-    progress: Progress | None = None,
+    bar: Bar = silent,
 ) -> Lens:
     """Fit a lens on labelled questions.
 
@@ -123,8 +124,9 @@ def fit(
     what = Extraction(layers=settings.layers or all_layers(model), style=settings.style)
     with TemporaryDirectory(prefix="coral-") as temporary:
         folder = Path(work_dir) if work_dir else Path(temporary)
-        store = extract(model, questions, folder, what=what, progress=progress)
-        return fit_store(store, settings, journal=folder / "search" if work_dir else None)
+        with bar("extracting", len(questions), "questions") as advance:
+            store = extract(model, questions, folder, what=what, progress=advance)
+        return fit_store(store, settings, journal=folder / "search.jsonl" if work_dir else None, bar=bar)
 
 
 def check_questions(questions: Sequence[Question]) -> None:
@@ -146,11 +148,11 @@ def fit_store(
     settings: FitSettings,
     *,
     journal: Path | None = None,
-    advance: Callable[[int], None] | None = None,
+    bar: Bar = silent,
 ) -> Lens:
-    """Fit a lens from an activation store of labelled questions.
+    """Fit a lens from a store of labelled questions, or from several joined.
 
-    `journal` is where a search for a network keeps what it has done; `advance` is told of each layer that was tried.
+    `journal` is a file in which a search for a network keeps what it has done; `bar` shows how far the fit is.
     """
     check_questions(store.questions)
     data, base_temperature = training_data(store, settings)
@@ -162,9 +164,10 @@ def fit_store(
         depth=settings.depth,
         seed=settings.seed,
         journal=journal,
+        bar=bar,
     )
     kinds = AUTO if settings.lens == "auto" else (settings.lens,)
-    found = [choose(data, kind, asked, advance=advance) for kind in kinds]
+    found = [choose(data, kind, asked) for kind in kinds]
     chosen, singles = min(found, key=lambda f: cost_of(f[0], settings.criterion))
     first = data.rounds[0]
     parts = chosen.parts or fit_parts(data, chosen.recipe, np.ones(len(first), dtype=bool), first)

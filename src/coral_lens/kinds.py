@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
+
 from coral_lens.listwise import DECAYS, fit_listwise_path
 from coral_lens.listwise_mlp import LISTWISE_GRID, ListwiseMlpSettings, fit_listwise_mlp
-from coral_lens.probes import PENALTIES, LinearProbe, MlpSettings, Probe, fit_mlp, fit_ridge_path
+from coral_lens.probes import PENALTIES, LinearProbe, MlpSettings, Probe, fit_mlp, fit_ridge_folds, fit_ridge_path
 from coral_lens.samples import Sample
 from coral_lens.steering import Rule
 
@@ -32,6 +34,10 @@ Fit = Callable[[Sample, Sample, tuple[Setting, ...], int], list[Fitted]]
 """Training rows, validation rows (for early stopping only), settings to fit, and seed."""
 
 
+Across = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+"""Inputs that are not standardised yet, residuals and the fold of each row; gives [setting, row]."""
+
+
 @dataclass(frozen=True)
 class Kind:
     """One row of the table."""
@@ -45,6 +51,8 @@ class Kind:
     """Inputs that it always has."""
     screen: str = ""
     """For a network: the lens of closed form that says which layers are worth training on. Empty: every layer is tried."""
+    across: Across | None = None
+    """For all settings what every row is predicted by a fit that did not see its fold, where that has a closed form."""
     average: int = 1
     """Layers whose probes, each fitted alone, are averaged."""
 
@@ -83,7 +91,7 @@ RIDGE = tuple({"penalty": p} for p in PENALTIES)
 LISTWISE = tuple({"weight_decay": d} for d in DECAYS)
 
 KINDS: dict[str, Kind] = {
-    "ridge": Kind("residual", fit_ridge, RIDGE, "r2"),
+    "ridge": Kind("residual", fit_ridge, RIDGE, "r2", across=lambda x, r, folds: fit_ridge_folds(x, r, folds)[0]),
     "linear": Kind("residual", fit_network, (), "r2", screen="ridge"),
     "mlp": Kind("residual", fit_network, (), "r2", screen="ridge"),
     "listwise": Kind("listwise", fit_listwise, LISTWISE, "criterion", ("centred",)),

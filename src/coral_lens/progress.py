@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+
+Bar = Callable[[str, int, str], AbstractContextManager[Callable[[int], None]]]
+"""Opens a bar for a label, a total and a unit, and gives the function that advances it."""
 
 
 @contextmanager
-def questions_bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show how many questions are done, how many a second, and the time left; yields the function that advances it."""
+def silent(_: str, __: int, ___: str) -> Iterator[Callable[[int], None]]:
+    """Show nothing."""
+    yield lambda _: None
+
+
+def questions_bar(label: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
+    """Show how many questions are done."""
+    return shown(label, total, "questions")
+
+
+@contextmanager
+def shown(label: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
+    """Show how many are done, how many a second, and the time left; yields the function that advances it."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -22,11 +36,11 @@ def questions_bar(label: str, total: int) -> Iterator[Callable[[int], None]]:
     from rich.text import Text
 
     class SpeedColumn(ProgressColumn):
-        """Questions per second."""
+        """Units per second."""
 
         def render(self, task: Task) -> Text:
             speed = task.finished_speed or task.speed
-            return Text(f"{speed:.1f} questions/s" if speed else "", style="progress.data.speed")
+            return Text(f"{speed:.1f} {unit}/s" if speed else "", style="progress.data.speed")
 
     columns = (
         TextColumn("{task.description}"),

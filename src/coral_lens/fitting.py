@@ -33,7 +33,7 @@ from coral_lens.simulation import fit_do_no_harm
 from coral_lens.splits import question_keys, rows_of, split_mask
 from coral_lens.steering import BASE_SCORES, BaseRule, base_probs, residuals
 from coral_lens.store import Extraction, all_layers, extract
-from coral_lens.tasks import terms_of
+from coral_lens.terms import terms_of
 
 if TYPE_CHECKING:
     from coral_lens.models import Model

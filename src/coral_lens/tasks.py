@@ -19,6 +19,7 @@ from coral_lens.errors import CoralError
 from coral_lens.records import UNKNOWN, Question, Rendered
 from coral_lens.task_data import Splits, count_rows, local_splits, origin_of
 from coral_lens.task_index import Leaf, definition, is_task, leaves, manager
+from coral_lens.terms import TERMS
 
 ChatTemplate = Callable[..., str]
 """Renders messages: `template(messages, add_generation_prompt=True)`, as `apply_chat_template` of an lm-eval model."""
@@ -28,30 +29,6 @@ _GROUP_COLUMNS = ("article", "passage", "paragraph", "story", "context", "suppor
 """Columns that several questions may share: a text that is read first, or where it was taken from."""
 _OWN_SCORES = {"agieval", "mutual"}
 """Folders of tasks that score by a function of their own and still have one right option."""
-_TERMS = {
-    "arc_challenge": "CC BY-SA 4.0",
-    "arc_easy": "CC BY-SA 4.0",
-    "commonsense_qa": "MIT",
-    "commonsense_qa_cloze": "MIT",
-    "copa": "",
-    "hellaswag": "MIT",
-    "math_mc": "",
-    "mathqa": "Apache-2.0",
-    "mmlu": "MIT",
-    "openbookqa": "Apache-2.0",
-    "piqa": "AFL-3.0",
-    "race": "research only, non-commercial",
-    "race_question": "research only, non-commercial",
-    "sciq": "CC BY-NC 3.0",
-    "social_iqa": "",
-    "winogrande": "CC BY 4.0",
-}
-"""The well-known tasks, and the terms of their data where its authors state them."""
-
-
-def terms_of(task: str) -> str:
-    """Return the terms of a task's data, or nothing where they are not known; MMLU's hold for each of its subjects."""
-    return _TERMS.get(task) or (_TERMS["mmlu"] if task.startswith("mmlu_") else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +89,13 @@ def available_tasks(data_dir: Path | None = None) -> list[AvailableTask]:
     folders = sorted(p.name for p in data_dir.iterdir() if p.is_dir()) if data_dir and data_dir.is_dir() else []
     rows = []
     with _quiet():
-        for name in sorted({*_TERMS, *(f for f in folders if is_task(f))}):
+        for name in sorted({*TERMS, *(f for f in folders if is_task(f))}):
             counts: dict[str, dict[str, int]] = {}
             for leaf in leaves(name):
                 for split, place in local_splits(origin_of(definition(leaf), data_dir)).items():
                     of_source = counts.setdefault("embedded" if place.is_dir() else "data folder", {})
                     of_source[split] = of_source.get(split, 0) + count_rows(place)
-            rows += [AvailableTask(name, splits, source, _TERMS.get(name, "")) for source, splits in counts.items()]
+            rows += [AvailableTask(name, splits, source, TERMS.get(name, "")) for source, splits in counts.items()]
     return rows
 
 

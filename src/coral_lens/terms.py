@@ -1,0 +1,28 @@
+"""Under what terms the data of well-known tasks may be used. Names only: no question can be reached from here."""
+
+from __future__ import annotations
+
+TERMS = {
+    "arc_challenge": "CC BY-SA 4.0",
+    "arc_easy": "CC BY-SA 4.0",
+    "commonsense_qa": "MIT",
+    "commonsense_qa_cloze": "MIT",
+    "copa": "",
+    "hellaswag": "MIT",
+    "math_mc": "",
+    "mathqa": "Apache-2.0",
+    "mmlu": "MIT",
+    "openbookqa": "Apache-2.0",
+    "piqa": "AFL-3.0",
+    "race": "research only, non-commercial",
+    "race_question": "research only, non-commercial",
+    "sciq": "CC BY-NC 3.0",
+    "social_iqa": "",
+    "winogrande": "CC BY 4.0",
+}
+"""The well-known tasks, and the terms of their data where its authors state them."""
+
+
+def terms_of(task: str) -> str:
+    """Return the terms of a task's data, or nothing where they are not known; MMLU's hold for each of its subjects."""
+    return TERMS.get(task) or (TERMS["mmlu"] if task.startswith("mmlu_") else "")

@@ -22,7 +22,7 @@ from coral_lens.inputs import check_inputs
 from coral_lens.joined import Scored
 from coral_lens.kinds import AUTO, KINDS
 from coral_lens.learning_curve import brier_by_question, learning_curve
-from coral_lens.lens import Lens
+from coral_lens.lens import Lens, cooled
 from coral_lens.manifest import digest, versions
 from coral_lens.metrics import METRICS, evaluate
 from coral_lens.probes import HIDDEN
@@ -33,6 +33,7 @@ from coral_lens.simulation import fit_do_no_harm
 from coral_lens.splits import question_keys, rows_of, split_mask
 from coral_lens.steering import BASE_SCORES, BaseRule, base_probs, residuals
 from coral_lens.store import Extraction, all_layers, extract
+from coral_lens.tempering import SMALLEST
 from coral_lens.terms import terms_of
 
 if TYPE_CHECKING:
@@ -223,7 +224,8 @@ def make_lens(store: Scored, data: TrainingData, chosen: Candidate, parts: Parts
     offsets, answers = data.table.offsets, data.table.answers
     raw = base_probs(data.table, settings.base)
     plain = chosen.probs(data, best["gamma"])
-    then = temperature_on(plain, offsets, answers, data.covered) if settings.then_temperature else 1.0
+    floored = np.maximum(plain, SMALLEST)
+    then = temperature_on(floored, offsets, answers, data.covered) if settings.then_temperature else 1.0
     identity = {k: store.manifest["model"][k] for k in ("name", "weights", "tokenizer", "dtype")}
     lens = Lens(
         kind=recipe.kind,
@@ -259,7 +261,7 @@ def trace_of(lens: Lens, data: TrainingData, chosen: Candidate, fit: Fit) -> dic
     raw = base_probs(data.table, lens.base)
     plain = chosen.probs(data, chosen.best(criterion)["gamma"])
     if lens.then_temperature != 1.0:
-        plain = apply_temperature(plain, offsets, temperature=lens.then_temperature)
+        plain = cooled(plain, offsets, temperature=lens.then_temperature)
     shifts = lens.shift(data.layer(lens.layers[0]), offsets)
     methods = {
         "base": raw,

@@ -38,7 +38,7 @@ from coral_lens.shift import ShiftModel
 from coral_lens.splits import question_keys
 from coral_lens.steering import BaseRule, Rule, base_probs, steer
 from coral_lens.store import ActivationStore, Extraction, Progress, extract
-from coral_lens.tempering import Tempering, evidence_of
+from coral_lens.tempering import SMALLEST, Tempering, evidence_of
 
 if TYPE_CHECKING:
     from coral_lens.models import Model
@@ -141,7 +141,7 @@ class Lens:
             q = steer(p, scores, offsets, gamma=self.gamma)
         else:
             q = tilt(p, scores, offsets, base_weight=self.base_weight, gamma=self.gamma)
-        return q if self.then_temperature == 1.0 else apply_temperature(q, offsets, temperature=self.then_temperature)
+        return q if self.then_temperature == 1.0 else cooled(q, offsets, temperature=self.then_temperature)
 
     def tempered(
         self,
@@ -337,6 +337,17 @@ class Lens:
             "training": self.training,
             "trace": self.trace,
         }
+
+
+def cooled(
+    q: Float[np.ndarray, " row"], offsets: Int[np.ndarray, " edge"], *, temperature: float
+) -> Float[np.ndarray, " row"]:
+    """Scale steered probabilities by a temperature.
+
+    Trap: the paper's rule clips at 0. If that counted as 0 here, one right option among them would ask for a temperature
+    without end.
+    """
+    return apply_temperature(np.maximum(q, SMALLEST), offsets, temperature=temperature)
 
 
 def refuse_other_folder(target: Path) -> None:

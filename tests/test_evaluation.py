@@ -26,7 +26,12 @@ def of_task(questions: list[Question], task: str, split: str = "") -> tuple[Ques
 
 @pytest.fixture(scope="module")
 def lens(tiny: Model) -> Lens:
-    return fit(tiny, of_task(toy_questions(TRAINING), "known", "train"), FitSettings(layers=(1,)))
+    return fit(tiny, of_task(toy_questions(TRAINING), "known", "train"), FitSettings(lens="ridge", layers=(1,)))
+
+
+@pytest.fixture(scope="module")
+def listwise(tiny: Model) -> Lens:
+    return fit(tiny, of_task(toy_questions(TRAINING), "known", "train"), FitSettings(layers=(2,)))
 
 
 def test_seen_questions_are_left_out_and_counted(lens: Lens, tiny: Model) -> None:
@@ -102,17 +107,36 @@ def test_states_are_kept_in_a_folder_for_each_test_set(lens: Lens, tiny: Model, 
         assert a.predictions["coral"].probs.tobytes() == b.predictions["coral"].probs.tobytes()
 
 
-def test_lenses_stand_side_by_side_and_the_questions_are_scored_once(lens: Lens, tiny: Model, tmp_path: Path) -> None:
-    training = of_task(toy_questions(TRAINING), "known", "train")
-    listwise = fit(tiny, training, FitSettings(probe="listwise", layers=(2,)))
+def test_lenses_stand_side_by_side_and_the_questions_are_scored_once(
+    lens: Lens, listwise: Lens, tiny: Model, tmp_path: Path
+) -> None:
     tests = [Set("new", tuple(toy_questions(6, seed=3)))]
     (evaluation,), _ = evaluate_lenses([lens, listwise], tiny, tests, work_dir=tmp_path)
-    assert tuple(evaluation.predictions) == ("base", "temperature", "coral", "listwise")
+    assert tuple(evaluation.predictions) == ("base", "temperature", "coral", "listwise", "listwise tempered")
     for one in (lens, listwise):
-        alone = one.predictions(tiny, evaluation.questions)[one.method]
-        assert evaluation.predictions[one.method].probs == pytest.approx(alone.probs, abs=1e-6)
+        alone = one.predictions(tiny, evaluation.questions)
+        for method in (one.plain_method, one.method):
+            found = evaluation.predictions[method]
+            assert found.method == method
+            assert found.probs == pytest.approx(alone[method].probs, abs=1e-6)
+
+
+def test_lenses_of_one_rule_are_told_apart_by_kind_and_else_by_number(lens: Lens, listwise: Lens, tiny: Model) -> None:
+    tests = [Set("new", tuple(toy_questions(6, seed=3)))]
     twice, _ = evaluate_lenses([lens, lens], tiny, tests)
-    assert tuple(twice[0].predictions) == ("base", "temperature", "coral 1", "coral 2")
+    assert tuple(twice[0].predictions) == ("base", "temperature", "coral (ridge) 1", "coral (ridge) 2")
+    (evaluation,), _ = evaluate_lenses([listwise, replace(listwise, kind="ensemble", gamma=0.0)], tiny, tests)
+    rows = (
+        "listwise (listwise)",
+        "listwise (listwise) tempered",
+        "listwise (ensemble)",
+        "listwise (ensemble) tempered",
+    )
+    assert tuple(evaluation.predictions) == ("base", "temperature", *rows)
+    for row in rows:
+        assert evaluation.predictions[row].method == row
+    alone = listwise.predictions(tiny, evaluation.questions)
+    assert evaluation.predictions[rows[1]].probs == pytest.approx(alone[listwise.method].probs, abs=1e-6)
 
 
 def test_lenses_on_different_base_probabilities_are_refused(lens: Lens, tiny: Model) -> None:

@@ -12,16 +12,22 @@ import pytest
 import torch
 from conftest import toy_questions
 
-from coral_lens import fitting, probes
+from coral_lens import choosing, probes
+from coral_lens.baselines.temperature import apply_temperature
+from coral_lens.choosing import GAMMAS, SHRINKAGES
 from coral_lens.errors import CoralError
-from coral_lens.fitting import GAMMAS, FitSettings, check_questions, fit, fit_store
+from coral_lens.fitting import FitSettings, check_questions, fit, fit_store
+from coral_lens.kinds import AUTO, KINDS
 from coral_lens.lens import Lens
+from coral_lens.listwise import DECAYS, centre
 from coral_lens.metrics import score
 from coral_lens.models import Model
 from coral_lens.probes import MlpSettings, fit_standardiser
 from coral_lens.records import UNKNOWN, OptionTable, Predictions, Question, Style, offsets_of
 from coral_lens.splits import rows_of, split_mask
+from coral_lens.steering import base_probs, softmax
 from coral_lens.store import ActivationStore
+from coral_lens.tempering import SMALLEST
 
 WIDTH, LAYERS, SIGNAL = 10, (0, 1, 2, 3), 2
 
@@ -62,9 +68,24 @@ class Planted(ActivationStore):
         return self.states[layer]
 
 
-@pytest.fixture(scope="module")
-def planted() -> Lens:
-    return fit_store(Planted(300, strength=2.0), FitSettings())
+@pytest.fixture(scope="module", params=["ridge", "listwise"])
+def planted(request: pytest.FixtureRequest) -> Lens:
+    """The paper's rule, and the one beyond it."""
+    return fit_store(Planted(300, strength=2.0), FitSettings(lens=request.param))
+
+
+@pytest.fixture
+def small_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Networks of eight units that are trained for three epochs, so that they take no time."""
+    monkeypatch.setattr(choosing, "GRID", (MlpSettings(max_epochs=3),))
+    monkeypatch.setattr(choosing, "HIDDEN", (8,))
+    one = {"weight_decay": 1.0, "hidden": (8,), "max_epochs": 3}
+    monkeypatch.setitem(KINDS, "listwise-mlp", replace(KINDS["listwise-mlp"], settings=(one,)))
+
+
+def one_setting(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Leave validation no choice between settings."""
+    monkeypatch.setitem(KINDS, kind, replace(KINDS[kind], settings=KINDS[kind].settings[2:3]))
 
 
 def scores(lens: Lens, store: Planted, metric: str) -> dict[str, float]:
@@ -82,55 +103,105 @@ def scores(lens: Lens, store: Planted, metric: str) -> dict[str, float]:
 
 
 def test_the_layer_with_the_signal_is_chosen_and_the_probe_points_at_it(planted: Lens) -> None:
-    assert planted.layer == SIGNAL
+    assert planted.layers == (SIGNAL,)
     assert planted.gamma > 0
     assert isinstance(planted.probe, probes.LinearProbe)
     assert np.abs(planted.probe.weight).argmax() == 4
     r2 = {row["layer"]: row["r2"] for row in planted.trace["layers"]}
-    assert r2[SIGNAL] > 0.25 > 0.05 > max(v for layer, v in r2.items() if layer != SIGNAL)
+    others = [v for layer, v in r2.items() if layer != SIGNAL]
+    assert r2[SIGNAL] > max(others) + 0.2
+    if planted.rule == "residual":
+        assert r2[SIGNAL] > 0.25 > 0.05 > max(others)
 
 
 def test_fresh_questions_are_answered_better_and_with_better_probabilities(planted: Lens) -> None:
     fresh = Planted(400, strength=2.0, seed=1)
     accuracy, brier = scores(planted, fresh, "accuracy"), scores(planted, fresh, "brier")
-    assert accuracy["coral"] > accuracy["base"] + 0.2
     assert accuracy["temperature"] == accuracy["base"]
-    assert brier["coral"] < brier["temperature"] <= brier["base"]
+    for method in (planted.plain_method, planted.method):
+        assert accuracy[method] > accuracy["base"] + 0.2
+        assert brier[method] < brier["temperature"] <= brier["base"]
 
 
+@pytest.mark.parametrize("lens", ["ridge", "listwise", "ensemble"])
 @pytest.mark.parametrize("seed", range(4))
-def test_where_there_is_no_signal_the_lens_is_never_worse_on_validation_and_does_little(seed: int) -> None:
+def test_where_there_is_no_signal_the_lens_is_never_worse_on_validation_and_does_little(lens: str, seed: int) -> None:
     store = Planted(150, strength=0.0, seed=seed)
-    lens = fit_store(store, FitSettings(seed=seed))
-    validation = lens.trace["validation"]
-    assert validation["coral"]["brier"] <= validation["base"]["brier"]
-    fresh = scores(lens, Planted(400, strength=0.0, seed=seed + 100), "brier")
-    assert fresh["coral"] < fresh["base"] + 0.05
+    fitted = fit_store(store, FitSettings(lens=lens, seed=seed))
+    validation, nothing = fitted.trace["validation"], fitted.trace["gammas"][0]
+    assert validation[fitted.plain_method]["brier"]["value"] <= nothing["brier"]
+    assert nothing["brier"] <= validation["base"]["brier"]["value"]
+    fresh = scores(fitted, Planted(400, strength=0.0, seed=seed + 100), "brier")
+    assert fresh[fitted.plain_method] < fresh["base"] + 0.05
+    assert fresh[fitted.method] < fresh["base"] + 0.05
 
 
-def test_gamma_zero_is_chosen_where_every_correction_harms() -> None:
+def turned_around() -> Planted:
     """The signal turns around between training and validation."""
     store = Planted(300, strength=2.0)
     mask = split_mask(store.questions, fraction=0.2, seed=0)
     store.states[SIGNAL][rows_of(store.table.offsets, mask), 4] *= -1
-    lens = fit_store(store, FitSettings(layers=(SIGNAL,)))
+    return store
+
+
+def test_gamma_zero_is_chosen_where_every_correction_harms() -> None:
+    store = turned_around()
+    lens = fit_store(store, FitSettings(lens="ridge", layers=(SIGNAL,)))
     assert lens.gamma == 0.0
     p = lens.apply(store)
     assert p["coral"].tobytes() == p["base"].tobytes()
 
 
+def test_a_listwise_lens_of_gamma_zero_is_a_temperature() -> None:
+    store = turned_around()
+    lens = fit_store(store, FitSettings(layers=(SIGNAL,)))
+    assert lens.gamma == 0.0
+    p = lens.apply(store)
+    expected = softmax(lens.base_weight * np.log(p["base"]), store.table.offsets)
+    assert p["listwise"] == pytest.approx(expected, abs=1e-12)
+
+
 def test_the_trace_holds_what_every_layer_and_gamma_scored(planted: Lens) -> None:
-    trace = planted.trace
+    trace, shown = planted.trace, ("accuracy", "ece", "brier", "nll")
+    assert trace["rule"] == planted.rule
     assert [row["layer"] for row in trace["layers"]] == list(LAYERS)
-    assert [point["gamma"] for point in trace["gammas"]] == list(GAMMAS)
-    assert GAMMAS[0] == 0.0
-    assert GAMMAS[-1] == 3.0
+    grid = {"residual": GAMMAS, "listwise": SHRINKAGES}[planted.rule]
+    assert [point["gamma"] for point in trace["gammas"]] == list(grid)
     best = min(trace["gammas"], key=lambda point: point["brier"])
-    assert best["gamma"] == planted.gamma
-    assert trace["validation"]["coral"] == {k: best[k] for k in ("accuracy", "ece", "brier", "nll")}
-    assert trace["validation"]["base"] == {k: trace["gammas"][0][k] for k in ("accuracy", "ece", "brier", "nll")}
-    assert trace["chosen"]["layer"] == SIGNAL
-    assert trace["chosen"]["penalty"] in probes.PENALTIES
+    assert best["gamma"] == planted.gamma == trace["chosen"]["gamma"]
+    values = {m: {k: v["value"] for k, v in kept.items()} for m, kept in trace["validation"].items()}
+    assert tuple(values) == tuple(dict.fromkeys(("base", "temperature", planted.plain_method, planted.method)))
+    assert values[planted.plain_method] == {k: best[k] for k in shown}
+    if planted.rule == "residual":
+        assert values["base"] == {k: trace["gammas"][0][k] for k in shown}
+    assert trace["chosen"]["layers"] == [SIGNAL]
+    (setting,) = trace["chosen"]["settings"]
+    known = {"residual": ("penalty", probes.PENALTIES), "listwise": ("weight_decay", DECAYS)}
+    name, settings = known[planted.rule]
+    assert set(setting) == {name}
+    assert setting[name] in settings
+    assert trace["kinds"] == {planted.kind: best}
+
+
+def test_the_gammas_begin_at_nothing_and_end_at_the_papers_largest() -> None:
+    assert (GAMMAS[0], GAMMAS[-1]) == (0.0, 3.0)
+    assert (SHRINKAGES[0], SHRINKAGES[-1]) == (0.0, 1.0), "listwise scores have their scale already"
+
+
+def test_every_validation_score_has_its_interval(planted: Lens) -> None:
+    for scores_of in planted.trace["validation"].values():
+        for name, score_ in scores_of.items():
+            assert set(score_) == {"value", "low", "high"}
+            assert score_["low"] < score_["high"]
+            if name != "ece":  # resampling can only add to it
+                assert score_["low"] <= score_["value"] <= score_["high"]
+
+
+def test_the_trace_names_the_layers_that_would_have_done_as_well(planted: Lens) -> None:
+    assert planted.trace["as_good"] == [SIGNAL]
+    store = Planted(300, strength=2.0)
+    store.states[0] = store.states[SIGNAL]
+    assert fit_store(store, FitSettings(lens=planted.kind)).trace["as_good"] == [0, SIGNAL]
 
 
 def test_the_lens_records_what_it_was_fitted_on(planted: Lens) -> None:
@@ -159,20 +230,26 @@ def changed_validation(store: Planted, mask: np.ndarray) -> Planted:
     return other
 
 
-def test_validation_questions_change_neither_the_standardiser_nor_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitting, "fit_ridge_path", lambda z, r: probes.fit_ridge_path(z, r, [30.0]))
+@pytest.mark.parametrize("kind", ["ridge", "listwise"])
+def test_validation_questions_change_neither_the_standardiser_nor_the_probe(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    one_setting(monkeypatch, kind)
     store = Planted(300, strength=2.0)
     mask = split_mask(store.questions, fraction=0.2, seed=0)
-    settings = FitSettings(layers=(SIGNAL,))
+    settings = FitSettings(lens=kind, layers=(SIGNAL,))
     first, second = fit_store(store, settings), fit_store(changed_validation(store, mask), settings)
-    assert first.standardiser.mean.tobytes() == second.standardiser.mean.tobytes()
-    assert first.standardiser.scale.tobytes() == second.standardiser.scale.tobytes()
+    for a, b in ((first.standardiser, second.standardiser), (first.shift.standardiser, second.shift.standardiser)):
+        assert a.mean.tobytes() == b.mean.tobytes()
+        assert a.scale.tobytes() == b.scale.tobytes()
     assert isinstance(first.probe, probes.LinearProbe)
     assert isinstance(second.probe, probes.LinearProbe)
     assert first.probe.weight.tobytes() == second.probe.weight.tobytes()
     assert first.probe.bias == second.probe.bias
+    assert first.base_weight == second.base_weight
     assert first.trace["validation"] != second.trace["validation"]
-    train = store.states[SIGNAL][rows_of(store.table.offsets, ~mask)]
+    states = store.states[SIGNAL] if kind == "ridge" else centre(store.states[SIGNAL], store.table.offsets)
+    train = states[rows_of(store.table.offsets, ~mask)]
     assert first.standardiser.mean.tobytes() == fit_standardiser(train).mean.tobytes()
 
 
@@ -185,82 +262,239 @@ def test_training_questions_do_not_change_the_temperature() -> None:
     assert fit_store(store, settings).temperature == fit_store(other, settings).temperature
 
 
-@pytest.mark.parametrize("probe", ["ridge", "mlp"])
-def test_the_same_seed_gives_the_same_lens_to_the_byte(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, probe: str
-) -> None:
-    monkeypatch.setattr(fitting, "MLP_GRID", (MlpSettings(hidden=(8,), max_epochs=3),))
+@pytest.mark.usefixtures("small_networks")
+@pytest.mark.parametrize("lens", [*KINDS, "auto"])
+def test_the_same_seed_gives_the_same_lens_to_the_byte(tmp_path: Path, lens: str) -> None:
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        fit_store(Planted(100, strength=2.0), FitSettings(probe=probe, seed=seed)).save(tmp_path / name)
+        fit_store(Planted(100, strength=2.0), FitSettings(lens=lens, seed=seed)).save(tmp_path / name)
     a, b, c = ({p.name: p.read_bytes() for p in (tmp_path / name).iterdir()} for name in "abc")
     assert a == b
     assert a["lens.safetensors"] != c["lens.safetensors"]
 
 
-# ------------------------------------------------------------------------------------------------------------- choices
+# ------------------------------------------------------------------------------------------------------------ networks
 
 
-def test_the_mlp_tries_its_grid_on_the_best_layers_and_keeps_the_best_setting(monkeypatch: pytest.MonkeyPatch) -> None:
-    small = {"hidden": (16, 8), "max_epochs": 12, "learning_rate": 1e-2}
-    grid = (MlpSettings(weight_decay=1.0, **small), MlpSettings(weight_decay=0.1, output_penalty=50.0, **small))  # type: ignore[arg-type]
-    monkeypatch.setattr(fitting, "MLP_GRID", grid)
-    monkeypatch.setattr(fitting, "MLP_LAYERS", 2)
-    store = Planted(300, strength=2.0)
-    lens = fit_store(store, FitSettings(probe="mlp"))
+@pytest.fixture
+def searched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[MlpSettings]]]:
+    """How many layers and which settings a network was searched among."""
+    calls = []
+    real = choosing.search_mlp
+
+    def spy(data: Any, layers: Any, grid: Any, **rest: Any) -> Any:
+        calls.append((len(layers), list(grid)))
+        return real(data, layers, grid, **rest)
+
+    monkeypatch.setattr(choosing, "search_mlp", spy)
+    return calls
+
+
+def test_the_mlp_tries_its_grid_on_the_best_layers_and_keeps_the_best_setting(
+    monkeypatch: pytest.MonkeyPatch, searched: list[tuple[int, list[MlpSettings]]]
+) -> None:
+    quick = MlpSettings(max_epochs=12, learning_rate=1e-2)
+    grid = (replace(quick, weight_decay=1.0), replace(quick, weight_decay=0.1, output_penalty=50.0))
+    monkeypatch.setattr(choosing, "GRID", grid)
+    monkeypatch.setattr(choosing, "HIDDEN", (16, 8))
+    monkeypatch.setattr(choosing, "NETWORK_LAYERS", 2)
+    lens = fit_store(Planted(300, strength=2.0), FitSettings(lens="mlp"))
+    assert searched == [(2, [replace(point, hidden=(16, 8)) for point in grid])]
     assert isinstance(lens.probe, probes.NetworkProbe)
-    assert lens.layer == SIGNAL
-    assert len(lens.trace["layers"]) == 2
-    assert SIGNAL in {row["layer"] for row in lens.trace["layers"]}
-    assert lens.trace["chosen"]["weight_decay"] == 1.0
-    assert lens.trace["chosen"]["output_penalty"] == 0.0
+    assert lens.layers == (SIGNAL,)
+    assert [row["layer"] for row in lens.trace["layers"]] == list(LAYERS), "ridge says which layers are worth it"
+    assert lens.trace["chosen"]["settings"] == [
+        {"weight_decay": 1.0, "output_penalty": 0.0, "learning_rate": 1e-2, "hidden": [16, 8]}
+    ]
     fresh = scores(lens, Planted(300, strength=2.0, seed=7), "accuracy")
     assert fresh["coral"] > fresh["base"] + 0.15
 
 
+@pytest.mark.parametrize(
+    ("lens", "depth", "hidden"), [("mlp", 1, (8,)), ("mlp", 2, (8, 4)), ("linear", 2, ())], ids=str
+)
+def test_depth_is_the_number_of_hidden_layers_and_a_linear_lens_has_none(
+    monkeypatch: pytest.MonkeyPatch, lens: str, depth: int, hidden: tuple[int, ...]
+) -> None:
+    monkeypatch.setattr(choosing, "GRID", (MlpSettings(max_epochs=2),))
+    monkeypatch.setattr(choosing, "HIDDEN", (8, 4))
+    fitted = fit_store(Planted(100, strength=2.0), FitSettings(lens=lens, depth=depth))
+    assert isinstance(fitted.probe, probes.NetworkProbe)
+    assert fitted.probe.hidden == hidden
+    assert (fitted.kind, fitted.rule) == (lens, "residual")
+
+
 def test_the_grid_is_the_papers_network() -> None:
-    assert {point.hidden for point in fitting.MLP_GRID} == {(1024, 512, 256, 128)}
-    assert {point.dropout for point in fitting.MLP_GRID} == {0.2}
-    assert len({point.weight_decay for point in fitting.MLP_GRID}) > 1
-    assert len({point.output_penalty for point in fitting.MLP_GRID}) > 1
+    assert FitSettings().depth == len(choosing.HIDDEN)
+    assert choosing.HIDDEN == (1024, 512, 256, 128)
+    assert {point.hidden for point in choosing.GRID} == {choosing.HIDDEN}
+    assert {point.dropout for point in choosing.GRID} == {0.2}
+    assert len({point.weight_decay for point in choosing.GRID}) > 1
+    assert len({point.output_penalty for point in choosing.GRID}) > 1
 
 
-def test_a_metric_where_more_is_better_is_maximised() -> None:
-    lens = fit_store(Planted(300, strength=2.0), FitSettings(criterion="accuracy"))
-    assert lens.layer == SIGNAL
+# ------------------------------------------------------------------------------------------------------------- choices
+
+
+@pytest.mark.parametrize("kind", ["ridge", "listwise"])
+def test_a_metric_where_more_is_better_is_maximised(kind: str) -> None:
+    lens = fit_store(Planted(300, strength=2.0), FitSettings(lens=kind, criterion="accuracy"))
+    assert lens.layers == (SIGNAL,)
     best = max(point["accuracy"] for point in lens.trace["gammas"])
-    assert lens.trace["validation"]["coral"]["accuracy"] == best
+    assert lens.trace["validation"][lens.plain_method]["accuracy"]["value"] == best
     # of equally good gammas the smallest, which changes the model least
     assert lens.gamma == min(p["gamma"] for p in lens.trace["gammas"] if p["accuracy"] == best)
 
 
-def test_a_metric_beyond_those_shown_can_choose_too() -> None:
-    lens = fit_store(Planted(200, strength=2.0), FitSettings(criterion="aurc"))
+@pytest.mark.parametrize("kind", ["ridge", "listwise"])
+def test_a_metric_beyond_those_shown_can_choose_too(kind: str) -> None:
+    lens = fit_store(Planted(200, strength=2.0), FitSettings(lens=kind, criterion="aurc"))
     assert all("aurc" in point for point in lens.trace["gammas"])
 
 
-def test_a_criterion_that_does_not_exist_on_the_validation_questions_is_refused() -> None:
+@pytest.mark.parametrize("kind", ["ridge", "listwise"])
+def test_a_criterion_that_does_not_exist_on_the_validation_questions_is_refused(kind: str) -> None:
     store = Planted(60, strength=0.0)
     certain = np.full(len(store.table.logprobs), -50.0)
     certain[store.table.offsets[:-1] + store.table.answers] = 0.0
     store.table = replace(store.table, logprobs=certain)
     with pytest.raises(CoralError, match="auroc does not exist"):
-        fit_store(store, FitSettings(criterion="auroc"))
+        fit_store(store, FitSettings(lens=kind, criterion="auroc"))
 
 
 def test_only_the_layers_asked_for_are_tried() -> None:
     lens = fit_store(Planted(100, strength=2.0), FitSettings(layers=(0, 3)))
     assert [row["layer"] for row in lens.trace["layers"]] == [0, 3]
-    assert lens.layer in (0, 3)
+    assert set(lens.layers) < {0, 3}
+
+
+def test_the_best_layers_are_read_side_by_side_where_several_are_asked_for() -> None:
+    store = Planted(300, strength=2.0)
+    store.states[0][:, 1] = store.states[SIGNAL][:, 4]
+    lens = fit_store(store, FitSettings(lens="ridge", top_layers=2))
+    assert lens.layers == (0, SIGNAL)
+    assert isinstance(lens.probe, probes.LinearProbe)
+    assert set(np.abs(lens.probe.weight).argsort()[-2:]) == {1, WIDTH + 4}
+    assert lens.trace["chosen"]["layers"] == [0, SIGNAL]
+
+
+def test_an_ensemble_averages_its_layers_and_says_which() -> None:
+    lens = fit_store(Planted(300, strength=2.0), FitSettings(lens="ensemble"))
+    assert lens.layers == LAYERS, "it has five members, and there are four layers"
+    assert len(lens.trace["chosen"]["settings"]) == len(LAYERS)
+    fresh = scores(lens, Planted(300, strength=2.0, seed=7), "accuracy")
+    assert fresh[lens.method] > fresh["base"] + 0.1
+
+
+def test_auto_takes_the_kind_with_the_best_cross_validated_score() -> None:
+    lens = fit_store(Planted(300, strength=2.0), FitSettings(lens="auto"))
+    kinds = lens.trace["kinds"]
+    assert tuple(kinds) == AUTO
+    assert lens.kind == min(kinds, key=lambda kind: kinds[kind]["brier"])
+    assert (lens.training["n_train"], lens.training["n_validation"]) == (300, 300)
+
+
+# ------------------------------------------------------------------------------------------------- folds, temperatures
+
+
+@pytest.mark.parametrize("kind", ["ridge", "listwise"])
+def test_with_folds_every_question_chooses_and_the_lens_is_fitted_on_all(kind: str) -> None:
+    store = Planted(200, strength=2.0)
+    lens = fit_store(store, FitSettings(lens=kind, folds=4))
+    assert (lens.training["n_train"], lens.training["n_validation"]) == (200, 200)
+    assert lens.layers == (SIGNAL,)
+    states = store.states[SIGNAL] if kind == "ridge" else centre(store.states[SIGNAL], store.table.offsets)
+    assert lens.standardiser.mean.tobytes() == fit_standardiser(states).mean.tobytes()
+
+
+@pytest.mark.parametrize("kind", ["ridge", "listwise"])
+def test_folds_judge_a_question_by_a_fit_that_has_not_seen_it(kind: str) -> None:
+    """States that are all noise, and far more of them than questions: a fit that had seen a question would know it."""
+    store, rng = Planted(60, strength=0.0), np.random.default_rng(4)
+    store.states = {layer: rng.normal(size=(len(store.table.logprobs), 400)).astype(np.float32) for layer in LAYERS}
+    lens = fit_store(store, FitSettings(lens=kind, folds=5))
+    assert max(row["r2"] for row in lens.trace["layers"]) < 0.3
+    assert lens.trace["gammas"][-1]["accuracy"] < 0.6
+
+
+def test_listwise_lenses_are_tempered_and_the_papers_are_not_unless_asked() -> None:
+    store = Planted(150, strength=2.0)
+    methods = {
+        "listwise": ("base", "temperature", "listwise", "listwise tempered"),
+        "ensemble": ("base", "temperature", "listwise", "listwise tempered"),
+        "ridge": ("base", "temperature", "coral"),
+    }
+    for kind, expected in methods.items():
+        lens = fit_store(store, FitSettings(lens=kind))
+        assert tuple(lens.apply(store)) == tuple(lens.trace["validation"]) == expected
+    untempered = fit_store(store, FitSettings(temper=False))
+    assert untempered.tempering is None
+    assert tuple(untempered.apply(store)) == ("base", "temperature", "listwise")
+    tempered = fit_store(store, FitSettings(lens="ridge", temper=True))
+    assert tuple(tempered.apply(store)) == ("base", "temperature", "coral", "coral tempered")
+
+
+def test_tempering_changes_nothing_else_of_a_lens() -> None:
+    store = Planted(150, strength=2.0)
+    with_, without = (fit_store(store, FitSettings(temper=temper)) for temper in (True, False))
+    assert with_.apply(store)["listwise"].tobytes() == without.apply(store)["listwise"].tobytes()
+    assert with_.shifts(store).tobytes() == without.shifts(store).tobytes()
+
+
+@pytest.mark.parametrize("kind", ["ridge", "listwise"])
+def test_a_lens_can_start_from_scaled_probabilities_and_still_shows_the_unscaled_base(kind: str) -> None:
+    store = Planted(300, strength=2.0)
+    lens = fit_store(store, FitSettings(lens=kind, scale_base=True))
+    assert lens.base_temperature > 1.0, "scores of noise are too sure"
+    raw = base_probs(store.table, "token")
+    assert lens.apply(store)["base"].tobytes() == raw.tobytes()
+    p = apply_temperature(raw, store.table.offsets, temperature=lens.base_temperature)
+    assert lens.base_probs(store.table).tobytes() == p.tobytes()
+    nothing = replace(lens, gamma=0.0, base_weight=1.0).apply(store)[lens.plain_method]
+    assert nothing == pytest.approx(p, abs=1e-12)
+
+
+@pytest.mark.parametrize(("kind", "method"), [("ridge", "coral + temperature"), ("listwise", "listwise + temperature")])
+def test_a_temperature_after_the_lens_is_fitted_on_validation_and_takes_the_place_of_tempering(
+    kind: str, method: str
+) -> None:
+    store = Planted(300, strength=2.0)
+    plain = fit_store(store, FitSettings(lens=kind, temper=False))
+    lens = fit_store(store, FitSettings(lens=kind, then_temperature=True))
+    assert lens.tempering is None
+    assert tuple(lens.apply(store)) == ("base", "temperature", method)
+    q = np.maximum(plain.apply(store)[plain.method], SMALLEST)  # what was clipped to 0 is not infinitely unlikely
+    expected = apply_temperature(q, store.table.offsets, temperature=lens.then_temperature)
+    assert lens.apply(store)[method] == pytest.approx(expected, abs=1e-12)
+    before, after = (one.trace["validation"][one.method]["nll"]["value"] for one in (plain, lens))
+    assert after <= before + 1e-3
+
+
+def test_a_learning_curve_is_kept_where_it_is_asked_for(planted: Lens) -> None:
+    assert "learning_curve" not in planted.trace
+    lens = fit_store(Planted(300, strength=2.0), FitSettings(lens=planted.kind, learning_curve=True))
+    curve = lens.trace["learning_curve"]
+    assert [point["questions"] for point in curve["points"]] == [24, 48, 96, 168, 240]
+    last, chosen = curve["points"][-1], lens.trace["validation"][lens.plain_method]
+    assert last["brier"] == pytest.approx(chosen["brier"]["value"], abs=1e-3), "all questions: the lens itself"
+    assert curve["enough"] in [point["questions"] for point in curve["points"]]
+
+
+# -------------------------------------------------------------------------------------------------------- bad settings
 
 
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("probe", "rigde", "Did you mean 'ridge'"),
+        ("lens", "rigde", "Did you mean 'ridge'"),
+        ("lens", "listwise-mpl", "Did you mean 'listwise-mlp'"),
         ("base", "tokens", "Did you mean 'token'"),
         ("criterion", "briar", "Did you mean 'brier'"),
+        ("inputs", ("ranks",), "Did you mean 'rank'"),
         ("validation", 0.0, "between 0 and 1"),
         ("validation", 1.0, "between 0 and 1"),
+        ("folds", 0, "folds must lie between 1 and 20. Got 0"),
+        ("top_layers", 9, "top_layers must lie between 1 and 8. Got 9"),
+        ("depth", 5, "depth must lie between 1 and 4. Got 5"),
     ],
 )
 def test_an_unknown_setting_is_refused_with_the_nearest_name(field: str, value: Any, said: str) -> None:
@@ -268,6 +502,19 @@ def test_an_unknown_setting_is_refused_with_the_nearest_name(field: str, value: 
     object.__setattr__(settings, field, value)  # the shapes checked in tests would refuse it before we do
     with pytest.raises(CoralError, match=said):
         settings.__post_init__()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "said"),
+    [
+        ({"lens": "ensemble", "inputs": ("rank",)}, "ensemble averages probes of single layers"),
+        ({"lens": "ensemble", "top_layers": 2}, "ensemble averages probes of single layers"),
+        ({"then_temperature": True, "temper": True}, "has its own temperature"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(wanted: dict[str, Any], said: str) -> None:
+    with pytest.raises(CoralError, match=said):
+        FitSettings(**wanted)
 
 
 def test_an_unlabelled_question_is_refused_by_its_id() -> None:

@@ -12,14 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import make_model, make_tokenizer, toy_questions
+from conftest import make_llama, make_model, make_tokenizer, toy_questions
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coral_lens import fitting
+from coral_lens import choosing
 from coral_lens.errors import CoralError
 from coral_lens.fitting import FitSettings, fit
 from coral_lens.lens import Lens, load_lens
+from coral_lens.listwise import centre, tilt
 from coral_lens.models import Model, wrap
 from coral_lens.probes import MlpSettings
 from coral_lens.records import UNKNOWN, Rendered, Style
@@ -28,13 +29,16 @@ from coral_lens.store import ActivationStore, Extraction, extract
 
 TRAINING = 40
 
-METHODS = ("base", "temperature", "coral")
+METHODS = {
+    "ridge": ("base", "temperature", "coral"),
+    "listwise": ("base", "temperature", "listwise", "listwise tempered"),
+}
 
 
-@pytest.fixture(scope="module")
-def lens(tiny: Model) -> Lens:
+@pytest.fixture(scope="module", params=list(METHODS))
+def lens(tiny: Model, request: pytest.FixtureRequest) -> Lens:
     """A lens that does something: on a random model, choosing gamma would mostly choose 0."""
-    return replace(fit(tiny, toy_questions(TRAINING), FitSettings(layers=(1, 2))), gamma=1.5)
+    return replace(fit(tiny, toy_questions(TRAINING), FitSettings(lens=request.param, layers=(1, 2))), gamma=1.5)
 
 
 @pytest.fixture(scope="module")
@@ -65,28 +69,53 @@ def content(folder: Path) -> dict[str, bytes]:
 
 def test_a_saved_lens_gives_the_same_predictions_to_the_bit(lens: Lens, saved: Path, fresh: ActivationStore) -> None:
     before, after = lens.apply(fresh), load_lens(saved).apply(fresh)
-    assert tuple(before) == tuple(after) == METHODS
-    assert all(before[method].tobytes() == after[method].tobytes() for method in METHODS)
-    assert not np.allclose(before["coral"], before["base"])
+    assert tuple(before) == tuple(after) == METHODS[lens.kind]
+    assert all(before[method].tobytes() == after[method].tobytes() for method in METHODS[lens.kind])
+    assert not np.allclose(before[lens.plain_method], before["base"])
 
 
 def test_an_mlp_lens_gives_the_same_predictions_to_the_bit(
     tiny: Model, fresh: ActivationStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fitting, "MLP_GRID", (MlpSettings(hidden=(8, 4), max_epochs=2),))
-    fitted = replace(fit(tiny, toy_questions(TRAINING), FitSettings(probe="mlp", layers=(1,))), gamma=2.0)
+    monkeypatch.setattr(choosing, "GRID", (MlpSettings(max_epochs=2),))
+    monkeypatch.setattr(choosing, "HIDDEN", (8, 4))
+    fitted = replace(fit(tiny, toy_questions(TRAINING), FitSettings(lens="mlp", layers=(1,))), gamma=2.0)
     fitted.save(tmp_path / "lens")
     again = load_lens(str(tmp_path / "lens"))
     assert again.name == fitted.name == "mlp probe, layer 1, gamma 2"
     assert again.apply(fresh)["coral"].tobytes() == fitted.apply(fresh)["coral"].tobytes()
 
 
-def test_a_saved_lens_keeps_all_it_knows(lens: Lens, saved: Path) -> None:
+@pytest.mark.parametrize(
+    ("wanted", "name"),
+    [
+        ({"lens": "ridge", "temper": True}, "ridge probe, layer 1, gamma 0.5, tempered by shift"),
+        ({"lens": "ensemble"}, "ensemble lens, layers 1, 2, gamma 0.5, tempered by shift"),
+        ({"top_layers": 2, "inputs": ("rank",), "temper": False}, "listwise lens, layers 1, 2, gamma 0.5"),
+    ],
+    ids=str,
+)
+def test_lenses_of_several_layers_and_inputs_give_the_same_predictions_to_the_bit(
+    tiny: Model, fresh: ActivationStore, tmp_path: Path, wanted: dict[str, Any], name: str
+) -> None:
+    layers = (1,) if wanted.get("lens") == "ridge" else (1, 2)
+    fitted = replace(fit(tiny, toy_questions(TRAINING), FitSettings(layers=layers, **wanted)), gamma=0.5)
+    fitted.save(tmp_path / "lens")
+    again = load_lens(tmp_path / "lens")
+    assert again.name == fitted.name == name
+    before, after = fitted.apply(fresh), again.apply(fresh)
+    assert {method: p.tobytes() for method, p in before.items()} == {m: p.tobytes() for m, p in after.items()}
+
+
+def test_a_saved_lens_keeps_all_it_knows(lens: Lens, saved: Path, fresh: ActivationStore) -> None:
     again = load_lens(saved)
     assert json.loads(json.dumps(again.record())) == json.loads(json.dumps(lens.record()))
     assert again.seen.tolist() == lens.seen.tolist()
     assert again.style == lens.style
     assert again.temperature == lens.temperature
+    assert again.tempering == lens.tempering
+    assert (again.tempering is None) == (lens.rule == "residual")
+    assert again.shifts(fresh).tobytes() == lens.shifts(fresh).tobytes()
 
 
 def test_saving_again_gives_the_same_bytes(saved: Path, tmp_path: Path) -> None:
@@ -101,7 +130,12 @@ def test_the_folder_holds_json_safetensors_and_a_card_and_nothing_else(saved: Pa
     card = (saved / "README.md").read_text("utf-8")
     assert lens.name in card
     assert "tiny-llama" in card
-    assert "questions (40)" in card
+    assert "| questions | 40 | not known |" in card
+    for method, kept in lens.trace["validation"].items():
+        brier = kept["brier"]
+        shown = f"{100 * brier['value']:.1f} ({100 * brier['low']:.1f} to {100 * brier['high']:.1f})"
+        assert any(line.startswith(f"| {method} |") and shown in line for line in card.splitlines())
+    assert ("It weakens them there by itself" in card) == (lens.tempering is not None)
 
 
 def test_an_older_lens_is_replaced(lens: Lens, copy: Path) -> None:
@@ -173,7 +207,8 @@ def test_any_changed_byte_is_refused_or_harmless(saved: Path, tmp_path: Path, le
         ("lens.json", b"[1]"),
         ("lens.json", b'{"format": 1}'),
         ("lens.json", b'{"format": 7}'),
-        ("lens.json", b'{"format": 1, "gamma": NaN, "digest": ""}'),
+        ("lens.json", b'{"format": 2}'),
+        ("lens.json", b'{"format": 2, "gamma": NaN, "digest": ""}'),
         ("lens.json", b"\xff\xfe"),
         ("lens.json", None),
         ("lens.safetensors", b""),
@@ -228,25 +263,66 @@ def test_questions_rendered_with_a_chat_template_are_refused_by_a_lens_without(l
         lens.predict(tiny, [replace(question, rendered=rendered)])
 
 
+def test_an_override_uses_the_lens_on_another_model_and_is_on_record(lens: Lens, tmp_path: Path) -> None:
+    other = make_model("llama", seed=1)
+    adopted = lens.adopted(other)
+    assert len(adopted.predict(other, toy_questions(2))) == 2
+    (note,) = adopted.training["overrides"]
+    assert "fitted on tiny-llama" in note
+    assert "other weights" in note
+    adopted.save(tmp_path / "lens")
+    assert load_lens(tmp_path / "lens").training["overrides"] == [note]
+    assert f"**Overridden**: {note}" in (tmp_path / "lens" / "README.md").read_text("utf-8")
+    assert "overrides" not in lens.training
+
+
+def test_its_own_model_needs_no_override(lens: Lens, tiny: Model) -> None:
+    assert lens.adopted(tiny) is lens
+
+
+def test_no_override_makes_a_model_of_another_width_fit(lens: Lens) -> None:
+    wide = make_llama()
+    wide.config.hidden_size = 64
+    with pytest.raises(CoralError, match=r"of width 32, but 'wide' has 3 layers of width 64"):
+        lens.adopted(wrap(wide, make_tokenizer(), name="wide"))
+
+
+def test_no_override_gives_a_model_a_layer_that_it_has_not(lens: Lens, tiny: Model) -> None:
+    other = make_model("llama", seed=1)
+    with pytest.raises(CoralError, match="The lens reads layer 4"):
+        replace(lens, layers=(4,)).adopted(other)
+
+
 # --------------------------------------------------------------------------------------------------------- predicting
 
 
 def test_answers_are_the_steered_probabilities_of_the_equation(lens: Lens, tiny: Model, fresh: ActivationStore) -> None:
     questions = toy_questions(12, seed=5)
+    untempered = replace(lens, tempering=None).predict(tiny, questions)
     answers = lens.predict(tiny, questions)
     table = fresh.table
     p = base_probs(table, lens.base)
-    z = (fresh.layer(lens.layer) - lens.standardiser.mean) / lens.standardiser.scale
-    steered = steer(p, lens.probe.predict(z), table.offsets, gamma=lens.gamma)
+    states = fresh.layer(lens.layers[0])
+    if lens.rule == "residual":
+        z = (states - lens.standardiser.mean) / lens.standardiser.scale
+        steered = steer(p, lens.probe.predict(z), table.offsets, gamma=lens.gamma)
+    else:
+        z = (centre(states, table.offsets) - lens.standardiser.mean) / lens.standardiser.scale
+        scores = lens.probe.predict(z)
+        steered = tilt(p, scores, table.offsets, base_weight=lens.base_weight, gamma=lens.gamma)
+    shifts, last = lens.shift(states, table.offsets), lens.apply(fresh)[lens.method]
     for i, (question, answer) in enumerate(zip(questions, answers, strict=True)):
         rows = slice(table.offsets[i], table.offsets[i + 1])
         # alone in the store or with another layer, rows are packed alike and differ by rounding at most
-        np.testing.assert_allclose(answer.probs, steered[rows], atol=1e-6)
+        np.testing.assert_allclose(untempered[i].probs, steered[rows], atol=1e-6)
+        np.testing.assert_allclose(answer.probs, last[rows], atol=1e-6)
         np.testing.assert_allclose(answer.base_probs, p[rows], atol=1e-6)
+        assert answer.shift == pytest.approx(shifts[i], rel=1e-4)
         assert answer.id == question.id
         assert answer.answer == int(np.argmax(answer.probs))
         assert answer.option == question.options[answer.answer]
         assert answer.confidence == max(answer.probs)
+        assert (answer.options_in_set, answer.abstain) == (None, None), "it was not calibrated for them"
 
 
 def test_questions_without_answers_are_answered_like_those_with(lens: Lens, tiny: Model) -> None:
@@ -274,7 +350,7 @@ def test_a_work_folder_keeps_the_states_and_a_second_call_does_not_run_the_model
 def test_predictions_of_every_method_are_of_the_same_questions(lens: Lens, tiny: Model) -> None:
     questions = [replace(q, task="toys", split="test") for q in toy_questions(7, seed=9)]
     predictions = lens.predictions(tiny, questions)
-    assert tuple(predictions) == METHODS
+    assert tuple(predictions) == METHODS[lens.kind]
     for method, p in predictions.items():
         assert (p.method, p.model, p.task, p.split) == (method, "tiny-llama", "toys", "test")
         assert p.ids == tuple(q.id for q in questions)

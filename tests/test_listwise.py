@@ -79,9 +79,9 @@ def test_probabilities_sum_to_one_and_gamma_zero_is_temperature(seed: int, gamma
 
 
 def test_a_saved_listwise_lens_answers_alike(tiny, tmp_path) -> None:
-    lens = fit(tiny, toy_questions(24), FitSettings(probe="listwise", layers=(1, 2)))
+    lens = fit(tiny, toy_questions(24), FitSettings(lens="listwise", layers=(1, 2)))
     lens.save(tmp_path / "lens")
     new = toy_questions(5, seed=9)
     assert load_lens(tmp_path / "lens").predict(tiny, new) == lens.predict(tiny, new)
-    assert lens.method == "listwise"
+    assert (lens.plain_method, lens.method) == ("listwise", "listwise tempered")
     assert "listwise" in (tmp_path / "lens" / "README.md").read_text()

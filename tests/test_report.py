@@ -34,16 +34,29 @@ from coral_lens.runs import Evaluation, Run
 from coral_lens.stats import Difference, holm, mcnemar, paired_difference
 
 NASTY = "<script>alert('x')</script><img src=x onerror=alert(1)>"
+
+
+def with_interval(scores: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """Validation scores as a lens keeps them."""
+    return {name: {"value": value, "low": value - 0.05, "high": value + 0.05} for name, value in scores.items()}
+
+
 LENS: dict[str, Any] = {
-    "layer": 2,
+    "kind": "ridge",
+    "rule": "residual",
+    "layers": [2],
+    "inputs": [],
     "gamma": 1.0,
     "base": "token",
     "probe": "ridge",
+    "tempering": None,
     "temperature": 1.5,
     "model": {"name": "tiny", "weights": "a" * 64, "tokenizer": "b" * 64, "dtype": "torch.float32"},
     "training": {"n_train": 80, "n_validation": 20, "tasks": {"seen:train": 100}, "settings": {"seed": 0}},
     "trace": {
         "criterion": "brier",
+        "rule": "residual",
+        "chosen": {"layers": [2], "r2": 0.1, "gamma": 1.0, "settings": [{"penalty": 30.0}]},
         "layers": [
             {"layer": layer, "r2": 0.1, "best": {"gamma": 1.0, "accuracy": 0.5, "ece": 0.1, "brier": b, "nll": 1.0}}
             for layer, b in enumerate((0.9, 0.61, 0.6, 0.605, 0.7))
@@ -53,8 +66,8 @@ LENS: dict[str, Any] = {
             for g in (0.0, 0.5, 1.0)
         ],
         "validation": {
-            "base": {"accuracy": 0.4, "ece": 0.2, "brier": 0.9, "nll": 1.0},
-            "temperature": {"accuracy": 0.4, "ece": 0.1, "brier": 0.7, "nll": 1.0},
+            "base": with_interval({"accuracy": 0.4, "ece": 0.2, "brier": 0.9, "nll": 1.0}),
+            "temperature": with_interval({"accuracy": 0.4, "ece": 0.1, "brier": 0.7, "nll": 1.0}),
         },
     },
 }
@@ -390,3 +403,20 @@ def test_how_flat_the_choice_is() -> None:
     assert "3 come within 1 point of the best validation score (1 to 3)" in flatness(layers)
     assert "the largest that was tried" in flatness(gammas)
     assert gammas.controls["base"]["brier"] == gammas.scores["brier"][0] == 0.9
+    assert gammas.controls["temperature"]["brier"] == 0.7
+
+
+def test_the_chosen_gamma_is_where_the_curve_says_even_if_the_lens_keeps_it_in_units_of_its_scale() -> None:
+    curve = gamma_curve({**LENS, "gamma": 2.7})
+    assert curve is not None
+    assert curve.chosen == 1.0
+    assert "the largest that was tried" in flatness(curve)
+
+
+def test_gamma_zero_is_the_base_under_the_papers_rule_only() -> None:
+    trace = {**LENS["trace"], "gammas": [{**g, "brier": 0.65} for g in LENS["trace"]["gammas"]]}
+    paper, listwise = (gamma_curve({**LENS, "trace": {**trace, "rule": rule}}) for rule in ("residual", "listwise"))
+    assert paper is not None
+    assert listwise is not None
+    assert paper.controls["base"]["brier"] == 0.65
+    assert listwise.controls["base"]["brier"] == 0.9

@@ -19,7 +19,7 @@ from coral_lens.records import Question
 from coral_lens.steering import softmax
 
 SMALLEST = 1e-4
-"""A probability that the paper's rule clipped to 0 counts as this: no evidence is infinitely strong."""
+"""Smaller probabilities, such as one that the paper's rule clipped to 0, count as this: no evidence is infinitely strong."""
 FEWEST = 30
 """Questions that a part of the mixture must have to be left out as a whole."""
 MOST_DOMAINS = 6
@@ -47,7 +47,7 @@ class Evidence:
     """What the base and the lens say about each option, and how far off each question is."""
 
     base: Float[np.ndarray, " row"]
-    """The base's part of the lens's logits: its weight times log p."""
+    """The base's part of the lens's logits: its weight times log p, as the log of a distribution."""
     lens: Float[np.ndarray, " row"]
     """The lens's own part."""
     distance: Float[np.ndarray, " question"]
@@ -61,12 +61,17 @@ def evidence_of(
     shift: Float[np.ndarray, " question"],
     offsets: Int[np.ndarray, " edge"],
 ) -> Evidence:
-    """Divide a lens's probabilities q into the part of the base (its weight times log p) and the lens's own."""
-    lens = np.log(np.maximum(q, SMALLEST)) - base
+    """Divide a lens's probabilities q into the part of the base (its weight times log p) and the lens's own.
+
+    Trap: both have the same floor. If q alone had one, an option that base and lens agree to be hopeless would show
+    strong evidence for it, and a lens's weight above the base's would make it the answer.
+    """
+    kept, said = (np.log(np.maximum(x, SMALLEST)) for x in (softmax(base, offsets), q))
+    lens = said - kept
     # a constant per question changes no probability; without the mean, the two parts can be weighed against each other
     sizes = np.diff(offsets)
     lens -= np.repeat(np.add.reduceat(lens, offsets[:-1]) / sizes, sizes)
-    return Evidence(base, lens, np.maximum(np.log(np.maximum(shift, 1e-12)), 0.0), offsets)
+    return Evidence(kept, lens, np.maximum(np.log(np.maximum(shift, 1e-12)), 0.0), offsets)
 
 
 def tempered(theta: Sequence[float] | np.ndarray, evidence: Evidence) -> Float[np.ndarray, " row"]:
@@ -77,7 +82,7 @@ def tempered(theta: Sequence[float] | np.ndarray, evidence: Evidence) -> Float[n
     return softmax(base * evidence.base + lens * evidence.lens, evidence.offsets)
 
 
-def fit_tempering(parts: Sequence[tuple[Evidence, Int[np.ndarray, " question"], float]]) -> Tempering:
+def fit_tempering(parts: Sequence[tuple[Evidence, Int[np.ndarray, " _"], float]]) -> Tempering:
     """Return the tempering with the lowest cross-entropy; each part comes with its answers and the weight of a question.
 
     Slopes are at most 0: more shift never means more trust.

@@ -43,6 +43,11 @@ class Mixture:
             self.at[train], self.domains[train].tolist(), (self.at[held_out], self.domains[held_out].tolist())
         )
 
+    def can_spare(self, name: str) -> bool:
+        """Return whether, without a part, there are still questions to fit a lens on and others held out."""
+        kept, held_out = self.domains != name, self.data.rounds[0]
+        return bool((kept & held_out).any() and (kept & ~held_out).any())
+
 
 def fit_do_no_harm(
     data: TrainingData, chosen: Candidate, gamma: float, *, temper: bool, seed: int
@@ -54,11 +59,11 @@ def fit_do_no_harm(
     shift = mixture.shift(~held_out, held_out)
     if not temper:
         return shift, None, {}
-    names = sorted(set(mixture.domains))
+    names = [name for name in sorted(set(mixture.domains)) if mixture.can_spare(name)]
     inside = within(mixture, chosen, gamma)
     outside = [without(mixture, chosen, gamma, name) for name in names]
     # both halves weigh the same, however many questions each has: the lens must serve near and far questions
-    balance = sum(len(s.answers) for s in outside) / len(inside.answers)
+    balance = sum(len(s.answers) for s in outside) / len(inside.answers) if outside else 1.0
     tempering = fit_tempering([(*inside, balance), *((*s, 1.0) for s in outside)])
     shown = [
         {"part": name, "questions": len(s.answers), "shift": float(np.exp(np.median(s.evidence.distance)))}

@@ -219,6 +219,9 @@ def choose(data: TrainingData, name: str, asked: Asked) -> tuple[Candidate, list
     """Return the best candidate of one kind of lens, and those that were tried, layer by layer."""
     kind = KINDS[name]
     screen = kind.screen or ("listwise" if kind.average > 1 else name)
+    if kind.average > 1:
+        # the members would each have ranks of their own, but side by side they share one set of inputs
+        asked = replace(asked, inputs=tuple(i for i in asked.inputs if i != "rank"))
     singles = []
     with asked.bar(f"fitting {screen}", len(asked.layers), "layers") as advance:
         for layer in asked.layers:

@@ -244,7 +244,7 @@ def make_lens(store: Scored, data: TrainingData, chosen: Candidate, parts: Parts
         tempering=tempering,
         temperature=temperature_on(raw, offsets, answers, data.covered),
         model=identity,
-        training=provenance(store, data, settings),
+        training=provenance(store, data, chosen, settings),
         seen=np.unique(question_keys(store.questions)),
         trace={},
     )
@@ -323,14 +323,15 @@ def with_intervals(data: TrainingData, probs: Float[np.ndarray, " row"]) -> dict
     return {m: {"value": scores[m].value, "low": scores[m].low, "high": scores[m].high} for m in SHOWN}
 
 
-def provenance(store: Scored, data: TrainingData, settings: FitSettings) -> dict[str, Any]:
+def provenance(store: Scored, data: TrainingData, chosen: Candidate, settings: FitSettings) -> dict[str, Any]:
     """Return what the lens was fitted on and how."""
     questions = store.questions
     sources = {f"{q.task}:{q.split}" if q.split else q.task: q.task for q in questions}
     return {
         "tasks": dict(Counter(f"{q.task}:{q.split}" if q.split else q.task for q in questions)),
         "terms": {source: terms_of(task) for source, task in sources.items()},
-        "n_train": int((~data.rounds[0]).sum()) if len(data.rounds) == 1 else len(questions),
+        # a network chosen by folds is that of the first round; only a lens of closed form is fitted on everything
+        "n_train": len(questions) if chosen.parts is None else int((~data.rounds[0]).sum()),
         "n_validation": int(data.covered.sum()),
         "settings": asdict(replace(settings, layers=settings.layers or store.layers)),
         "store": digest(store.manifest),

@@ -323,6 +323,33 @@ def test_depth_is_the_number_of_hidden_layers_and_a_linear_lens_has_none(
     assert (fitted.kind, fitted.rule) == (lens, "residual")
 
 
+def test_searches_of_other_layers_or_depths_in_one_work_folder_do_not_meet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search numbers its layers: a journal of the best and another layer once answered for the best and a third."""
+    monkeypatch.setattr(choosing, "GRID", (MlpSettings(max_epochs=3),))
+    monkeypatch.setattr(choosing, "HIDDEN", (8, 4))
+    store, journal = Planted(100, strength=2.0), tmp_path / "search.jsonl"
+    asked = [
+        FitSettings(lens="mlp", layers=(0, SIGNAL)),
+        FitSettings(lens="mlp", layers=(1, SIGNAL)),
+        FitSettings(lens="mlp", layers=(1, SIGNAL), depth=1),
+        FitSettings(lens="linear", layers=(1, SIGNAL)),
+        FitSettings(lens="mlp", layers=(1, SIGNAL), seed=1),
+        FitSettings(lens="mlp", layers=(1, SIGNAL), scale_base=True),
+    ]
+    for number, settings in enumerate(asked, start=1):
+        lens = fit_store(store, settings, journal=journal)
+        assert len(list(tmp_path.glob("*.jsonl"))) == number
+        alone = fit_store(store, settings)
+        assert lens.apply(store)["coral"].tobytes() == alone.apply(store)["coral"].tobytes()
+    before = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
+    fit_store(store, asked[0], journal=journal)
+    assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before, (
+        "the same search goes on with its own journal"
+    )
+
+
 def test_the_grid_is_the_papers_network() -> None:
     assert FitSettings().depth == len(choosing.HIDDEN)
     assert choosing.HIDDEN == (1024, 512, 256, 128)

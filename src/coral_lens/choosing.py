@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +11,9 @@ from jaxtyping import Bool, Float, Int
 
 from coral_lens.errors import CoralError
 from coral_lens.kinds import KINDS, Fitted, Kind, Setting
+from coral_lens.manifest import digest, digest_bytes
 from coral_lens.metrics import METRICS
-from coral_lens.probes import HIDDEN, LinearProbe, Probe, Standardiser, r_squared
+from coral_lens.probes import HIDDEN, LinearProbe, MlpSettings, Probe, Standardiser, r_squared
 from coral_lens.progress import Bar, silent
 from coral_lens.samples import TrainingData
 from coral_lens.search import GRID, LayerData, planned_epochs, search_mlp
@@ -294,7 +295,8 @@ def search_network(
     grid = [replace(point, hidden=hidden) for point in GRID]
     with asked.bar("training networks", planned_epochs(len(groups), grid), "epochs") as advance:
         numbers = range(len(groups))
-        found = search_mlp(layer_data, numbers, grid, seed=asked.seed, journal=asked.journal, progress=advance)
+        journal = journal_of(data, asked, groups, inputs, grid)
+        found = search_mlp(layer_data, numbers, grid, seed=asked.seed, journal=journal, progress=advance)
     best = found.best
     setting = {
         "weight_decay": best.settings.weight_decay,
@@ -306,6 +308,29 @@ def search_network(
         layer_data(best.layer)
     parts = Parts(standardisers[best.layer], found.probe, 1.0, 1.0)
     return Recipe(name, groups[best.layer], inputs, (setting,), asked.seed), parts
+
+
+def journal_of(
+    data: TrainingData,
+    asked: Asked,
+    groups: Sequence[tuple[int, ...]],
+    inputs: tuple[str, ...],
+    grid: Sequence[MlpSettings],
+) -> Path | None:
+    """Return the journal of this very search, in a folder where other searches may have kept theirs.
+
+    The search knows its layers by number only, so that which ones they are must be in the name.
+    """
+    if asked.journal is None:
+        return None
+    what = {
+        "layers": [list(group) for group in groups],
+        "inputs": list(inputs),
+        "grid": [asdict(point) for point in grid],
+        "seed": asked.seed,
+        "data": digest_bytes(data.r.tobytes() + data.rounds[0].tobytes()),
+    }
+    return asked.journal.with_name(f"{asked.journal.stem}-{digest(what)[:12]}{asked.journal.suffix}")
 
 
 def predict_rounds(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
+from jaxtyping import Bool
 
 from coral_lens.conformal import fit_abstention, fit_conformal
 from coral_lens.errors import CoralError
 from coral_lens.lens import Lens
-from coral_lens.records import UNKNOWN, offsets_of
+from coral_lens.records import UNKNOWN, Question, offsets_of
 from coral_lens.splits import question_keys, rows_of
 from coral_lens.store import ActivationStore
 
@@ -29,21 +31,27 @@ class Guarantees:
     """Chance that the risk is exceeded all the same."""
 
 
-def calibrate(lens: Lens, store: ActivationStore, guarantees: Guarantees) -> tuple[Lens, int]:
-    """Return the lens with its sets and abstention, and how many questions were left out because it had seen them.
-
-    The questions that calibrate it are remembered as seen, so that no evaluation counts them.
-    """
-    table, questions = store.table, store.questions
-    if (table.answers == UNKNOWN).any():
-        first = questions[int(np.flatnonzero(table.answers == UNKNOWN)[0])].id
-        raise CoralError(f"Question {first!r} has no answer; calibration needs the correct option of each.")
+def fresh_of(lens: Lens, questions: Sequence[Question]) -> Bool[np.ndarray, " question"]:
+    """Return which questions the lens has never seen; refuse questions that nothing can be promised from."""
+    unlabelled = [q.id for q in questions if q.answer == UNKNOWN]
+    if unlabelled:
+        raise CoralError(f"Question {unlabelled[0]!r} has no answer; calibration needs the correct option of each.")
     fresh = ~lens.is_seen(questions)
     if not fresh.any():
         raise CoralError(
             "The lens was fitted on all of these questions, so they cannot say how good it is on others; calibrate it on "
             "questions that it has not seen."
         )
+    return fresh
+
+
+def calibrate(lens: Lens, store: ActivationStore, guarantees: Guarantees) -> tuple[Lens, int]:
+    """Return the lens with its sets and abstention, and how many questions were left out because it had seen them.
+
+    The questions that calibrate it are remembered as seen, so that no evaluation counts them.
+    """
+    table, questions = store.table, store.questions
+    fresh = fresh_of(lens, questions)
     rows = rows_of(table.offsets, fresh)
     offsets = offsets_of(np.diff(table.offsets)[fresh].tolist())
     p, answers = lens.apply(store)[lens.method][rows], table.answers[fresh]

@@ -311,7 +311,7 @@ def calibrate(
 
     Example: `coral calibrate --lens my-lens --questions held-out.jsonl --coverage 0.9 --risk 0.2`
     """
-    from coral_lens.calibrating import Guarantees
+    from coral_lens.calibrating import Guarantees, fresh_of
     from coral_lens.calibrating import calibrate as run
     from coral_lens.lens import load_lens
     from coral_lens.progress import questions_bar
@@ -319,13 +319,15 @@ def calibrate(
     fitted = load_lens(lens)
     loaded = open_model(model or fitted.model["name"], device=device, dtype=dtype, device_map=device_map)
     asked = gather(questions, task_options(loaded, Asked(num_fewshot, fixed_shots, limit, data, fitted.style.chat)))
+    fresh_of(fitted, asked)
+    work = beside(lens).with_suffix(".calibration")  # in .work are the activations of the fit
     with (
         questions_bar("calibrating", len(asked)) as advance,
-        fitted.scored(loaded, asked, work_dir=beside(lens), progress=advance) as store,
+        fitted.scored(loaded, asked, work_dir=work, progress=advance) as store,
     ):
         calibrated, left_out = run(fitted, store, Guarantees(coverage, sets, risk))
     calibrated.save(lens)
-    remove_work(beside(lens))
+    remove_work(work)
     for promise in (calibrated.sets, calibrated.abstention):
         if promise:
             typer.echo(f"{promise}")

@@ -19,10 +19,11 @@ COLUMNS = {"accuracy": "accuracy", "ece": "ECE", "brier": "Brier", "nll": "NLL"}
 
 def print_fit(lens: Lens) -> None:
     """Print the validation table, what was chosen, how flat the choice is, and how many questions were enough."""
-    table = Table("validation", *COLUMNS.values(), box=None)
+    table = Table("validation", *COLUMNS.values(), box=None)  # intervals stand below, to fit a narrow terminal
     for method, scores in lens.trace["validation"].items():
         cells = (scores[m] for m in COLUMNS)
-        table.add_row(method, *(f"{100 * c['value']:.1f} ({100 * c['low']:.1f}, {100 * c['high']:.1f})" for c in cells))
+        shown = (f"{100 * c['value']:.1f}\n{100 * c['low']:.1f} to {100 * c['high']:.1f}" for c in cells)
+        table.add_row(method, *shown)
     Console().print(table)
     training, chosen = lens.training, lens.trace["chosen"]
     typer.echo(

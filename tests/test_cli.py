@@ -21,19 +21,20 @@ import pytest
 from conftest import make_model, toy_questions
 from typer.testing import CliRunner
 
-from coral_lens import assets, doctor, tasks
+from coral_lens import assets, doctor, hub, tasks
 from coral_lens import store as store_module
 from coral_lens.cli import app, main, parse_layers
 from coral_lens.doctor import Finding
 from coral_lens.errors import CoralError
 from coral_lens.lens import load_lens
 from coral_lens.models import Model
+from coral_lens.questions import load_questions
 from coral_lens.records import UNKNOWN, Question
 from coral_lens.runs import load_run
 from coral_lens.tasks import AvailableTask
 
 CORAL = str(Path(sys.executable).parent / "coral")
-COMMANDS = ("extract", "fit", "eval", "predict", "report", "doctor", "tasks", "assets", "demo")
+COMMANDS = ("extract", "fit", "eval", "predict", "calibrate", "push", "report", "doctor", "tasks", "assets", "demo")
 TRAINING = 40
 
 
@@ -146,12 +147,20 @@ def work(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Work:
 def test_fit_makes_a_lens_and_says_what_was_chosen(work: Work) -> None:
     assert work.fitted.code == 0
     lens = load_lens(work.lens)
-    assert lens.layer in (1, 2)
+    assert lens.kind == "listwise"
+    assert set(lens.layers) < {1, 2}
     assert lens.training["tasks"] == {"questions": TRAINING}
     assert lens.model["name"] == str(work.model)
     assert f"Chosen: {lens.name}" in " ".join(work.fitted.out.split())
-    for word in ("base", "temperature", "coral", "accuracy", "Brier"):
+    for word in ("base", "temperature", "listwise tempered", "accuracy", "Brier"):
         assert word in work.fitted.out
+    brier = lens.trace["validation"][lens.method]["brier"]
+    assert f"{100 * brier['value']:.1f}" in work.fitted.out
+    assert f"{100 * brier['low']:.1f} to {100 * brier['high']:.1f}" in work.fitted.out
+    good = lens.trace["as_good"]
+    assert f"{len(good)} of 2 layers tried are within one standard error of the best" in " ".join(
+        work.fitted.out.split()
+    )
     assert (work.folder / "lens.work" / "manifest.json").exists()
 
 
@@ -162,9 +171,9 @@ def test_eval_leaves_out_known_questions_and_writes_a_run_with_a_report(work: Wo
     run = load_run(work.folder / "run")
     (evaluation,) = run.evaluations
     assert [q.id for q in evaluation.questions] == [f"t{i}" for i in range(12)]
-    assert set(evaluation.predictions) == {"base", "temperature", "coral"}
+    assert set(evaluation.predictions) == {"base", "temperature", "listwise", "listwise tempered"}
     assert evaluation.trained_on
-    assert run.lens["layer"] == load_lens(work.lens).layer
+    assert run.lens["layers"] == list(load_lens(work.lens).layers)
     assert "<html" in (work.folder / "run" / "report.html").read_text("utf-8")
 
 
@@ -196,7 +205,10 @@ def test_predict_writes_a_line_with_the_stated_fields_for_every_question(
     answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text("utf-8").splitlines()]
     assert [a["id"] for a in answers] == [q.id for q in questions]
     for answer, question in zip(answers, questions, strict=True):
-        assert set(answer) == {"id", "answer", "option", "confidence", "probs", "base_probs"}
+        known = {"id", "answer", "option", "confidence", "probs", "base_probs", "shift", "options_in_set", "abstain"}
+        assert set(answer) == known
+        assert answer["shift"] > 0
+        assert (answer["options_in_set"], answer["abstain"]) == (None, None), "the lens was not calibrated for them"
         assert len(answer["probs"]) == len(answer["base_probs"]) == len(question.options)
         assert sum(answer["probs"]) == pytest.approx(1.0)
         assert sum(answer["base_probs"]) == pytest.approx(1.0)
@@ -219,12 +231,101 @@ def test_extract_keeps_the_layers_asked_for_and_says_so(model: Path, coral: Cora
 
 def test_the_style_is_part_of_the_lens_and_predict_uses_it(model: Path, coral: Coral, tmp_path: Path) -> None:
     train = write(tmp_path / "train.jsonl", rows(toy_questions(20)))
-    options = ("--layers", "1", "--style", "letters", "--base", "sum", "--criterion", "nll", "--seed", "3")
+    options = ("--lens", "ridge", "--layers", "1", "--style", "letters", "--base", "sum", "--criterion", "nll")
+    options += ("--seed", "3")
     assert coral("fit", "--model", model, "--train", train, "--out", tmp_path / "lens", *options).code == 0
     lens = load_lens(tmp_path / "lens")
     assert (str(lens.style), lens.base) == ("letters", "sum")
     assert lens.training["settings"]["criterion"] == "nll"
     assert lens.training["settings"]["seed"] == 3
+    assert lens.kind == "ridge"
+
+
+def test_every_option_of_fit_reaches_the_settings(model: Path, coral: Coral, tmp_path: Path) -> None:
+    train = write(tmp_path / "train.jsonl", rows(toy_questions(30)))
+    options = ("--layers", "1-2", "--folds", "3", "--top-layers", "2", "--inputs", "centred, rank", "--scale-base")
+    options += ("--no-temper", "--learning-curve", "--depth", "2")
+    outcome = coral("fit", "--model", model, "--train", train, "--out", tmp_path / "lens", *options)
+    assert outcome.code == 0, outcome.err
+    lens = load_lens(tmp_path / "lens")
+    asked = lens.training["settings"]
+    assert (asked["folds"], asked["top_layers"], asked["inputs"], asked["depth"]) == (3, 2, ["centred", "rank"], 2)
+    assert (asked["scale_base"], asked["temper"], asked["learning_curve"]) == (True, False, True)
+    assert (lens.layers, lens.inputs, lens.method) == ((1, 2), ("centred", "rank"), "listwise")
+    assert f"{lens.trace['learning_curve']['enough']} training questions would have been enough" in outcome.out
+
+
+def test_calibrate_gives_predict_its_sets_and_abstention(work: Work, coral: Coral, tmp_path: Path) -> None:
+    for name in ("lens", "lens.work"):
+        shutil.copytree(work.folder / name, tmp_path / name)
+    lens, kept = tmp_path / "lens", {p.name for p in (tmp_path / "lens.work").iterdir()}
+    mixed = rows([*toy_questions(60, seed=8), *toy_questions(2)])
+    held_out = write(tmp_path / "held-out.jsonl", [{**row, "id": f"c{i}"} for i, row in enumerate(mixed)])
+    n_known = int(load_lens(lens).is_seen(load_questions(held_out)).sum())
+    promised = ("--coverage", "0.8", "--risk", "0.9")
+    outcome = coral("calibrate", "--lens", lens, "--questions", held_out, *promised)
+    assert outcome.code == 0, outcome.err
+    assert n_known >= 2
+    assert f"{n_known} questions were left out, because the lens was fitted on them" in outcome.out
+    calibrated = load_lens(lens)
+    assert calibrated.sets is not None
+    assert calibrated.abstention is not None
+    asked = write(tmp_path / "new.jsonl", rows(toy_questions(6, seed=4, labelled=False)))
+    assert coral("predict", "--lens", lens, "--questions", asked, "--out", tmp_path / "answers.jsonl").code == 0
+    for line in (tmp_path / "answers.jsonl").read_text("utf-8").splitlines():
+        answer = json.loads(line)
+        assert set(answer["options_in_set"]) <= set(range(len(answer["probs"])))
+        assert answer["abstain"] in (True, False)
+    assert {p.name for p in (tmp_path / "lens.work").iterdir()} == kept, "the activations of the fit are not touched"
+    left = sorted(p.name for p in tmp_path.iterdir())
+    assert left == ["answers.jsonl", "held-out.jsonl", "lens", "lens.work", "new.jsonl"]
+    known = coral("eval", "--lens", lens, "--task", held_out).complaint
+    assert "all 62 questions were used to fit this lens" in known
+
+
+def test_calibrating_on_training_or_unlabelled_questions_is_refused(work: Work, coral: Coral, tmp_path: Path) -> None:
+    lens = Path(shutil.copytree(work.lens, tmp_path / "lens"))
+    before = {p.name: p.read_bytes() for p in lens.iterdir()}
+    unlabelled = write(tmp_path / "new.jsonl", rows(toy_questions(3, seed=4, labelled=False)))
+    assert "has no answer" in coral("calibrate", "--lens", lens, "--questions", unlabelled).complaint
+    known = coral("calibrate", "--lens", lens, "--questions", work.folder / "train.jsonl").complaint
+    assert "fitted on all of these questions" in known
+    assert {p.name: p.read_bytes() for p in lens.iterdir()} == before
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["lens", "new.jsonl"], "refused before anything is scored"
+
+
+def test_lenses_of_several_kinds_are_measured_side_by_side(work: Work, coral: Coral, tmp_path: Path) -> None:
+    train, test = work.folder / "train.jsonl", work.folder / "test.jsonl"
+    options = ("--lens", "ridge", "--layers", "1-2")
+    assert coral("fit", "--model", work.model, "--train", train, "--out", tmp_path / "paper", *options).code == 0
+    lenses = ("--lens", tmp_path / "paper", "--lens", work.lens)
+    outcome = coral("eval", *lenses, "--task", test, "--out", tmp_path / "run")
+    assert outcome.code == 0, outcome.err
+    (evaluation,) = load_run(tmp_path / "run").evaluations
+    assert tuple(evaluation.predictions) == ("base", "temperature", "coral", "listwise", "listwise tempered")
+
+
+def test_an_overridden_fingerprint_is_recorded_in_the_run(
+    work: Work, other_model: Path, coral: Coral, tmp_path: Path
+) -> None:
+    where = ("--lens", work.lens, "--model", other_model, "--other-model")
+    assert coral("eval", *where, "--task", work.folder / "test.jsonl", "--out", tmp_path / "run").code == 0
+    (note,) = load_run(tmp_path / "run").provenance["overridden"]
+    assert str(work.model) in note
+    assert str(other_model) in note
+    asked = write(tmp_path / "new.jsonl", rows(toy_questions(3)))
+    assert coral("predict", *where, "--questions", asked, "--out", tmp_path / "answers.jsonl").code == 0
+
+
+def test_push_uploads_a_whole_lens_and_nothing_else(
+    work: Work, coral: Coral, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pushed = []
+    monkeypatch.setattr(hub, "push_to_hub", lambda folder, repo, *, private: pushed.append((folder, repo, private)))
+    assert coral("push", work.lens, "me/my-lens").code == 0
+    assert coral("push", work.lens, "me/my-lens", "--public").code == 0
+    assert pushed == [(work.lens, "me/my-lens", True), (work.lens, "me/my-lens", False)]
+    assert "is not a lens" in coral("push", tmp_path, "me/my-lens").complaint
 
 
 def test_doctor_reports_what_it_found_and_fails_where_a_check_fails(
@@ -380,6 +481,12 @@ def test_layers_are_numbers_and_ranges(text: str | None, layers: tuple[int, ...]
         (("--layers", "2-9"), "Layer 4 does not exist"),
         (("--data", "no such folder"), "--data no such folder is not a folder"),
         (("--style", "prose"), "Unknown style 'prose'"),
+        (("--lens", "listwize"), "Did you mean 'listwise'"),
+        (("--inputs", "centered"), "Did you mean 'centred'"),
+        (("--folds", "0"), "folds must lie between 1 and 20"),
+        (("--depth", "5"), "depth must lie between 1 and 4"),
+        (("--lens", "ensemble", "--top-layers", "2"), "averages probes of single layers"),
+        (("--temper", "--then-temperature"), "has its own temperature"),
         (("--limit", "0"), "limit must be at least 1"),
         (("--dtype", "float8"), "Unknown dtype 'float8'"),
         (("--num-fewshot", "2"), "without shots"),

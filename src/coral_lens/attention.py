@@ -59,17 +59,20 @@ def cut_blocks(allowed: Bool[Tensor, "query key"], extents: Sequence[tuple[int, 
 
 
 def attend(
-    module: Any,  # noqa: ARG001  (the signature is that of transformers' attention functions)
+    module: Any,
     query: Float[Tensor, "1 head token size"],
     key: Float[Tensor, "1 kv_head key size"],
     value: Float[Tensor, "1 kv_head key size"],
-    attention_mask: Tensor | None,  # noqa: ARG001
+    attention_mask: Tensor | None,
     *,
     scaling: float,
     blocks: tuple[Block, ...],
     **_: Any,
 ) -> tuple[Float[Tensor, "1 token head size"], None]:
-    """Attend block by block; the keys of a prefix, if there is one, come first and are seen by every query."""
+    """Attend block by block; the keys of a prefix, if there is one, come first and are seen by every query.
+
+    The signature is that of transformers' attention functions.
+    """
     q, k, v = query[0], key[0], value[0]
     n_heads, width, size = q.shape
     past = k.shape[1] - width

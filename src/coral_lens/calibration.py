@@ -111,7 +111,7 @@ def fastest(times: Mapping[int, Sequence[float]]) -> int:
 
 def made_up(model: Model, n_tokens: int) -> list[Prompt]:
     """Return prompts of 48 context tokens and four options of 4, each beginning with a token of its own."""
-    vocabulary = int(model.hf.get_input_embeddings().num_embeddings)
+    vocabulary = int(model.hf.config.get_text_config().vocab_size)
     prompts = []
     for i in range(max(1, n_tokens // 64)):
         context = tuple((i * 64 + j) % vocabulary for j in range(48))

@@ -158,8 +158,10 @@ class Model:
         position_ids: Tensor,
         mask: Tensor | dict[str, Tensor],
         past: DynamicCache | None,
-        **for_attention: tuple[Block, ...],
+        blocks: tuple[Block, ...] | None = None,
     ) -> Tensor:
+        # handed on to the attention function; other models know no such argument
+        for_attention: dict[str, Any] = {} if blocks is None else {"blocks": blocks}
         out = self.hf.base_model(
             input_ids=input_ids,
             position_ids=position_ids.clamp(max=self._last_position),

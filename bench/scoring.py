@@ -2,6 +2,7 @@
 
     python bench/scoring.py --data DIR            arc_challenge, 0-shot, SmolLM2
     python bench/scoring.py --task hellaswag:validation --questions 60
+    python bench/scoring.py --one-core            processor time of one thread, for a machine that others use too
 
 Machines are noisy, so the contenders take turns in short rounds, the order turning round by round, and the medians of
 their rates are compared. HFLM runs at the best of several batch sizes, found first. The roofline is the time that the
@@ -14,13 +15,13 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
 from coral_lens.engine import TOKEN_BUDGET, PooledResidual, score
-from coral_lens.layout import build_tree, plan_for
+from coral_lens.layout import build_tree, lay_out, plan_for
 from coral_lens.models import Model, load_model
 from coral_lens.prompts import render, tokenize
 from coral_lens.questions import load_questions
@@ -40,7 +41,13 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--no-loop", action="store_true", help="leave out the plain loop, which is slow")
+    parser.add_argument("--one-core", action="store_true", help="one thread, by the processor time of this process")
+    parser.add_argument("--batch-sizes", type=int, nargs="+", default=BATCH_SIZES, help="what HFLM may choose from")
     args = parser.parse_args()
+    clock = time.perf_counter
+    if args.one_core:
+        torch.set_num_threads(1)
+        clock = time.process_time
 
     model = load_model(args.model)
     options = TaskOptions(limit=args.questions, data_dir=args.data, num_fewshot=args.num_fewshot)
@@ -50,11 +57,12 @@ def main() -> None:
     runs: dict[str, Callable[[], None]] = {
         "ours, all layers pooled": lambda: ours(model, questions, rendered, layers=True),
         "ours, scores only": lambda: ours(model, questions, rendered, layers=False),
-        "lm-eval HFLM": hflm(model, rendered),
+        "lm-eval HFLM": hflm(model, rendered, sizes=args.batch_sizes, clock=clock),
     }
     if not args.no_loop:
         runs["one pass per option"] = lambda: plain_loop(model, prompts)
-    rates, matmul = measure(runs, rounds=args.rounds, n=len(questions))
+    rates, matmul = measure(runs, rounds=args.rounds, n=len(questions), clock=clock)
+    print(f"{len(questions)} questions; padding: {padding(model, prompts):.1%} of the tokens computed")
     print_rates(rates, matmul, flops=flops(model, prompts), n=len(questions))
 
 
@@ -66,7 +74,9 @@ def ours(model: Model, questions: list[Question], rendered: list[Rendered], *, l
         pass
 
 
-def hflm(model: Model, rendered: list[Rendered]) -> Callable[[], None]:
+def hflm(
+    model: Model, rendered: list[Rendered], *, sizes: Sequence[int], clock: Callable[[], float]
+) -> Callable[[], None]:
     """Return a run of lm-eval's HFLM on the same requests, at its best batch size."""
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
@@ -76,15 +86,15 @@ def hflm(model: Model, rendered: list[Rendered]) -> Callable[[], None]:
         for r in rendered
         for i, (context, continuation) in enumerate(zip(r.contexts, r.continuations, strict=True))
     ]
-    models = {size: HFLM(pretrained=model.hf, tokenizer=model.tokenizer, batch_size=size) for size in BATCH_SIZES}
+    models = {size: HFLM(pretrained=model.hf, tokenizer=model.tokenizer, batch_size=size) for size in sizes}
     some = requests[: max(1, len(requests) // 3)]
     times = {}
     for size, lm in models.items():
-        start = time.perf_counter()
+        start = clock()
         lm.loglikelihood(some, disable_tqdm=True)
-        times[size] = time.perf_counter() - start
+        times[size] = clock() - start
     best = min(times, key=times.__getitem__)
-    print(f"HFLM's best batch size: {best} (tried {', '.join(map(str, BATCH_SIZES))})")
+    print(f"HFLM's best batch size: {best} (tried {', '.join(map(str, sizes))})")
     return lambda: models[best].loglikelihood(requests, disable_tqdm=True) and None
 
 
@@ -100,7 +110,9 @@ def plain_loop(model: Model, prompts: list[Prompt]) -> None:
             torch.stack([h[0, len(context) :].mean(dim=0) for h in out.hidden_states])
 
 
-def measure(runs: dict[str, Callable[[], None]], *, rounds: int, n: int) -> tuple[dict[str, list[float]], list[float]]:
+def measure(
+    runs: dict[str, Callable[[], None]], *, rounds: int, n: int, clock: Callable[[], float]
+) -> tuple[dict[str, list[float]], list[float]]:
     """Return the questions per second of each contender in each round, and the matrix-multiply rates between them."""
     names = list(runs)
     rates: dict[str, list[float]] = {name: [] for name in names}
@@ -109,20 +121,32 @@ def measure(runs: dict[str, Callable[[], None]], *, rounds: int, n: int) -> tupl
         runs[name]()  # warm up
     for r in range(rounds):
         for name in names[r % len(names) :] + names[: r % len(names)]:
-            matmul.append(matmul_rate())
-            start = time.perf_counter()
+            matmul.append(matmul_rate(clock))
+            start = clock()
             runs[name]()
-            rates[name].append(n / (time.perf_counter() - start))
+            rates[name].append(n / (clock() - start))
     return rates, matmul
 
 
-def matmul_rate(size: int = 1536, repeats: int = 6) -> float:
-    """Return this machine's float32 matrix-multiply rate just now, in FLOP/s."""
-    a, b = torch.randn(size, size), torch.randn(size, size)
-    start = time.perf_counter()
+def matmul_rate(
+    clock: Callable[[], float] = time.perf_counter,
+    shape: tuple[int, int, int] = (1536, 1536, 1536),
+    repeats: int = 6,
+) -> float:
+    """Return this machine's float32 matrix-multiply rate just now at the given sizes, in FLOP/s."""
+    rows, inner, columns = shape
+    a, b = torch.randn(rows, inner), torch.randn(columns, inner)
+    start = clock()
     for _ in range(repeats):
-        a @ b
-    return repeats * 2 * size**3 / (time.perf_counter() - start)
+        torch.nn.functional.linear(a, b)
+    return repeats * 2 * rows * inner * columns / (clock() - start)
+
+
+def padding(model: Model, prompts: list[Prompt]) -> float:
+    """Return which part of the tokens that the engine computes is padding."""
+    plan = plan_for(prompts, token_budget=TOKEN_BUDGET)
+    laid = [lay_out(prompts, planned, joined=model.attends_in_blocks) for planned in plan.batches]
+    return 1 - sum(int(b.lengths.sum()) for b in laid) / sum(b.input_ids.numel() for b in laid)
 
 
 def flops(model: Model, prompts: list[Prompt]) -> float:

@@ -17,7 +17,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from coral_lens.attention import cut_blocks
 from coral_lens.errors import CoralError
+from coral_lens.fused import fused
 from coral_lens.layout import Batch, Packing, Plan, build_tree, collate, lay_out, prefix_batch
 from coral_lens.records import Prompt
 
@@ -113,7 +115,7 @@ def score(
     """Yield the scores and readings of each batch of the plan, in its order."""
     prefixes = Prefixes(model, edits)
     for planned in plan.batches:
-        batch = lay_out(prompts, planned, packing=plan.packing)
+        batch = lay_out(prompts, planned, packing=plan.packing, joined=model.attends_in_blocks)
         yield score_batch(model, batch, readers=readers, edits=edits, prefixes=prefixes)
 
 
@@ -147,13 +149,10 @@ def score_batch(
     prefixes: Prefixes | None = None,
 ) -> ScoredBatch:
     """Run one batch through the model."""
-    cache = (prefixes or Prefixes(model, edits)).for_batch(batch)
-    ids, positions = batch.input_ids.to(model.device), batch.position_ids.to(model.device)
-    with tapped(model, batch, readers=readers, edits=edits):
-        if batch.allowed is None:
-            states = model.plain_body(ids)
-        else:
-            states = model.tree_body(ids, positions, batch.allowed.to(model.device), cache)
+    with fused(model.hf):
+        cache = (prefixes or Prefixes(model, edits)).for_batch(batch)
+        with tapped(model, batch, readers=readers, edits=edits):
+            states = body(model, batch, cache)
     token_logprobs = answer_logprobs(model, states, batch)
     refuse_broken(model, batch, token_logprobs)
     sums = torch.segment_reduce(token_logprobs.double(), "sum", lengths=batch.answer_offsets.diff(), axis=0)
@@ -161,6 +160,16 @@ def score_batch(
     for reader in readers:
         readings |= {name: tensor.cpu() for name, tensor in reader.take().items()}
     return ScoredBatch(batch, sums, readings)
+
+
+def body(model: Model, batch: Batch, cache: PrefixCache | None) -> Float[Tensor, "batch width feature"]:
+    """Return the final, normed states of a batch, computed the way that its layout and the model allow."""
+    ids, positions = batch.input_ids.to(model.device), batch.position_ids.to(model.device)
+    if batch.allowed is None:
+        return model.plain_body(ids)
+    if batch.blocks and model.attends_in_blocks:
+        return model.block_body(ids, positions, cut_blocks(batch.allowed[0], batch.blocks), cache)
+    return model.tree_body(ids, positions, batch.allowed.to(model.device), cache)
 
 
 def refuse_broken(model: Model, batch: Batch, token_logprobs: Float[Tensor, " token"]) -> None:

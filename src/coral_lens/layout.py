@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
@@ -253,14 +254,18 @@ class Batch:
     """Distinct token prefixes that rows attend to through a cache."""
     row_prefix: tuple[int, ...] = ()
     """For each row, its prefix."""
+    blocks: tuple[tuple[int, int], ...] = ()
+    """Where the batch is one row without padding: the borders of the parts that see nothing else of the row."""
 
     @property
     def n_options(self) -> int:
         return len(self.stems)
 
 
-def lay_out(prompts: Sequence[Prompt], planned: PlannedBatch, *, packing: Packing = "tree") -> Batch:
-    """Lay the prompts of a planned batch into rows."""
+def lay_out(
+    prompts: Sequence[Prompt], planned: PlannedBatch, *, packing: Packing = "tree", joined: bool = False
+) -> Batch:
+    """Lay the prompts of a planned batch into rows, or all into one without padding if `joined` and they share a prefix."""
     trees = {
         q: build_tree(prompts[q], skip=length)
         for row, length in zip(planned.rows, planned.prefixes, strict=True)
@@ -269,6 +274,12 @@ def lay_out(prompts: Sequence[Prompt], planned: PlannedBatch, *, packing: Packin
     prefixes = [
         prompts[row[0]].contexts[0][:length] for row, length in zip(planned.rows, planned.prefixes, strict=True)
     ]
+    if joined and packing == "tree" and len(set(prefixes)) == 1:
+        batch = collate(trees, [planned.questions], prefixes=prefixes[:1])
+        # with a prefix, whole rows are a block: its keys are then read once for all questions of the row
+        parts = planned.rows if prefixes[0] else [(q,) for q in planned.questions]
+        edges = offsets_of([sum(len(trees[q]) for q in part) for part in parts]).tolist()
+        return replace(batch, blocks=tuple(pairwise(edges)))
     return collate(trees, planned.rows, packing=packing, prefixes=prefixes)
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from coral_lens.assets import cache_dir, embedded_model
+from coral_lens.attention import Block, block_attention
 from coral_lens.errors import CoralError
 from coral_lens.manifest import digest, digest_bytes, digest_file, fresh_folder
 
@@ -47,6 +48,9 @@ MASK_FORMS: dict[str, MaskForm] = {
 A full mask on a sliding family is silently wrong, and a family that takes one mask refuses a dict. A family that is not
 listed is tried with a full mask; the engine's self-check decides whether it is scored that way.
 """
+
+BLOCK_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3")
+"""Families whose attention is softmax(q k / scale) v through transformers' attention functions, and nothing more."""
 
 NORM_NAMES = ("norm", "final_layernorm", "ln_f", "norm_f", "final_layer_norm")
 PROJECTION_NAMES = ("o_proj", "out_proj", "dense", "c_proj")
@@ -99,6 +103,32 @@ class Model:
             positions["position_ids"] = spread.expand(len(input_ids), -1)
         return self.hf.base_model(input_ids=input_ids, use_cache=False, **positions).last_hidden_state
 
+    @property
+    def attends_in_blocks(self) -> bool:
+        """Whether one row of many questions is best computed question by question: on the CPU, where no window is cut."""
+        config = self.hf.config.get_text_config()
+        return (
+            config.model_type in BLOCK_FAMILIES
+            and getattr(config, "sliding_window", None) is None
+            and config._attn_implementation == "sdpa"
+            and self.dtype == torch.float32
+            and {p.device.type for p in self.hf.parameters()} == {"cpu"}
+        )
+
+    def block_body(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        blocks: tuple[Block, ...],
+        prefix: PrefixCache | None = None,
+    ) -> Tensor:
+        """Return what `tree_body` does for one row, whose mask is given as blocks."""
+        past = None if prefix is None else prefix.as_cache()
+        # a mask of four dimensions is handed on as it is; the attention function has no use for it
+        unused = torch.zeros(1, 1, 1, 1)
+        with block_attention(self.hf):
+            return self._tree_pass(input_ids, position_ids, unused, past, blocks=blocks)
+
     def tree_body(
         self, input_ids: Tensor, position_ids: Tensor, allowed: Tensor, prefix: PrefixCache | None = None
     ) -> Tensor:
@@ -123,14 +153,22 @@ class Model:
         return states, PrefixCache([(layer.keys, layer.values) for layer in layers], keys)
 
     def _tree_pass(
-        self, input_ids: Tensor, position_ids: Tensor, mask: Tensor | dict[str, Tensor], past: DynamicCache | None
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        mask: Tensor | dict[str, Tensor],
+        past: DynamicCache | None,
+        blocks: tuple[Block, ...] | None = None,
     ) -> Tensor:
+        # handed on to the attention function; other models know no such argument
+        for_attention: dict[str, Any] = {} if blocks is None else {"blocks": blocks}
         out = self.hf.base_model(
             input_ids=input_ids,
             position_ids=position_ids.clamp(max=self._last_position),
             attention_mask=mask,
             past_key_values=past,
             use_cache=past is not None,
+            **for_attention,
         )
         return out.last_hidden_state
 

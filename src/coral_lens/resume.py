@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from coral_lens.engine import Edit, Prefixes, Site, answer_logprobs, attach, refuse_broken, tapped
+from coral_lens.fused import fused
 from coral_lens.layout import Batch, prefix_batch
 from coral_lens.models import PrefixCache
 
@@ -87,10 +88,12 @@ def capture(
     assert all(site.kind != "final" and site.layer <= layer for edit in edits for site in edit.sites), (
         "edits come before"
     )
-    cache = (prefixes or Prefixes(model, edits)).for_batch(batch)
+    # fused as the engine runs, whose bits these are to be
+    with fused(model.hf):
+        cache = (prefixes or Prefixes(model, edits)).for_batch(batch)
     ids, positions = batch.input_ids.to(model.device), batch.position_ids.to(model.device)
     reader, keys = WholeStates(Site("residual", layer)), None
-    with tapped(model, batch, readers=[reader], edits=edits), outputs_seen(model.blocks[0]) as outputs:
+    with fused(model.hf), tapped(model, batch, readers=[reader], edits=edits), outputs_seen(model.blocks[0]) as outputs:
         if batch.allowed is None:
             final = model.plain_body(ids)
         else:
@@ -107,7 +110,7 @@ def prefix_states(
 ) -> Float[Tensor, "prefix token feature"]:
     """Return the residual states of a batch's shared prefixes, for reruns that change those too; edits as in `capture`."""
     reader = WholeStates(Site("residual", layer))
-    with tapped(model, prefix_batch(batch.prefixes), readers=[reader], edits=edits):
+    with fused(model.hf), tapped(model, prefix_batch(batch.prefixes), readers=[reader], edits=edits):
         model.prefill(batch.prefixes)
     return reader.take()["states"]
 
@@ -177,7 +180,8 @@ def rerun(
     if fresh.any():
         live = again.any(dim=1)
         part = Part(checkpoint, rows[live], again[live])
-        final = part.run(model, states[live.to(states.device)], prefix)
+        with fused(model.hf):
+            final = part.run(model, states[live.to(states.device)], prefix)
         at = part.flat_positions((live.cumsum(0) - 1)[entry[fresh]], column[fresh])
         some = replace(batch, answer_tokens=at, before_tokens=at, targets=batch.targets[tokens[fresh]])
         token_logprobs[fresh] = answer_logprobs(model, final, some)

@@ -27,6 +27,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
+from coral_lens.calibration import choose_budget
 from coral_lens.engine import TOKEN_BUDGET, PooledResidual, choose_packing, layer_name, score
 from coral_lens.errors import CoralError
 from coral_lens.layout import Packing, Plan, plan_for
@@ -61,7 +62,8 @@ class Extraction:
 
     layers: tuple[int, ...]
     style: Style = Style()  # noqa: RUF009  (frozen)
-    token_budget: int = TOKEN_BUDGET
+    token_budget: int | None = None
+    """Tokens in a batch. None: what is fastest for this model on this machine, timed at its first use."""
     packing: Packing | None = None
     """None: the tree, unless a self-check shows that this model does not take it."""
 
@@ -80,8 +82,9 @@ def extract(
     cannot be asked (an option without tokens, or too long for the model) is left out with a warning that names it.
     """
     refuse_layers(model, what.layers)
-    what = replace(what, packing=what.packing or recorded_packing(folder) or choose_packing(model))
+    what = settled(model, folder, what)
     assert what.packing is not None
+    assert what.token_budget is not None
     asked = prepare(questions, what.style, model)
     warn_left_out(asked)
     with locked(folder):
@@ -144,10 +147,16 @@ def refuse_layers(model: Model, layers: Sequence[int]) -> None:
         raise CoralError(f"Layer {unknown[0]} does not exist: {model.name!r} has layers 0 to {model.n_layers}.")
 
 
-def recorded_packing(folder: Path) -> Packing | None:
-    """Return the packing of the store that is already there: a resumed run does not choose again."""
+def settled(model: Model, folder: Path, what: Extraction) -> Extraction:
+    """Fill in what was left open, by the store that is already there: a resumed run does not choose again."""
     path = folder / "manifest.json"
-    return read_json(path).get("packing") if path.exists() else None
+    recorded = read_json(path) if path.exists() else {}
+    packing = what.packing or recorded.get("packing") or choose_packing(model)
+    budget = what.token_budget or recorded.get("token_budget")
+    if not budget:
+        # options in rows of their own are not what the calibration times
+        budget = choose_budget(model) if packing == "tree" else TOKEN_BUDGET
+    return replace(what, packing=packing, token_budget=budget)
 
 
 MAY_DIFFER = {"threads", "versions", "model.name"}

@@ -72,8 +72,11 @@ class Standardiser:
     mean: Float[np.ndarray, " width"]
     scale: Float[np.ndarray, " width"]
 
-    def __call__(self, states: Float[np.ndarray, "row width"]) -> Float[np.ndarray, "row width"]:
-        z = np.empty(states.shape, np.float32)
+    def __call__(
+        self, states: Float[np.ndarray, "row width"], out: Float[np.ndarray, "row width"] | None = None
+    ) -> Float[np.ndarray, "row width"]:
+        """Return standardised states in float32, or write them to `out`, which may be mapped from a file."""
+        z = np.empty(states.shape, np.float32) if out is None else out
         for rows in chunks(*states.shape):
             z[rows] = (states[rows] - self.mean) / self.scale
         return z

@@ -244,7 +244,10 @@ def test_probes_learn_from_half_precision_states_in_a_file(tmp_path: Path) -> No
     assert fit_ridge_path(mapped, r)[2].weight.tobytes() == fit_ridge_path(same, r)[2].weight.tobytes()
     ours, theirs = (fit_mlp((a, r), (a[:50], r[:50]), SMALL, seed=0) for a in (mapped, same))
     assert ours.predict(mapped).tobytes() == theirs.predict(same).tobytes()
-    np.testing.assert_array_equal(fit_standardiser(mapped).scale, fit_standardiser(same).scale)
+    standardiser = fit_standardiser(mapped)
+    np.testing.assert_array_equal(standardiser.scale, fit_standardiser(same).scale)
+    assert standardiser(mapped, out=half) is half
+    np.testing.assert_array_equal(half, standardiser(same).astype(np.float16))
 
 
 # ----------------------------------------------------------------------------------------------------------- R squared

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import torch
 from coral_lens import probes
 from coral_lens.errors import CoralError
 from coral_lens.probes import HIDDEN, LayerData, MlpSettings, MlpTraining, fit_mlp, r_squared
-from coral_lens.search import GRID, PAPER_GRID, Found, SearchBudget, planned_epochs, search_mlp
+from coral_lens.search import GRID, PAPER_GRID, Found, SearchBudget, in_turns, planned_epochs, search_mlp
 
 PLANTED = 5
 LAYERS = (3, 5, 4, 1)
@@ -40,14 +41,20 @@ def two_threads() -> Iterator[None]:
 def layer_data(layer: int, *, width: int = 8) -> LayerData:
     """States that tell the residuals at the planted layer, and only a little elsewhere."""
     rng = np.random.default_rng(layer)
-    z = rng.normal(size=(300, width)).astype(np.float32)
+    z = rng.normal(size=(200, width)).astype(np.float32)
     signal = np.tanh(z[:, 0] + z[:, 1] * z[:, 2])
-    r = 0.5 * signal * (1.0 if layer == PLANTED else 0.1) + 0.1 * rng.normal(size=300)
-    return LayerData(z[:200], r[:200], z[200:], r[200:])
+    r = 0.5 * signal * (1.0 if layer == PLANTED else 0.1) + 0.1 * rng.normal(size=200)
+    return LayerData(z[:140], r[:140], z[140:], r[140:])
 
 
 def search(*, journal: Path | None = None, budget: SearchBudget = BUDGET, seed: int = 0) -> Found:
     return search_mlp(layer_data, LAYERS, SETTINGS, seed=seed, budget=budget, journal=journal)
+
+
+@cache
+def whole() -> Found:
+    """What a search finds that nothing disturbs."""
+    return search()
 
 
 def same_bytes(a: Found, b: Found) -> bool:
@@ -72,7 +79,7 @@ def count_epochs(monkeypatch: pytest.MonkeyPatch, *, killed_after: int | None = 
 
 
 def test_the_planted_layer_and_setting_are_found() -> None:
-    found = search()
+    found = whole()
     assert (found.best.layer, found.best.settings) == (PLANTED, SETTINGS[0])
     assert found.best.r2 > 0.5
     data = layer_data(PLANTED)
@@ -80,7 +87,7 @@ def test_the_planted_layer_and_setting_are_found() -> None:
 
 
 def test_the_report_has_every_trial_once_and_the_best_first() -> None:
-    found = search()
+    found = whole()
     assert {(t.layer, t.settings) for t in found.trials} == {(layer, s) for layer in LAYERS for s in SETTINGS}
     assert len(found.trials) == 16
     assert found.trials[0] == found.best
@@ -90,7 +97,7 @@ def test_the_report_has_every_trial_once_and_the_best_first() -> None:
 
 
 def test_the_chosen_probe_is_the_one_that_a_single_fit_gives_to_the_bit() -> None:
-    found = search()
+    found = whole()
     torch.set_num_threads(1)
     data = layer_data(PLANTED)
     alone = fit_mlp((data.z, data.r), (data.z_val, data.r_val), found.best.settings, seed=0)
@@ -98,10 +105,9 @@ def test_the_chosen_probe_is_the_one_that_a_single_fit_gives_to_the_bit() -> Non
 
 
 def test_the_same_seed_gives_the_same_bytes_whatever_the_number_of_threads() -> None:
-    two = search()
     torch.set_num_threads(1)
-    assert same_bytes(search(), two)
-    assert not same_bytes(search(seed=1), two)
+    assert same_bytes(search(), whole())
+    assert not same_bytes(search(seed=1), whole())
 
 
 def test_threads_are_given_back() -> None:
@@ -117,7 +123,7 @@ def test_survivors_continue_rather_than_restart(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_survivors_that_find_no_room_are_trained_again_to_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    roomy = search()
+    roomy = whole()
     steps = count_epochs(monkeypatch)
     cramped = search(budget=replace(BUDGET, memory=0))
     assert steps.count(0) == 16 + 4 + 2
@@ -131,11 +137,10 @@ def test_only_as_many_trials_are_kept_as_may_go_on(monkeypatch: pytest.MonkeyPat
     assert steps.count(0) == 16 + 1  # three of the four survivors of the first rung found room
 
 
-@pytest.mark.parametrize("killed_after", [1, 9, 16, 20, 24, 30])
+@pytest.mark.parametrize("killed_after", [1, 9, 20, 30])
 def test_a_killed_search_goes_on_and_ends_with_the_same_bytes(
     killed_after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = search()
     journal = tmp_path / "search.jsonl"
     with monkeypatch.context() as killing:
         count_epochs(killing, killed_after=killed_after)
@@ -144,8 +149,8 @@ def test_a_killed_search_goes_on_and_ends_with_the_same_bytes(
     n_lines = journal.read_bytes().count(b"\n") - 1
     assert n_lines >= killed_after // 4 - 2
     steps = count_epochs(monkeypatch)
-    assert same_bytes(search(journal=journal), whole)
-    assert len(steps) < sum(t.epochs for t in whole.trials) or killed_after <= 2
+    assert same_bytes(search(journal=journal), whole())
+    assert len(steps) < sum(t.epochs for t in whole().trials) or killed_after <= 2
 
 
 def test_a_finished_search_is_read_from_its_journal_without_training(
@@ -207,6 +212,19 @@ def test_layers_may_differ_in_width() -> None:
     assert found.probe.network[0].weight.shape == (16, 8)
 
 
+def test_a_slow_learning_rate_is_not_dropped_for_being_behind_after_an_epoch() -> None:
+    fast, slow = (replace(SMALL, learning_rate=rate, max_epochs=6) for rate in (1e-2, 1e-5))
+    found = search_mlp(layer_data, LAYERS, (fast, slow), seed=0, budget=BUDGET)
+    past_the_first = [t.settings for t in found.trials if t.epochs > 1]
+    assert past_the_first.count(slow) == past_the_first.count(fast) == 1
+    assert found.best.settings == fast
+
+
+def test_turns_take_the_best_of_each_group_first() -> None:
+    assert in_turns([10, 11, 20, 12, 21, 30], lambda n: float(n // 10)) == [10, 20, 30, 11, 21, 12]
+    assert in_turns([3, 1, 2], lambda n: 0.0) == [3, 1, 2]
+
+
 def test_without_rungs_every_trial_is_trained_to_its_end() -> None:
     found = search(budget=SearchBudget(rungs=(), finalists=99))
     assert all(t.epochs >= 4 for t in found.trials)
@@ -242,5 +260,5 @@ def test_equal_residuals_are_refused() -> None:
         data = layer_data(layer)
         return replace(data, r_val=np.zeros_like(data.r_val))
 
-    with pytest.raises(CoralError, match="100 residuals of the validation rows at layer 3 are all equal"):
+    with pytest.raises(CoralError, match="60 residuals of the validation rows at layer 3 are all equal"):
         search_mlp(flat, LAYERS, SETTINGS, seed=0)

@@ -72,8 +72,11 @@ class Standardiser:
     mean: Float[np.ndarray, " width"]
     scale: Float[np.ndarray, " width"]
 
-    def __call__(self, states: Float[np.ndarray, "row width"]) -> Float[np.ndarray, "row width"]:
-        z = np.empty(states.shape, np.float32)
+    def __call__(
+        self, states: Float[np.ndarray, "row width"], out: Float[np.ndarray, "row width"] | None = None
+    ) -> Float[np.ndarray, "row width"]:
+        """Return standardised states in float32, or write them to `out`, which may be mapped from a file."""
+        z = np.empty(states.shape, np.float32) if out is None else out
         for rows in chunks(*states.shape):
             z[rows] = (states[rows] - self.mean) / self.scale
         return z
@@ -141,10 +144,10 @@ class Moments:
     """Sums over rows, all that ridge needs of them; those of some rows can be taken from those of all."""
 
     n: int
-    total: Float[Tensor, " width"]
+    total: Float[np.ndarray, " width"]
     """Sum of the states, less a shift that all moments share."""
-    gram: Float[Tensor, "width width"]
-    cross: Float[Tensor, " width"]
+    gram: Float[np.ndarray, "width width"]
+    cross: Float[np.ndarray, " width"]
     """Sum of state times residual, both shifted."""
     target: float
     """Sum of the shifted residuals."""
@@ -171,35 +174,48 @@ class RidgeRows:
     def moments(self, index: Int[np.ndarray, " some"]) -> Moments:
         """Return the moments of some rows, in float64 and chunk by chunk."""
         width = self.z.shape[1]
-        total, gram, cross = (
-            torch.zeros(width).double(),
-            torch.zeros(width, width).double(),
-            torch.zeros(width).double(),
-        )
-        target = torch.zeros(()).double()
+        total, gram, cross, target = np.zeros(width), np.zeros((width, width)), np.zeros(width), 0.0
         for rows in chunks(len(index), width):
-            part = torch.from_numpy(self.z[index[rows]] - self.z_mean)
-            residual = torch.from_numpy(self.r[index[rows]] - self.r_mean)
-            total += part.sum(dim=0)
-            gram.addmm_(part.T, part)
+            part = self.z[index[rows]] - self.z_mean
+            residual = self.r[index[rows]] - self.r_mean
+            total += part.sum(axis=0)
+            gram += part.T @ part
             cross += part.T @ residual
-            target += residual.sum()
-        return Moments(len(index), total, gram, cross, float(target))
+            target += float(residual.sum())
+        return Moments(len(index), total, gram, cross, target)
 
     def solve(
-        self, m: Moments, penalties: Sequence[float], scale: Float[Tensor, " width"]
+        self, m: Moments, penalties: Sequence[float], scale: Float[np.ndarray, " width"]
     ) -> tuple[Float[np.ndarray, "width penalty"], Float[np.ndarray, " penalty"]]:
-        """Return weights and biases for every penalty on the columns divided by `scale`, from one eigendecomposition."""
-        mean, target = m.total / m.n, m.target / m.n
-        gram = (m.gram - m.n * torch.outer(mean, mean)) / torch.outer(scale, scale)
-        values, vectors = torch.linalg.eigh(gram)
-        projected = vectors.T @ ((m.cross - m.target * mean) / scale)
-        shrunk = projected[:, None] / (
-            values.clamp(min=0.0)[:, None] + torch.tensor(penalties, dtype=torch.float64)[None, :]
-        )
-        weights = (vectors @ shrunk) / scale[:, None]
-        biases = target + self.r_mean - (mean + torch.from_numpy(self.z_mean)) @ weights
-        return weights.numpy(), biases.numpy()
+        """Return weights and biases for every penalty on the columns divided by `scale`."""
+        mean = m.total / m.n
+        gram = m.gram - np.outer(mean, m.total)
+        gram /= scale
+        gram /= scale[:, None]
+        weights = solve_shifted(gram, (m.cross - m.target * mean) / scale, penalties) / scale[:, None]
+        return weights, m.target / m.n + self.r_mean - (mean + self.z_mean) @ weights
+
+
+def solve_shifted(
+    gram: Float[np.ndarray, "width width"], cross: Float[np.ndarray, " width"], penalties: Sequence[float]
+) -> Float[np.ndarray, "width penalty"]:
+    """Return (gram + penalty I)^-1 cross for every penalty, from one reduction gram = Q T Q' with T tridiagonal.
+
+    A tridiagonal system is solved in no time, so the eigenvectors, which would cost as much again, are not needed.
+    """
+    from scipy.linalg import lapack
+
+    width = len(gram)
+    if width == 1:
+        return cross[:, None] / (gram + np.asarray(penalties))
+    packed, diagonal, beside, tau, _ = lapack.dsytrd(gram.T, lower=1, lwork=64 * width)
+    q = np.asfortranarray(packed[1:, :-1])  # Q leaves the first coordinate alone
+    work = 64 * (len(penalties) + 65)
+    turned = cross[:, None].copy()
+    turned[1:] = lapack.dormqr("L", "T", q, tau, turned[1:], work)[0]
+    solved = np.hstack([lapack.dgtsv(beside, diagonal + penalty, beside, turned)[3] for penalty in penalties])
+    solved[1:] = lapack.dormqr("L", "N", q, tau, solved[1:], work)[0]
+    return solved
 
 
 def ridge_of(z: Float[np.ndarray, "row width"], r: Float[np.ndarray, " row"], penalties: Sequence[float]) -> RidgeRows:
@@ -220,13 +236,13 @@ def linear_probes(
 def fit_ridge_path(
     z: Float[np.ndarray, "row width"], r: Float[np.ndarray, " row"], penalties: Sequence[float] = PENALTIES
 ) -> list[LinearProbe]:
-    """Return the ridge solution for every penalty, all from one eigendecomposition of z'z.
+    """Return the ridge solution for every penalty, all from one decomposition of z'z.
 
     Minimises sum (r - z w - b)^2 + penalty * |w|^2 with b unpenalised.
     """
     ridge = ridge_of(z, r, penalties)
     everything = ridge.moments(np.arange(len(z)))
-    return linear_probes(*ridge.solve(everything, penalties, torch.ones(z.shape[1]).double()))
+    return linear_probes(*ridge.solve(everything, penalties, np.ones(z.shape[1])))
 
 
 def fit_ridge_folds(
@@ -254,25 +270,24 @@ def fit_ridge_folds(
         weights, biases = ridge.solve(others, penalties, column_scale(others, everything, ridge.z_mean))
         for rows in chunks(len(index), z.shape[1]):
             predicted[:, index[rows]] = (z[index[rows]].astype(np.float64) @ weights + biases).T
-    return predicted, linear_probes(*ridge.solve(everything, penalties, torch.ones(z.shape[1]).double()))
+    return predicted, linear_probes(*ridge.solve(everything, penalties, np.ones(z.shape[1])))
 
 
 def sum_moments(parts: Sequence[Moments]) -> Moments:
     """Return the moments of all rows from those of each fold."""
-    gram = parts[0].gram.clone()
+    gram = parts[0].gram.copy()
     for part in parts[1:]:
         gram += part.gram
-    total = torch.stack([p.total for p in parts]).sum(dim=0)
-    cross = torch.stack([p.cross for p in parts]).sum(dim=0)
+    total, cross = np.sum([p.total for p in parts], axis=0), np.sum([p.cross for p in parts], axis=0)
     return Moments(sum(p.n for p in parts), total, gram, cross, math.fsum(p.target for p in parts))
 
 
-def column_scale(m: Moments, everything: Moments, shift: Float[np.ndarray, " width"]) -> Float[Tensor, " width"]:
+def column_scale(m: Moments, everything: Moments, shift: Float[np.ndarray, " width"]) -> Float[np.ndarray, " width"]:
     """Return the standard deviation of each column over some rows; 1 if it is constant there, up to rounding."""
     mean = m.total / m.n
     variance = m.gram.diagonal() / m.n - mean**2
-    rounding = 1e-12 * torch.maximum(everything.gram.diagonal() / everything.n, (mean + torch.from_numpy(shift)) ** 2)
-    return torch.where(variance > rounding, variance.clamp(min=0.0).sqrt(), 1.0)
+    rounding = 1e-12 * np.maximum(everything.gram.diagonal() / everything.n, (mean + shift) ** 2)
+    return np.sqrt(np.where(variance > rounding, variance, 1.0))
 
 
 # ------------------------------------------------------------------------------------------------------------ MLP

@@ -7,11 +7,11 @@ or lost with a killed run, can be trained again to the same bit.
 
 from __future__ import annotations
 
-import heapq
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from itertools import groupby, product
@@ -51,7 +51,8 @@ class SearchBudget:
     rungs: tuple[int, ...] = (1, 3, 8)
     """Epochs that trials have had, in all, when the worse of them are dropped. The finalists then train until they stop."""
     keep: float = 0.2
-    """Share of the trials that go on after each rung."""
+    """Share of the trials that go on after each rung; at all but the last, the best of every learning rate in turns: after
+    few epochs a slow one is behind and not yet worse."""
     finalists: int = 4
     """At least so many go on."""
     memory: int = 512 * 2**20
@@ -131,7 +132,7 @@ def search_mlp(
         alive = list(range(len(layers) * len(grid)))
         for rung in range(len(budget.rungs)):
             search.climb(alive, rung, pool)
-            alive = search.best_of(alive, rung, budget.survivors(len(alive)))
+            alive = search.survivors(alive, rung)
         search.climb(alive, len(budget.rungs), pool)
         return search.found(alive)
 
@@ -186,7 +187,7 @@ class Search:
         for trial in self.standings[rung]:
             self.progress(self.planned(trial, rung))
         left = [trial for trial in sorted(alive) if trial not in done]
-        before, self.paused = self.paused, Paused(self.budget.memory, self.budget.survivors(len(alive)))
+        before, self.paused = self.paused, self.room(rung, len(alive))
         for place, trials in groupby(left, key=lambda trial: trial // len(self.grid)):
             data = self.data(self.layers[place])
             refuse_equal(data, self.layers[place])
@@ -231,14 +232,27 @@ class Search:
         """Return how many epochs of a rung a trial is planned to train."""
         return self.goal(trial, rung) - (self.goal(trial, rung - 1) if rung else 0)
 
-    def best_of(self, alive: Sequence[int], rung: int, n: int) -> list[int]:
-        """Return the n best trials of a rung; of equal ones the first."""
-        return sorted(alive, key=lambda trial: (-self.standings[rung][trial].r2, trial))[:n]
+    def ranked(self, trials: Iterable[int], rung: int) -> list[int]:
+        """Return trials by what they had reached at a rung, best first; of equal ones the first."""
+        return sorted(trials, key=lambda trial: (-self.standings[rung][trial].r2, trial))
+
+    def survivors(self, alive: Sequence[int], rung: int) -> list[int]:
+        """Return the trials that go on after a rung."""
+        return in_turns(self.ranked(alive, rung), self.group(rung))[: self.budget.survivors(len(alive))]
+
+    def group(self, rung: int) -> Callable[[int], float]:
+        """Return what trials have in common that are compared at a rung: the learning rate, or at the last rung nothing."""
+        last = rung + 1 >= len(self.budget.rungs)
+        return lambda trial: 0.0 if last else self.grid[trial % len(self.grid)].learning_rate
+
+    def room(self, rung: int, n_alive: int) -> Paused:
+        """Return room for the trials that may go on after a rung."""
+        return Paused(self.budget.memory, self.budget.survivors(n_alive), self.group(rung))
 
     def found(self, finalists: Sequence[int]) -> Found:
         """Return the outcome, with the probe from memory, from the journal or, if it was lost there, trained again."""
         last = len(self.standings) - 1
-        best = self.best_of(finalists, last, 1)[0]
+        best = self.ranked(finalists, last)[0]
         probe = self.winner[1] if self.winner and self.winner[0] == best else None
         if probe is None and self.journal:
             probe = self.journal.load_probe(self.standings[last][best].probe)
@@ -249,7 +263,7 @@ class Search:
             probe = training.probe()
         order: dict[int, Trial] = {}
         for rung in range(last, -1, -1):
-            for trial in self.best_of(list(self.standings[rung]), rung, len(self.standings[rung])):
+            for trial in self.ranked(self.standings[rung], rung):
                 order.setdefault(trial, self.trial(trial, self.standings[rung][trial]))
         return Found(order[best], probe, tuple(order.values()))
 
@@ -269,20 +283,29 @@ def refuse_equal(data: LayerData, layer: int) -> None:
             )
 
 
+def in_turns(ranked: Sequence[int], group: Callable[[int], float]) -> list[int]:
+    """Return the first of each group, then the second of each, and so on; within a turn the order stays."""
+    seen: Counter[float] = Counter()
+    turns: dict[int, int] = {}
+    for trial in ranked:
+        turns[trial] = seen[group(trial)]
+        seen[group(trial)] += 1
+    return sorted(ranked, key=turns.__getitem__)
+
+
 class Paused:
     """The best trials of a rung, with weights and optimiser, as many as may go on and find room in memory."""
 
-    def __init__(self, memory: int, most: int) -> None:
-        self.memory, self.most = memory, most
-        self._ranked: list[tuple[float, int]] = []
+    def __init__(self, memory: int, most: int, group: Callable[[int], float]) -> None:
+        self.memory, self.most, self.group = memory, most, group
         self._trainings: dict[int, MlpTraining] = {}
 
     def put(self, trial: int, training: MlpTraining) -> None:
         """Keep a trial, at the cost of the worst if there is no room."""
-        heapq.heappush(self._ranked, (training.r2, -trial))
         self._trainings[trial] = training
-        while len(self._ranked) > self.most or sum(t.n_bytes for t in self._trainings.values()) > self.memory:
-            self._trainings.pop(-heapq.heappop(self._ranked)[1])
+        while len(self._trainings) > self.most or sum(t.n_bytes for t in self._trainings.values()) > self.memory:
+            ranked = sorted(self._trainings, key=lambda trial: (-self._trainings[trial].r2, trial))
+            del self._trainings[in_turns(ranked, self.group)[-1]]
 
     def pop(self, trial: int) -> MlpTraining | None:
         """Return a trial to go on with; None if it was not kept."""

@@ -1,0 +1,349 @@
+"""Speed of fitting probes: the search against the whole grid, the MLP and ridge against scikit-learn, in one run.
+
+    python bench/probes.py --store DIR                        an existing store of labelled questions, all layers
+    python bench/probes.py --data DIR --store NEW             extracts commonsense_qa_cloze:train with SmolLM2 first
+    python bench/probes.py --store DIR --parts sweep          a whole model: all layers, 24 settings, 2,000 questions
+    python bench/probes.py --parts memory                     peak memory of a fit from 100,000 rows of 4,096 columns
+
+Machines are noisy, so contenders take turns in short rounds and the median of the rounds' ratios is printed. The searches
+are too long for that: they run one after the other, and the processor time and the epochs are printed beside the time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from coral_lens.errors import CoralError
+from coral_lens.probes import (
+    PENALTIES,
+    LayerData,
+    MlpSettings,
+    fit_mlp,
+    fit_ridge_folds,
+    fit_ridge_path,
+    fit_standardiser,
+    r_squared,
+)
+from coral_lens.search import GRID, Found, SearchBudget, planned_epochs, search_mlp
+from coral_lens.splits import rows_of, split_mask
+from coral_lens.steering import base_probs, residuals
+from coral_lens.store import ActivationStore, Extraction, all_layers, extract
+
+FOLDS = 5
+EXHAUSTIVE = SearchBudget(rungs=(), finalists=10**6)
+"""Every trial to its end, by the same code and on as many cores."""
+
+
+def main() -> None:
+    """Run the parts that were asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--store", type=Path, default=None, help="an activation store, or where to make one")
+    parser.add_argument("--data", type=Path, default=None)
+    parser.add_argument("--questions", type=int, default=2000, help="of a new store, and at most so many for the sweep")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=40, help="cap of the search that is compared with the whole grid")
+    parser.add_argument("--rows", type=int, default=100_000, help="of the memory measurement")
+    parser.add_argument("--width", type=int, default=4096)
+    parser.add_argument("--parts", nargs="*", default=["ridge", "mlp", "search"], choices=[*PARTS, "memory"])
+    args = parser.parse_args()
+    print(f"{torch.get_num_threads()} threads", flush=True)
+    if "memory" in args.parts:
+        bench_memory(args.rows, args.width)
+    if set(args.parts) - {"memory"}:
+        with tempfile.TemporaryDirectory() as temporary:
+            store = open_store(args.store or Path(temporary) / "store", args.data, args.questions)
+            for part in args.parts:
+                if part in PARTS:
+                    PARTS[part](store, args)
+
+
+def open_store(folder: Path, data: Path | None, n: int) -> ActivationStore:
+    """Open a store, or make it with SmolLM2."""
+    if (folder / "journal.jsonl").exists():
+        try:
+            return ActivationStore(folder)
+        except CoralError:
+            pass  # not finished: extract goes on
+    from coral_lens.models import load_model
+    from coral_lens.questions import load_questions
+    from coral_lens.tasks import TaskOptions
+
+    model = load_model("smollm2")
+    questions = load_questions("commonsense_qa_cloze:train", TaskOptions(limit=n, data_dir=data))
+    return extract(model, questions, folder, what=Extraction(layers=all_layers(model)))
+
+
+# -------------------------------------------------------------------------------------------------------------- data
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The first questions of a store: residuals, questions of rows, and which rows train and validate."""
+
+    store: ActivationStore
+    r: np.ndarray
+    question: np.ndarray
+    train: np.ndarray
+    validation: np.ndarray
+
+    def layer(self, layer: int) -> LayerData:
+        """Read one layer and standardise it with training statistics."""
+        states = self.store.layer(layer)
+        standardiser = fit_standardiser(states[self.train])
+        z, z_val = (standardiser(states[rows]) for rows in (self.train, self.validation))
+        return LayerData(z, self.r[self.train], z_val, self.r[self.validation])
+
+
+def rows_of_store(store: ActivationStore, n_questions: int) -> Rows:
+    """Divide the first questions of a store, four for training to one for validation."""
+    table = store.table
+    mask = split_mask(store.questions, fraction=0.2, seed=0)
+    first = np.arange(len(mask)) < n_questions
+    question = np.repeat(np.arange(len(mask)), np.diff(table.offsets))
+    train, validation = (rows_of(table.offsets, first & part) for part in (~mask, mask))
+    return Rows(store, residuals(table, base_probs(table, "token")), question, train, validation)
+
+
+def ranked_layers(rows: Rows) -> list[tuple[float, int]]:
+    """Return ridge's validation R2 of each layer, best first."""
+    found = []
+    for layer in rows.store.layers:
+        data = rows.layer(layer)
+        scores = [r_squared(data.r_val, probe.predict(data.z_val)) for probe in fit_ridge_path(data.z, data.r)]
+        found.append((max(scores), layer))
+    return sorted(found, reverse=True)
+
+
+def seconds(call: Callable[[], object]) -> float:
+    """Return how long a call takes."""
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def ratios(ours: Callable[[], object], theirs: Callable[[], object], rounds: int) -> tuple[float, float, float]:
+    """Return the medians of our time, of theirs and of their ratio over rounds in turns."""
+    pairs = []
+    for i in range(rounds):
+        order = (ours, theirs) if i % 2 else (theirs, ours)
+        times = {call: seconds(call) for call in order}
+        pairs.append((times[ours], times[theirs]))
+    mine, other = (statistics.median(side) for side in zip(*pairs, strict=True))
+    return mine, other, statistics.median(b / a for a, b in pairs)
+
+
+# ------------------------------------------------------------------------------------------------------------- parts
+
+
+def bench_ridge(store: ActivationStore, args: argparse.Namespace) -> None:
+    """Ridge with grouped folds and all penalties against RidgeCV with the same folds."""
+    from sklearn.linear_model import Ridge, RidgeCV
+    from sklearn.model_selection import GroupKFold
+
+    rows = rows_of_store(store, 1000)
+    data, groups = rows.layer(middle(store)), rows.question[rows.train]
+    splits = list(GroupKFold(FOLDS).split(data.z, groups=groups))
+    folds = np.empty(len(groups), dtype=np.int64)
+    for k, (_, held_out) in enumerate(splits):
+        folds[held_out] = k
+    wide = data.z.astype(np.float64)
+    theirs = RidgeCV(alphas=PENALTIES, cv=splits)
+    mine, other, ratio = ratios(
+        lambda: fit_ridge_folds(data.z, data.r, folds), lambda: theirs.fit(wide, data.r), args.rounds
+    )
+    _, probes = fit_ridge_folds(data.z, data.r, folds)
+    gaps = []
+    for penalty, probe in zip(PENALTIES, probes, strict=True):
+        coefficients = Ridge(alpha=penalty, solver="cholesky").fit(wide, data.r).coef_
+        gaps.append(np.abs(probe.weight - coefficients).max() / np.abs(coefficients).max())
+    chosen = probes[int(np.argmin(np.abs(np.asarray(PENALTIES) - theirs.alpha_)))]
+    gap = np.abs(chosen.weight - theirs.coef_).max() / np.abs(theirs.coef_).max()
+    print(
+        f"ridge, {len(data.r)} x {data.z.shape[1]}, {FOLDS} folds, {len(PENALTIES)} penalties: {mine:.2f} s, RidgeCV "
+        f"{other:.2f} s: {ratio:.1f} times faster (wanted 10); largest relative difference of coefficients {gap:.1e} at "
+        f"RidgeCV's penalty {theirs.alpha_:g}, {max(gaps):.1e} at any (allowed 1e-6)",
+        flush=True,
+    )
+
+
+def bench_mlp(store: ActivationStore, args: argparse.Namespace) -> None:
+    """One MLP fit, with dropout and validation, against MLPRegressor's, without; same shape, batches and epochs."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.neural_network import MLPRegressor
+
+    warnings.simplefilter("ignore", ConvergenceWarning)
+    epochs = 2
+    data = rows_of_store(store, 1000).layer(middle(store))
+    settings = MlpSettings(max_epochs=epochs, patience=epochs)
+    r = data.r.astype(np.float32)
+
+    def ours() -> None:
+        fit_mlp((data.z, r), (data.z_val, data.r_val), settings, seed=0)
+
+    def theirs() -> None:
+        MLPRegressor(
+            hidden_layer_sizes=settings.hidden,
+            batch_size=settings.batch_size,
+            learning_rate_init=settings.learning_rate,
+            max_iter=epochs,
+            n_iter_no_change=epochs + 1,
+            random_state=0,
+        ).fit(data.z, r)
+
+    ours()  # once, so that torch is warm
+    mine, other, ratio = ratios(ours, theirs, args.rounds)
+    print(
+        f"MLP {settings.hidden}, {len(r)} rows, {epochs} epochs: {mine / epochs:.2f} s an epoch, MLPRegressor "
+        f"{other / epochs:.2f} s: {ratio:.2f} times faster (wanted 1)",
+        flush=True,
+    )
+
+
+def bench_search(store: ActivationStore, args: argparse.Namespace) -> None:
+    """The search against the whole grid: the 8 best layers, 8 settings, 1,000 questions."""
+    rows = rows_of_store(store, 1000)
+    ranked = ranked_layers(rows)
+    layers = [layer for _, layer in ranked[:8]]
+    grid = [replace(point, max_epochs=args.epochs) for point in GRID[::3]]
+    found: dict[str, tuple[Found, float, float]] = {}
+    for name, budget in (("search", SearchBudget()), ("whole grid", EXHAUSTIVE)):
+        start, busy = time.perf_counter(), time.process_time()
+        outcome = search_mlp(rows.layer, layers, grid, seed=0, budget=budget)
+        found[name] = outcome, time.perf_counter() - start, time.process_time() - busy
+        print(f"{name}: {describe(outcome)}; {found[name][1]:.0f} s, processors {found[name][2]:.0f} s", flush=True)
+    (ours, short, cpu_short), (theirs, long, cpu_long) = found["search"], found["whole grid"]
+    print(
+        f"8 layers x 8 settings x 1,000 questions: {long / short:.1f} times less time (wanted 5), {cpu_long / cpu_short:.1f} "
+        f"times less processor time, validation R2 "
+        f"{ours.best.r2 - theirs.best.r2:+.4f} (allowed -0.005); ridge {ranked[0][0]:.4f}",
+        flush=True,
+    )
+
+
+def bench_sweep(store: ActivationStore, args: argparse.Namespace) -> None:
+    """A whole model: ridge ranks all layers, then the search over all of them and the default grid."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    rows = rows_of_store(store, args.questions)
+    start, busy = time.perf_counter(), time.process_time()
+    ranked = ranked_layers(rows)
+    ridge_time = time.perf_counter() - start
+    total = planned_epochs(len(ranked), GRID)
+    with Progress(console=Console(stderr=True)) as progress, tempfile.TemporaryDirectory() as folder:
+        task = progress.add_task("epochs", total=total)
+        found = search_mlp(
+            rows.layer,
+            [layer for _, layer in ranked],
+            GRID,
+            seed=0,
+            journal=Path(folder) / "search.jsonl",
+            progress=lambda n: progress.advance(task, n),
+        )
+    whole, busy = time.perf_counter() - start, time.process_time() - busy
+    print(
+        f"sweep, {len(ranked)} layers x {len(GRID)} settings, {rows.train.sum()} training rows: {describe(found)}; "
+        f"{whole / 60:.1f} minutes (wanted 20), of which ridge {ridge_time:.0f} s; processors "
+        f"{busy / 60:.1f} minutes; ridge R2 {ranked[0][0]:.4f}",
+        flush=True,
+    )
+
+
+def describe(found: Found) -> str:
+    """Return the outcome of a search in a line."""
+    epochs, best = sum(t.epochs for t in found.trials), found.best
+    return (
+        f"{epochs} epochs of {len(found.trials)} trials, best R2 {best.r2:.4f} at layer {best.layer}, weight decay "
+        f"{best.settings.weight_decay:g}, output penalty {best.settings.output_penalty:g}, learning rate "
+        f"{best.settings.learning_rate:g}, {best.epochs} epochs"
+    )
+
+
+def middle(store: ActivationStore) -> int:
+    """Return a layer in the middle, where probes work."""
+    return store.layers[3 * len(store.layers) // 5]
+
+
+PARTS: dict[str, Callable[[ActivationStore, argparse.Namespace], None]] = {
+    "ridge": bench_ridge,
+    "mlp": bench_mlp,
+    "search": bench_search,
+    "sweep": bench_sweep,
+}
+
+
+# ------------------------------------------------------------------------------------------------------------ memory
+
+
+def bench_memory(n_rows: int, width: int) -> None:
+    """Peak memory of each step of a fit whose states are in a file, above what the process had before it."""
+    with tempfile.TemporaryDirectory() as folder:
+        states = mapped(Path(folder) / "states", n_rows, width)
+        r = np.tanh(states[:, 0].astype(np.float64)) * 0.5
+        z = np.memmap(Path(folder) / "z", dtype=np.float16, mode="w+", shape=states.shape)
+        cut = 4 * n_rows // 5
+        settings = MlpSettings(max_epochs=1)
+        steps: Sequence[tuple[str, Callable[[], object]]] = (
+            ("standardise", lambda: fit_standardiser(states)(states, out=z)),
+            ("mlp, 1 epoch", lambda: fit_mlp((z[:cut], r[:cut]), (z[cut:], r[cut:]), settings, seed=0)),
+            ("ridge path", lambda: fit_ridge_path(z, r)),
+            (f"ridge, {FOLDS} folds", lambda: fit_ridge_folds(z, r, np.arange(n_rows) * FOLDS // n_rows)),
+        )
+        for name, step in steps:
+            with peak_memory() as peak:
+                time_taken = seconds(step)
+            print(
+                f"{name}, {n_rows} x {width}: peak {peak[0] / 2**30:.2f} GiB above the start (allowed 3), {time_taken:.0f} s",
+                flush=True,
+            )
+
+
+def mapped(path: Path, n_rows: int, width: int) -> np.memmap:
+    """Write random states to a file, a little at a time, and map it."""
+    rng = np.random.default_rng(0)
+    states = np.memmap(path, dtype=np.float16, mode="w+", shape=(n_rows, width))
+    for start in range(0, n_rows, 1000):
+        states[start : start + 1000] = rng.standard_normal((min(1000, n_rows - start), width), dtype=np.float32)
+    return states
+
+
+@contextmanager
+def peak_memory() -> Iterator[list[int]]:
+    """Measure the largest growth of the process's own memory, every 10 ms; mapped pages are the system's to drop."""
+    peak, stop, start = [0], threading.Event(), own_memory()
+
+    def watch() -> None:
+        while not stop.wait(0.01):
+            peak[0] = max(peak[0], own_memory() - start)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield peak
+    finally:
+        stop.set()
+        thread.join()
+
+
+def own_memory() -> int:
+    """Return the bytes of memory that belong to this process alone (Linux)."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return 1024 * int(line.split()[1])
+    raise CoralError("Memory is measured on Linux only.")
+
+
+if __name__ == "__main__":
+    main()

@@ -670,6 +670,34 @@ def test_questions_that_share_shots_stay_shared_under_the_border(prefills: list[
     assert prefills == [[61, 47]]
 
 
+def straddling_prompts() -> list[Prompt]:
+    """Options on both sides of the border: by their own length, after shots that others share, and by their contexts."""
+    shots, near = draw_ids(61, 101), draw_ids(ROPE_BORDER - 3, 5)
+    tails = tuple(draw_ids(n, 40 + n) for n in (1, 3, 4, 20, 2))
+    after_shots = [Prompt(f"shots {i}", ((*shots, *draw_ids(60, 50 + i)),) * 5, tails) for i in range(2)]
+    contexts = (near, near[:50], draw_ids(140, 6), near, near)
+    return [Prompt("own", (near,) * 5, tails), *after_shots, Prompt("contexts", contexts, tails)]
+
+
+@pytest.mark.parametrize("packing", ["tree", "plain"])
+@pytest.mark.parametrize("budget", [1, 1000, 100_000])
+def test_options_on_both_sides_of_the_border_score_and_pool_as_their_own_passes(packing: Packing, budget: int) -> None:
+    model = make_model("phi3-longrope")
+    prompts = [*few_shot_prompts(), *straddling_prompts(), *ragged_prompts()]
+    before = hook_counts(model)
+    found = run(model, prompts, budget=budget, packing=packing)
+    assert hook_counts(model) == before
+    assert_close(found, reference(model, prompts))
+
+
+def test_with_the_long_factors_for_all_the_short_options_would_be_wrong() -> None:
+    model, prompt = make_model("phi3-longrope"), straddling_prompts()[0]
+    wrong = score_batch(model, collate({0: build_tree(prompt)}, [(0,)])).logprobs
+    gaps = (wrong - reference(model, [prompt]).logprobs).abs()
+    assert float(gaps[3]) < 1e-4
+    assert float(gaps[[0, 1, 4]].max()) > 0.05
+
+
 @pytest.mark.parametrize("family", ["llama", "mistral-window", "gpt2"])
 def test_other_models_have_no_border(family: str) -> None:
     assert make_model(family).rope_border is None

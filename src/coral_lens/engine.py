@@ -151,7 +151,7 @@ def score_batch(
     ids, positions = batch.input_ids.to(model.device), batch.position_ids.to(model.device)
     with tapped(model, batch, readers=readers, edits=edits):
         if batch.allowed is None:
-            states = model.plain_body(ids)
+            states = model.plain_body(ids, batch.lengths)
         else:
             states = model.tree_body(ids, positions, batch.allowed.to(model.device), cache)
     token_logprobs = answer_logprobs(model, states, batch)

@@ -276,5 +276,5 @@ def test_a_forward_that_others_have_replaced_is_put_back() -> None:
 
 def test_states_that_break_the_scores_are_refused_by_name(tiny: Model) -> None:
     _, checkpoint = one_row(tiny)
-    with pytest.raises(CoralError, match="not finite, first for question 'q'"):
+    with pytest.raises(CoralError, match="not finite for question 'q': its weights"):
         rerun(tiny, checkpoint, torch.full_like(checkpoint.states, torch.nan))

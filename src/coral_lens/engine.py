@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from coral_lens.errors import CoralError
-from coral_lens.layout import Batch, Packing, Plan, build_tree, collate, lay_out, prefix_batch
+from coral_lens.layout import Batch, Packing, Plan, PlannedBatch, build_tree, collate, lay_out, prefix_batch
 from coral_lens.records import Prompt
 
 if TYPE_CHECKING:
@@ -109,12 +109,44 @@ def score(
     *,
     readers: Sequence[Reader] = (),
     edits: Sequence[Edit] = (),
+    on_broken: OnBroken | None = None,
 ) -> Iterator[ScoredBatch]:
-    """Yield the scores and readings of each batch of the plan, in its order."""
+    """Yield the scores and readings of each batch of the plan, in its order.
+
+    One token that is not finite spoils its whole row. The questions of such a batch are scored one by one, each a batch:
+    those that are broken by themselves have no scores, and `on_broken` is told their numbers. Without it they are an error.
+    """
     prefixes = Prefixes(model, edits)
-    for planned in plan.batches:
+
+    def scored(planned: PlannedBatch) -> ScoredBatch:
         batch = lay_out(prompts, planned, packing=plan.packing)
-        yield score_batch(model, batch, readers=readers, edits=edits, prefixes=prefixes)
+        return score_batch(model, batch, readers=readers, edits=edits, prefixes=prefixes)
+
+    for planned in plan.batches:
+        try:
+            some = iter([scored(planned)])
+        except NotFiniteError:
+            some = one_by_one(planned, scored, on_broken)
+        yield from some
+
+
+OnBroken = Callable[[int], None]
+"""Told the number of a question whose own scores or states are not finite."""
+
+
+def one_by_one(
+    planned: PlannedBatch, scored: Callable[[PlannedBatch], ScoredBatch], on_broken: OnBroken | None
+) -> Iterator[ScoredBatch]:
+    """Yield each question of a batch in a batch of its own, but for those that are broken by themselves."""
+    for question in planned.questions:
+        try:
+            alone = scored(replace(planned, rows=((question,),), prefixes=(0,)))
+        except NotFiniteError:
+            if on_broken is None:
+                raise
+            on_broken(question)
+        else:
+            yield alone
 
 
 class Prefixes:
@@ -155,24 +187,26 @@ def score_batch(
         else:
             states = model.tree_body(ids, positions, batch.allowed.to(model.device), cache)
     token_logprobs = answer_logprobs(model, states, batch)
-    refuse_broken(model, batch, token_logprobs)
     sums = torch.segment_reduce(token_logprobs.double(), "sum", lengths=batch.answer_offsets.diff(), axis=0)
     readings: dict[str, Tensor] = {}
     for reader in readers:
         readings |= {name: tensor.cpu() for name, tensor in reader.take().items()}
+    refuse_broken(model, batch, token_logprobs, *readings.values())
     return ScoredBatch(batch, sums, readings)
 
 
-def refuse_broken(model: Model, batch: Batch, token_logprobs: Float[Tensor, " token"]) -> None:
-    """Refuse log-probabilities that are not finite, and name the first question that has one."""
-    bad = ~torch.isfinite(token_logprobs)
-    if not bad.any():
+class NotFiniteError(CoralError):
+    """Scores or states of a batch are not finite."""
+
+
+def refuse_broken(model: Model, batch: Batch, *found: Tensor) -> None:
+    """Refuse scores and states that are not finite; the question at fault is known only where it is alone in its batch."""
+    if all(bool(tensor.isfinite().all()) for tensor in found):
         return
-    option = int(torch.searchsorted(batch.answer_offsets, bad.nonzero()[0], right=True)) - 1
-    question = batch.names[int((torch.from_numpy(batch.option_offsets) <= option).sum()) - 1]
-    raise CoralError(
-        f"The model {model.name!r} gives log-probabilities that are not finite, first for question {question!r}: its "
-        "weights or dtype are broken; try --dtype float32. Finished work is kept."
+    others = f" or one of the {len(batch.names) - 1} scored with it" if len(batch.names) > 1 else ""
+    raise NotFiniteError(
+        f"The model {model.name!r} gives scores or states that are not finite for question {batch.names[0]!r}{others}: "
+        "its weights or dtype are broken; try --dtype float32. Finished work is kept."
     )
 
 

@@ -181,9 +181,7 @@ def rerun(
         at = part.flat_positions((live.cumsum(0) - 1)[entry[fresh]], column[fresh])
         some = replace(batch, answer_tokens=at, before_tokens=at, targets=batch.targets[tokens[fresh]])
         token_logprobs[fresh] = answer_logprobs(model, final, some)
-    broken = checkpoint.token_logprobs.clone()
-    broken[tokens[~token_logprobs.isfinite()]] = torch.nan
-    refuse_broken(model, batch, broken)
+    refuse_broken(model, batch, token_logprobs)
     return summed(token_logprobs, lengths)
 
 

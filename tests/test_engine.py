@@ -29,7 +29,7 @@ from coral_lens.engine import (
 )
 from coral_lens.errors import CoralError
 from coral_lens.layout import Batch, Packing, PlannedBatch, build_tree, collate, lay_out, plan_for
-from coral_lens.models import Model, wrap
+from coral_lens.models import Model, load_model, wrap
 from coral_lens.prefixes import PrefixGroup
 from coral_lens.prompts import fit_length, render, tokenize
 from coral_lens.records import Prompt, Style
@@ -770,7 +770,75 @@ def test_every_family_passes_its_self_check(any_tiny: Model) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert choose_packing(any_tiny) == "tree"
-    assert self_check(any_tiny, check_prompts(any_tiny)) < 1e-4
+    assert self_check(any_tiny, check_prompts(any_tiny)).difference < 1e-4
+
+
+WINDOW_FAMILIES = ["mistral-window", "qwen2-window", "qwen3-window", "gemma2", "gemma3", "phi3-window"]
+HALF = [torch.bfloat16, torch.float16]
+
+
+def in_half(model: Model, dtype: torch.dtype) -> Model:
+    return wrap(deepcopy(model.hf).to(dtype), model.tokenizer, name=f"half-{model.name}")
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_every_family_passes_its_self_check_in_half_precision(any_tiny: Model, dtype: torch.dtype) -> None:
+    half = in_half(any_tiny, dtype)
+    check = self_check(half, check_prompts(half))
+    assert check.sound
+    assert check.excess < 0.5, "rounding should be far from an alarm"
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("family", WINDOW_FAMILIES)
+def test_a_wrong_mask_is_noticed_in_half_precision(family: str, dtype: torch.dtype) -> None:
+    wrong = replace(in_half(make_model(family), dtype), mask_form="full")
+    check = self_check(wrong, check_prompts(wrong))
+    assert check.excess > 5
+    with pytest.warns(UserWarning, match=r"packed and plain log-probabilities differ by .* in a row of its own"):
+        assert choose_packing(wrong) == "plain"
+
+
+def leak(tree: layout.Tree) -> np.ndarray:
+    """A mask under which options see the options before them."""
+    return np.tri(len(tree), dtype=bool)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_options_that_see_each_other_are_noticed_in_half_precision(
+    any_tiny: Model, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half = in_half(any_tiny, dtype)
+    monkeypatch.setattr(layout, "ancestors", leak)
+    assert self_check(half, check_prompts(half)).excess > 2
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_real_model_passes_its_self_check_in_half_precision_and_a_leak_does_not(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_model("smollm2", dtype=dtype)
+    prompts = check_prompts(model)
+    assert self_check(model, prompts).excess < 0.5
+    monkeypatch.setattr(layout, "ancestors", leak)
+    assert self_check(model, prompts).excess > 2
+
+
+def test_a_model_that_gives_nothing_finite_is_refused_before_any_question() -> None:
+    model = make_model("llama")
+    model.hf.model.layers[1].mlp.down_proj.weight[0, 0] = float("nan")
+    with pytest.raises(CoralError, match=r"'tiny-llama' gives scores that are not finite, whatever it is asked"):
+        choose_packing(model)
+
+
+def test_a_model_that_fails_a_part_of_its_self_check_is_scored_plainly() -> None:
+    model = make_model("llama")
+    only_first = set(check_prompts(model)[0].contexts[0]) - {
+        t for c, o in pairs(check_prompts(model)[1]) for t in c + o
+    }
+    break_token(model, only_first.pop())
+    with pytest.warns(UserWarning, match="not all scores and states of its self-check are finite"):
+        assert choose_packing(model) == "plain"
 
 
 def test_the_self_check_holds_ragged_options_that_begin_alike(tiny: Model) -> None:
@@ -809,9 +877,7 @@ def test_a_model_without_attention_has_no_heads_to_read_or_edit(readers: bool) -
     assert hook_counts(model) == before
 
 
-@pytest.mark.parametrize(
-    "family", ["mistral-window", "qwen2-window", "qwen3-window", "gemma2", "gemma3", "phi3-window"]
-)
+@pytest.mark.parametrize("family", WINDOW_FAMILIES)
 def test_a_wrong_mask_is_noticed_and_plain_rows_are_then_exact(family: str) -> None:
     model = replace(make_model(family), mask_form="full")
     prompts = ragged_prompts()

@@ -18,7 +18,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from coral_lens.errors import CoralError
-from coral_lens.layout import Batch, Packing, Plan, PlannedBatch, build_tree, collate, lay_out, prefix_batch
+from coral_lens.layout import Batch, Packing, Plan, PlannedBatch, build_tree, collate, lay_out, plan_for, prefix_batch
 from coral_lens.records import Prompt
 
 if TYPE_CHECKING:
@@ -295,8 +295,10 @@ CHECK_TEXTS = (
     ("The sun rises in the", (" east", " west, as everybody knows")),
 )
 TOLERANCE = {torch.float32: 2e-3, torch.float64: 1e-6}
-HALF_TOLERANCE = 0.5
-"""Log-probabilities of the tree and of plain passes may differ by this much: rounding, in half precision a lot of it."""
+"""Log-probabilities of the tree and of plain passes may differ by this much."""
+ROUNDINGS = 1.5
+"""In half precision log-probabilities move by tenths of a nat from rounding alone, so that no fixed tolerance tells it from
+a wrong mask. States of the tree may differ from plain ones by so many times what one more rounding of every layer does."""
 
 MASK_REFUSALS = (RuntimeError, ValueError, TypeError, LookupError, AttributeError)
 """What models raise that cannot take the tree's attention mask; some look for an attribute of a mask of another form."""
@@ -313,27 +315,80 @@ def check_prompts(model: Model) -> list[Prompt]:
     return prompts
 
 
-def self_check(model: Model, prompts: Sequence[Prompt]) -> float:
-    """Return the largest difference in log-probability between the tree and plain passes over the same prompts."""
+@dataclass(frozen=True, slots=True)
+class SelfCheck:
+    """How far the packed tree is from plain passes over the same prompts."""
+
+    difference: float
+    """Largest difference in an option's log-probability."""
+    excess: float
+    """The difference, of log-probabilities or in half precision of states, divided by what rounding explains."""
+
+    @property
+    def sound(self) -> bool:
+        return self.excess <= 1
+
+
+def self_check(model: Model, prompts: Sequence[Prompt]) -> SelfCheck:
+    """Compare the tree with plain passes over the same prompts."""
+    reader = PooledResidual(tuple(range(model.n_layers + 1)))
     trees = dict(enumerate(build_tree(p) for p in prompts))
-    packed = score_batch(model, collate(trees, [tuple(trees)], packing="tree")).logprobs
-    plain = score_batch(model, collate(trees, [(i,) for i in trees], packing="plain")).logprobs
-    return float((packed - plain).abs().max())
+    packed = score_batch(model, collate(trees, [tuple(trees)], packing="tree"), readers=[reader])
+    rows = collate(trees, [(i,) for i in trees], packing="plain")
+    plain = score_batch(model, rows, readers=[reader])
+    difference = float((packed.logprobs - plain.logprobs).abs().max())
+    if model.dtype in TOLERANCE:
+        return SelfCheck(difference, difference / TOLERANCE[model.dtype])
+    rounded = score_batch(model, rows, readers=[reader], edits=[Rounding(reader.sites)])
+    # layer by layer: rounding grows on its way up, and would hide in the last layer what is plain to see in the first
+    ratios = [distance(packed, plain, name) / (distance(rounded, plain, name) or 1.0) for name in plain.readings]
+    return SelfCheck(difference, max(ratios) / ROUNDINGS)
+
+
+def distance(one: ScoredBatch, other: ScoredBatch, name: str) -> float:
+    """Return the distance between two readings of the same name."""
+    return float((one.readings[name] - other.readings[name]).norm())
+
+
+@dataclass
+class Rounding:
+    """Moves every state by up to one unit in its last place, as if it had been rounded once more."""
+
+    sites: tuple[Site, ...]
+    _random: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0), repr=False)
+
+    def edit(self, site: Site, states: Tensor, batch: Batch) -> Tensor:
+        moves = torch.rand(states.shape, generator=self._random).to(states.device) * 2 - 1
+        return (states.float() * (1 + torch.finfo(states.dtype).eps * moves)).to(states.dtype)
 
 
 def choose_packing(model: Model) -> Packing:
     """Return `tree` if the model scores a question the same way packed and plain, else `plain`, and say so."""
     try:
-        difference = self_check(model, check_prompts(model))
+        check = self_check(model, check_prompts(model))
     except MASK_REFUSALS as error:
         reason = f"it refuses the tree's attention mask ({type(error).__name__})"
+    except NotFiniteError:
+        refuse_checkpoint(model)
+        reason = "not all scores and states of its self-check are finite"
     else:
-        if difference <= TOLERANCE.get(model.dtype, HALF_TOLERANCE) and model.knows_window:
+        if check.sound and model.knows_window:
             return "tree"
         reason = "its family has a sliding window that is not known here"
         if model.knows_window:
-            reason = f"packed and plain log-probabilities differ by {difference:.2g}"
+            reason = f"packed and plain log-probabilities differ by {check.difference:.2g}"
     warnings.warn(
         f"{model.name}: {reason}, so every option is scored in a row of its own, which is slower.", stacklevel=2
     )
     return "plain"
+
+
+def refuse_checkpoint(model: Model) -> None:
+    """Refuse a model that gives nothing finite for any prompt of the self-check, before it does so for every question."""
+    prompts = check_prompts(model)
+    sound = score(model, prompts, plan_for(prompts, token_budget=1, packing="plain"), on_broken=lambda _: None)
+    if not any(True for _ in sound):
+        raise CoralError(
+            f"The model {model.name!r} gives scores that are not finite, whatever it is asked: its weights or dtype are "
+            "broken; try --dtype float32."
+        )

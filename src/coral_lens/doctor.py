@@ -84,7 +84,7 @@ def packing_check(model: Model) -> Finding:
         check = self_check(model, check_prompts(model))
     except MASK_REFUSALS as error:
         return Finding("packed against plain", f"refused: {error}", ok=False)
-    said = f"log-probs differ by {check.difference:.1e}, {check.excess:.1g} times what rounding may do"
+    said = f"log-probs differ by {check.difference:.1e}, {check.excess:.2g} times what rounding may do"
     return Finding("packed against plain", said, check.sound)
 
 

@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=100)
     parser.add_argument("--shots", type=int, nargs="*", default=[0, 5])
     parser.add_argument("--tasks", nargs="*", default=TASKS)
+    parser.add_argument("--batch-size", type=int, default=4, help="of HFLM, which holds the logits of all positions")
     args = parser.parse_args()
     model = load_model(args.model)
     for task in args.tasks:
@@ -45,7 +46,10 @@ def main() -> None:
             except CoralError as error:
                 print(f"{task:<22} {shots}-shot: not compared: {error}", flush=True)
                 continue
-            print(f"{task:<22} {shots}-shot, {len(questions):4d} questions: {compare(model, questions)}", flush=True)
+            print(
+                f"{task:<22} {shots}-shot, {len(questions):4d} questions: {compare(model, questions, args.batch_size)}",
+                flush=True,
+            )
 
 
 def some_of(task: str, shots: int, data: Path | None, n: int) -> list[Question]:
@@ -55,11 +59,11 @@ def some_of(task: str, shots: int, data: Path | None, n: int) -> list[Question]:
     return sample(questions, n, seed=0)
 
 
-def compare(model: Model, questions: list[Question]) -> str:
+def compare(model: Model, questions: list[Question], batch_size: int) -> str:
     """Return the largest difference and the agreement of both accuracies."""
     asked = prepare(questions, Style(), model)
     ours = our_logprobs(model, asked.prompts)
-    theirs = hflm_logprobs(model, asked.rendered)
+    theirs = hflm_logprobs(model, asked.rendered, batch_size)
     gaps = [np.abs(a - b) for a, b in zip(ours, theirs, strict=True)]
     excess = [(g - np.maximum(1e-3, 1e-5 * np.abs(b))).max() for g, b in zip(gaps, theirs, strict=True)]
     lengths = [np.array([len(c) for c in r.choices]) for r in asked.rendered]
@@ -82,12 +86,12 @@ def our_logprobs(model: Model, prompts: tuple[Prompt, ...]) -> list[np.ndarray]:
     return found
 
 
-def hflm_logprobs(model: Model, rendered: tuple[Rendered, ...]) -> list[np.ndarray]:
+def hflm_logprobs(model: Model, rendered: tuple[Rendered, ...], batch_size: int) -> list[np.ndarray]:
     """Return what lm-eval's HFLM gives for the same requests."""
     from lm_eval.api.instance import Instance
     from lm_eval.models.huggingface import HFLM
 
-    lm = HFLM(pretrained=model.hf, tokenizer=model.tokenizer, batch_size=4, max_length=model.max_length)
+    lm = HFLM(pretrained=model.hf, tokenizer=model.tokenizer, batch_size=batch_size, max_length=model.max_length)
     requests = [
         Instance("loglikelihood", {}, pair, i)
         for r in rendered

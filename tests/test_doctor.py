@@ -79,6 +79,21 @@ def test_a_mask_without_the_window_is_found(family: str) -> None:
     assert "log-probs differ by" in said["packed against plain"]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_mask_without_the_window_is_found_in_half_precision(dtype: torch.dtype) -> None:
+    model = make_model("mistral-window")
+    half = wrap(model.hf.to(dtype), model.tokenizer, name="half")
+    assert list(complaints(replace(half, mask_form="full"))) == ["packed against plain"]
+
+
+def test_weights_that_are_not_finite_are_found() -> None:
+    model = make_model("llama")
+    model.hf.model.norm.weight[0] = float("nan")
+    said = complaints(model)
+    assert list(said) == ["scores and states"]
+    assert "not finite" in said["scores and states"]
+
+
 def test_a_mask_that_the_model_refuses_is_found(tiny: Model) -> None:
     said = complaints(replace(tiny, mask_form="by_layer"))
     assert list(said) == ["packed against plain"]

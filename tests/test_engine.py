@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -19,6 +19,7 @@ from coral_lens.engine import (
     Edit,
     PooledResidual,
     Reader,
+    ScoredBatch,
     Site,
     check_prompts,
     choose_packing,
@@ -28,7 +29,7 @@ from coral_lens.engine import (
 )
 from coral_lens.errors import CoralError
 from coral_lens.layout import Batch, Packing, PlannedBatch, build_tree, collate, lay_out, plan_for
-from coral_lens.models import Model, wrap
+from coral_lens.models import Model, load_model, wrap
 from coral_lens.prefixes import PrefixGroup
 from coral_lens.prompts import fit_length, render, tokenize
 from coral_lens.records import Prompt, Style
@@ -59,19 +60,23 @@ def run(
     edits: Sequence[Edit] = (),
 ) -> Scores:
     """Score prompts and put the rows of all batches into the order of the questions."""
-    logprobs: dict[int, Tensor] = {}
-    readings: dict[int, dict[str, Tensor]] = {}
     readers = [PooledResidual(LAYERS)] if readers is None else readers
     plan = plan_for(prompts, token_budget=budget, packing=packing, border=model.rope_border)
-    for scored in score(model, prompts, plan, readers=readers, edits=edits):
+    return in_order(score(model, prompts, plan, readers=readers, edits=edits), range(len(prompts)))
+
+
+def in_order(batches: Iterable[ScoredBatch], order: Sequence[int]) -> Scores:
+    """Put the rows of all batches into the given order of their questions."""
+    logprobs: dict[int, Tensor] = {}
+    readings: dict[int, dict[str, Tensor]] = {}
+    for scored in batches:
         edges = scored.batch.option_offsets
         for i, question in enumerate(scored.batch.questions):
             logprobs[question] = scored.logprobs[edges[i] : edges[i + 1]]
             readings[question] = {k: v[edges[i] : edges[i + 1]] for k, v in scored.readings.items()}
-    order = range(len(prompts))
     return Scores(
         torch.cat([logprobs[q] for q in order]),
-        {name: torch.cat([readings[q][name] for q in order]) for name in readings[0]},
+        {name: torch.cat([readings[q][name] for q in order]) for name in readings[order[0]]},
     )
 
 
@@ -611,31 +616,86 @@ def test_a_layer_that_does_not_exist_is_refused(tiny: Model, site: Site) -> None
         run(tiny, ragged_prompts(), edits=[edit])
 
 
+def break_token(model: Model, token: int, value: float = float("nan")) -> Model:
+    """Give one token an embedding that is not finite."""
+    model.hf.get_input_embeddings().weight[token] = value
+    return model
+
+
 def test_a_model_with_broken_weights_is_refused() -> None:
     model = make_model("llama")
     model.hf.model.layers[1].mlp.down_proj.weight[0, 0] = float("nan")
-    with pytest.raises(CoralError, match=r"'tiny-llama' gives log-probabilities that are not finite"):
+    with pytest.raises(CoralError, match=r"'tiny-llama' gives scores or states that are not finite for question"):
         run(model, ragged_prompts())
 
 
-def test_the_question_at_which_scores_break_is_named() -> None:
-    model = make_model("llama")
-    model.hf.model.embed_tokens.weight[77] = float("inf")
-    good, bad = (Prompt(name, ((1, 2),) * 2, ((token, 3), (4,))) for name, token in (("good", 5), ("bad", 77)))
-    for packing in ("tree", "plain"):
-        with pytest.raises(
-            CoralError, match=r"'tiny-llama' gives .* not finite, first for question 'bad': its weights"
-        ):
-            run(model, [good, good, bad, good], packing=packing)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("packing", ["tree", "plain"])
+def test_the_question_at_which_scores_break_is_named_and_not_its_neighbours(packing: Packing, value: float) -> None:
+    model = break_token(make_model("llama"), 77, value)
+    prompts = [Prompt(name, ((1, 2),) * 2, ((token, 3), (4,))) for name, token in (("a", 5), ("b", 6), ("bad", 77))]
+    for order in ([0, 1, 2], [2, 0, 1], [1, 2, 0]):
+        with pytest.raises(CoralError, match=r"not finite for question 'bad': its weights or dtype are broken"):
+            run(model, [prompts[i] for i in order], packing=packing, budget=1000)
 
 
-def test_broken_scores_after_a_shared_prefix_name_their_question() -> None:
-    model = make_model("llama")
-    model.hf.model.embed_tokens.weight[255] = float("inf")
+def test_a_question_that_breaks_after_a_shared_prefix_is_named() -> None:
+    model = break_token(make_model("llama"), 255)
     prompts = [Prompt(f"q{i}", ((*many_ids(100), i),) * 2, ((3,), (4,))) for i in range(3)]
     prompts[1] = replace(prompts[1], options=((3,), (255, 5)))
-    with pytest.raises(CoralError, match="first for question 'q1'"):
+    with pytest.raises(CoralError, match="for question 'q1': "):
         run(model, prompts)
+
+
+def sound_and_broken(prompts: Sequence[Prompt], token: int) -> list[Prompt]:
+    """The prompts, and broken ones among them: by their context, and by an option."""
+    in_context = Prompt("in context", ((1, token, 2),) * 2, ((3,), (4, 5)))
+    in_option = Prompt("in option", ((1, 9, 2),) * 3, ((3,), (token, 5), (4,)))
+    return [prompts[0], in_context, *prompts[1:], in_option]
+
+
+@pytest.mark.parametrize("packing", ["tree", "plain"])
+def test_questions_beside_a_broken_one_are_scored_and_pooled_as_plain_passes_do(
+    any_tiny: Model, packing: Packing
+) -> None:
+    token = 255
+    model = break_token(wrap(deepcopy(any_tiny.hf), any_tiny.tokenizer, name="broken"), token)
+    sound = [p for p in [*ragged_prompts(), *few_shot_prompts()] if all(token not in c + o for c, o in pairs(p))]
+    prompts = sound_and_broken(sound, token)
+    plan = plan_for(prompts, token_budget=300, packing=packing, border=model.rope_border)
+    broken: list[int] = []
+    readers = [PooledResidual(LAYERS)]
+    batches = list(score(model, prompts, plan, readers=readers, on_broken=broken.append))
+    assert sorted(broken) == [1, len(prompts) - 1]
+    kept = [i for i in range(len(prompts)) if i not in broken]
+    assert_close(in_order(batches, kept), reference(model, [prompts[i] for i in kept]))
+
+
+def pairs(prompt: Prompt) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    return list(zip(prompt.contexts, prompt.options, strict=True))
+
+
+def test_states_that_are_not_finite_are_noticed_where_the_scores_are_finite(tiny: Model) -> None:
+    # nothing is predicted from an option's last token, and above the last block no token sees another
+    def overflow(states: Tensor, batch: Batch) -> Tensor:
+        return states.masked_fill((batch.input_ids == 77)[:, :, None], float("inf"))
+
+    edits = [Apply((Site("residual", 3),), overflow)]
+    prompts = [Prompt("good", ((1, 2),) * 2, ((5, 3), (4,))), Prompt("bad", ((1, 2),) * 2, ((5, 77), (4,)))]
+    for packing in ("tree", "plain"):
+        assert (
+            run(tiny, prompts, packing=packing, readers=[PooledResidual((2,))], edits=edits).logprobs.isfinite().all()
+        )
+        with pytest.raises(CoralError, match="states that are not finite for question 'bad': "):
+            run(tiny, prompts, packing=packing, edits=edits)
+
+
+def test_a_batch_of_several_questions_names_one_and_says_how_many_it_could_be() -> None:
+    model = break_token(make_model("llama"), 77)
+    prompts = [Prompt("good", ((1, 2),) * 2, ((5, 3), (4,))), Prompt("bad", ((1, 2),) * 2, ((77, 5), (4,)))]
+    batch = collate(dict(enumerate(map(build_tree, prompts))), [(0, 1)])
+    with pytest.raises(CoralError, match="for question 'good' or one of the 1 scored with it"):
+        score_batch(model, batch)
 
 
 # --------------------------------------------------------------------------------------------------------- longrope
@@ -670,6 +730,34 @@ def test_questions_that_share_shots_stay_shared_under_the_border(prefills: list[
     assert prefills == [[61, 47]]
 
 
+def straddling_prompts() -> list[Prompt]:
+    """Options on both sides of the border: by their own length, after shots that others share, and by their contexts."""
+    shots, near = draw_ids(61, 101), draw_ids(ROPE_BORDER - 3, 5)
+    tails = tuple(draw_ids(n, 40 + n) for n in (1, 3, 4, 20, 2))
+    after_shots = [Prompt(f"shots {i}", ((*shots, *draw_ids(60, 50 + i)),) * 5, tails) for i in range(2)]
+    contexts = (near, near[:50], draw_ids(140, 6), near, near)
+    return [Prompt("own", (near,) * 5, tails), *after_shots, Prompt("contexts", contexts, tails)]
+
+
+@pytest.mark.parametrize("packing", ["tree", "plain"])
+@pytest.mark.parametrize("budget", [1, 1000, 100_000])
+def test_options_on_both_sides_of_the_border_score_and_pool_as_their_own_passes(packing: Packing, budget: int) -> None:
+    model = make_model("phi3-longrope")
+    prompts = [*few_shot_prompts(), *straddling_prompts(), *ragged_prompts()]
+    before = hook_counts(model)
+    found = run(model, prompts, budget=budget, packing=packing)
+    assert hook_counts(model) == before
+    assert_close(found, reference(model, prompts))
+
+
+def test_with_the_long_factors_for_all_the_short_options_would_be_wrong() -> None:
+    model, prompt = make_model("phi3-longrope"), straddling_prompts()[0]
+    wrong = score_batch(model, collate({0: build_tree(prompt)}, [(0,)])).logprobs
+    gaps = (wrong - reference(model, [prompt]).logprobs).abs()
+    assert float(gaps[3]) < 1e-4
+    assert float(gaps[[0, 1, 4]].max()) > 0.05
+
+
 @pytest.mark.parametrize("family", ["llama", "mistral-window", "gpt2"])
 def test_other_models_have_no_border(family: str) -> None:
     assert make_model(family).rope_border is None
@@ -682,7 +770,75 @@ def test_every_family_passes_its_self_check(any_tiny: Model) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert choose_packing(any_tiny) == "tree"
-    assert self_check(any_tiny, check_prompts(any_tiny)) < 1e-4
+    assert self_check(any_tiny, check_prompts(any_tiny)).difference < 1e-4
+
+
+WINDOW_FAMILIES = ["mistral-window", "qwen2-window", "qwen3-window", "gemma2", "gemma3", "phi3-window"]
+HALF = [torch.bfloat16, torch.float16]
+
+
+def in_half(model: Model, dtype: torch.dtype) -> Model:
+    return wrap(deepcopy(model.hf).to(dtype), model.tokenizer, name=f"half-{model.name}")
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_every_family_passes_its_self_check_in_half_precision(any_tiny: Model, dtype: torch.dtype) -> None:
+    half = in_half(any_tiny, dtype)
+    check = self_check(half, check_prompts(half))
+    assert check.sound
+    assert check.excess < 0.5, "rounding should be far from an alarm"
+
+
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("family", WINDOW_FAMILIES)
+def test_a_wrong_mask_is_noticed_in_half_precision(family: str, dtype: torch.dtype) -> None:
+    wrong = replace(in_half(make_model(family), dtype), mask_form="full")
+    check = self_check(wrong, check_prompts(wrong))
+    assert check.excess > 5
+    with pytest.warns(UserWarning, match=r"packed and plain log-probabilities differ by .* in a row of its own"):
+        assert choose_packing(wrong) == "plain"
+
+
+def leak(tree: layout.Tree) -> np.ndarray:
+    """A mask under which options see the options before them."""
+    return np.tri(len(tree), dtype=bool)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_options_that_see_each_other_are_noticed_in_half_precision(
+    any_tiny: Model, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half = in_half(any_tiny, dtype)
+    monkeypatch.setattr(layout, "ancestors", leak)
+    assert self_check(half, check_prompts(half)).excess > 2
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_real_model_passes_its_self_check_in_half_precision_and_a_leak_does_not(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_model("smollm2", dtype=dtype)
+    prompts = check_prompts(model)
+    assert self_check(model, prompts).excess < 0.5
+    monkeypatch.setattr(layout, "ancestors", leak)
+    assert self_check(model, prompts).excess > 2
+
+
+def test_a_model_that_gives_nothing_finite_is_refused_before_any_question() -> None:
+    model = make_model("llama")
+    model.hf.model.layers[1].mlp.down_proj.weight[0, 0] = float("nan")
+    with pytest.raises(CoralError, match=r"'tiny-llama' gives scores that are not finite, whatever it is asked"):
+        choose_packing(model)
+
+
+def test_a_model_that_fails_a_part_of_its_self_check_is_scored_plainly() -> None:
+    model = make_model("llama")
+    only_first = set(check_prompts(model)[0].contexts[0]) - {
+        t for c, o in pairs(check_prompts(model)[1]) for t in c + o
+    }
+    break_token(model, only_first.pop())
+    with pytest.warns(UserWarning, match="not all scores and states of its self-check are finite"):
+        assert choose_packing(model) == "plain"
 
 
 def test_the_self_check_holds_ragged_options_that_begin_alike(tiny: Model) -> None:
@@ -721,9 +877,7 @@ def test_a_model_without_attention_has_no_heads_to_read_or_edit(readers: bool) -
     assert hook_counts(model) == before
 
 
-@pytest.mark.parametrize(
-    "family", ["mistral-window", "qwen2-window", "qwen3-window", "gemma2", "gemma3", "phi3-window"]
-)
+@pytest.mark.parametrize("family", WINDOW_FAMILIES)
 def test_a_wrong_mask_is_noticed_and_plain_rows_are_then_exact(family: str) -> None:
     model = replace(make_model(family), mask_form="full")
     prompts = ragged_prompts()

@@ -309,11 +309,19 @@ def test_a_question_beyond_the_border_has_a_batch_of_its_own() -> None:
     assert [longest(p) for p in (at, beyond, far)] == [120, 121, 162]
     prompts = [below[0], beyond, below[1], far, at, below[2]]
     plan = plan_for(prompts, token_budget=10_000, border=120)
-    assert plan.batches[:2] == (PlannedBatch(((3,),), (0,)), PlannedBatch(((1,),), (0,)))
+    assert plan.batches[:2] == (PlannedBatch(((3,),), (0,), plain=True), PlannedBatch(((1,),), (0,), plain=True))
     (rest,) = plan.batches[2:]
     assert sorted(rest.questions) == [0, 2, 4, 5]
     assert set(rest.prefixes) == {100}
     assert len(plan_for(prompts, token_budget=10_000, border=None).batches) == 1
+
+
+def test_only_a_question_on_both_sides_of_the_border_has_plain_rows() -> None:
+    both, beyond = asked("both", many(1, 10), 2, 3), asked("beyond", many(1, 20), 2, 3)
+    plan = plan_for([both, beyond], token_budget=10_000, border=12)
+    assert plan.batches == (PlannedBatch(((1,),), (0,)), PlannedBatch(((0,),), (0,), plain=True))
+    rows = [lay_out([both, beyond], batch).lengths.tolist() for batch in plan.batches]
+    assert rows == [[len(build_tree(beyond))], [12, 13]]
 
 
 def test_a_border_holds_for_plain_rows_too() -> None:

@@ -125,6 +125,22 @@ def test_a_question_beyond_the_border_of_longrope_keeps_its_factors() -> None:
     torch.testing.assert_close(found, score_batch(model, batch, edits=[edit]).logprobs, **CLOSE)
 
 
+@pytest.mark.parametrize("changed", [0, 1])
+def test_an_option_on_either_side_of_the_border_keeps_its_own_factors(changed: int) -> None:
+    model = make_model("phi3-longrope")
+    context = draw_ids(ROPE_BORDER - 3, 5)
+    prompt = Prompt("both", (context,) * 2, (draw_ids(2, 6), draw_ids(9, 7)))
+    (batch,) = laid_out([prompt], border=model.rope_border)
+    checkpoint = capture(model, batch, 1)
+    states = checkpoint.states.clone()
+    states[changed] = bent(states, batch, "stem_and_answer")[changed]
+    found = rerun(model, checkpoint, states)
+    edit = ReplaceStates(Site("residual", 1), bend, "stem_and_answer")
+    after, before = (score_batch(model, batch, edits=edits).logprobs for edits in ([edit], []))
+    torch.testing.assert_close(found[changed], after[changed], **CLOSE)
+    assert found[1 - changed] == before[1 - changed]
+
+
 # --------------------------------------------------------------------------------------------- what is not computed
 
 
@@ -260,5 +276,5 @@ def test_a_forward_that_others_have_replaced_is_put_back() -> None:
 
 def test_states_that_break_the_scores_are_refused_by_name(tiny: Model) -> None:
     _, checkpoint = one_row(tiny)
-    with pytest.raises(CoralError, match="not finite, first for question 'q'"):
+    with pytest.raises(CoralError, match="not finite for question 'q': its weights"):
         rerun(tiny, checkpoint, torch.full_like(checkpoint.states, torch.nan))

@@ -314,23 +314,86 @@ def test_prompts_that_are_too_long_are_counted_in_one_warning(tiny: Model, tmp_p
     assert store.questions == questions
 
 
-def test_a_question_at_which_the_model_breaks_is_named_and_the_finished_shards_stay(
+# ------------------------------------------------------------------------------- questions at which the model breaks
+
+BREAKS = (Question("breaks", "g", "Why ~?", ("a", "b"), 0), Question("ends", "g", "Why?", ("ab", "b~"), 0))
+"""The first breaks in what is asked, the second in one option."""
+
+
+def broken_model() -> Model:
+    """A model that breaks at one letter, which only the questions above have."""
+    model = make_model("llama")
+    model.hf.get_input_embeddings().weight[model.tokenizer.encode("~")[0]] = float("nan")
+    return model
+
+
+def with_broken() -> list[Question]:
+    questions = store_questions()
+    return [questions[0], BREAKS[0], *questions[1:12], BREAKS[1], *questions[12:]]
+
+
+NAMES_BOTH = (
+    r"^2 question\(s\) left out\. Question 'breaks': 'tiny-llama' gives scores or states that are not finite\. "
+    r"Question 'ends': 'tiny-llama' gives scores or states that are not finite\.$"
+)
+
+
+@pytest.mark.parametrize("changed", [{}, {"token_budget": 5000}, {"packing": "plain"}])
+def test_questions_at_which_the_model_breaks_are_named_and_the_others_are_kept(
+    undisturbed: Path, tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    with pytest.warns(UserWarning, match=NAMES_BOTH) as caught:
+        store = extract(broken_model(), with_broken(), tmp_path, what=replace(WHAT, **changed))
+    assert len(caught) == 1
+    assert store.broken == ["breaks", "ends"]
+    assert store.questions == store_questions()
+    sound = ActivationStore(undisturbed)
+    assert store.table.answers.tolist() == sound.table.answers.tolist()
+    assert store.table.n_tokens.tolist() == sound.table.n_tokens.tolist()
+    np.testing.assert_allclose(store.table.logprobs, sound.table.logprobs, atol=1e-4)
+    for layer in WHAT.layers:
+        np.testing.assert_allclose(store.layer(layer), sound.layer(layer), rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.filterwarnings("ignore:2 question")
+@pytest.mark.parametrize("shard_bytes", [1, 10_000])
+def test_a_stopped_run_with_broken_questions_ends_with_the_same_bytes(
+    tmp_path: Path, shard_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "SHARD_BYTES", shard_bytes)
+    model, questions, told = broken_model(), with_broken(), []
+    extract(model, questions, tmp_path / "whole", what=WHAT, progress=told.append)
+    assert sum(told) == len(questions)
+    for after in range(1, len(questions), 4):
+        folder = tmp_path / str(after)
+        with pytest.raises(KeyboardInterrupt):
+            extract(model, questions, folder, what=WHAT, progress=Stop(after))
+        extract(model, questions, folder, what=WHAT)
+        assert content(folder) == content(tmp_path / "whole")
+
+
+def test_a_finished_store_with_broken_questions_is_returned_at_once_and_names_them_again(
     tmp_path: Path, computed: list[int]
 ) -> None:
-    questions = toy_questions(12)
-    # the shortest question comes last, and it alone has this letter
-    questions[4] = Question("breaks", "g", "~?", ("a", "b"), 0)
-    model = make_model("llama")
-    letter = model.tokenizer.encode("~")[0]
-    sound = model.hf.get_input_embeddings().weight[letter].clone()
-    model.hf.get_input_embeddings().weight[letter] = float("nan")
-    with pytest.raises(CoralError, match=r"first for question 'breaks': .* Finished work is kept"):
-        extract(model, questions, tmp_path, what=WHAT)
-    assert len(shards(tmp_path)) == len(computed) - 1 > 2
-    before = {path.name: path.read_bytes() for path in shards(tmp_path)}
-    model.hf.get_input_embeddings().weight[letter] = sound
-    assert len(extract(model, questions, tmp_path, what=WHAT).table) == 12
-    assert before.items() <= content(tmp_path).items()
+    for _ in range(2):
+        with pytest.warns(UserWarning, match=NAMES_BOTH):
+            extract(broken_model(), with_broken(), tmp_path, what=WHAT)
+        assert sum(computed) == N + 2
+
+
+def test_a_model_that_breaks_at_every_question_is_refused(tmp_path: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(
+            CoralError, match=r"'tiny-llama' gives .* not finite for every question, first 'breaks': its"
+        ):
+            extract(broken_model(), BREAKS, tmp_path, what=WHAT)
+
+
+def test_a_sound_store_has_no_list_of_broken_questions(undisturbed: Path) -> None:
+    assert ActivationStore(undisturbed).broken == []
+    for path in shards(undisturbed):
+        with safe_open(path, framework="pt") as file:
+            assert "broken" not in file.keys()  # noqa: SIM118 (no dict)
 
 
 # ------------------------------------------------------------------------------------------------------------- killed

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from coral_lens.engine import (
-    HALF_TOLERANCE,
     MASK_REFUSALS,
-    TOLERANCE,
+    NotFiniteError,
     PooledResidual,
     check_prompts,
     layer_name,
@@ -37,7 +36,11 @@ class Finding:
 
 def examine(model: Model) -> list[Finding]:
     """Return what was found, and the outcome of each check."""
-    return [*parts(model), *tokenizer_checks(model), packing_check(model), layer_check(model)]
+    found = [*parts(model), *tokenizer_checks(model)]
+    try:
+        return [*found, packing_check(model), layer_check(model)]
+    except NotFiniteError as error:
+        return [*found, Finding("scores and states", str(error), ok=False)]
 
 
 def parts(model: Model) -> list[Finding]:
@@ -77,14 +80,12 @@ def tokenizer_checks(model: Model) -> list[Finding]:
 
 def packing_check(model: Model) -> Finding:
     """Compare the packed tree with plain passes."""
-    allowed = TOLERANCE.get(model.dtype, HALF_TOLERANCE)
     try:
-        difference = self_check(model, check_prompts(model))
+        check = self_check(model, check_prompts(model))
     except MASK_REFUSALS as error:
         return Finding("packed against plain", f"refused: {error}", ok=False)
-    return Finding(
-        "packed against plain", f"log-probs differ by {difference:.1e} (allowed {allowed:g})", difference <= allowed
-    )
+    said = f"log-probs differ by {check.difference:.1e}, {check.excess:.2g} times what rounding may do"
+    return Finding("packed against plain", said, check.sound)
 
 
 @torch.inference_mode()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 from coral_lens.attention import cut_blocks
 from coral_lens.errors import CoralError
 from coral_lens.fused import fused
-from coral_lens.layout import Batch, Packing, Plan, build_tree, collate, lay_out, prefix_batch
+from coral_lens.layout import Batch, Packing, Plan, PlannedBatch, build_tree, collate, lay_out, plan_for, prefix_batch
 from coral_lens.records import Prompt
 
 if TYPE_CHECKING:
@@ -111,12 +111,44 @@ def score(
     *,
     readers: Sequence[Reader] = (),
     edits: Sequence[Edit] = (),
+    on_broken: OnBroken | None = None,
 ) -> Iterator[ScoredBatch]:
-    """Yield the scores and readings of each batch of the plan, in its order."""
+    """Yield the scores and readings of each batch of the plan, in its order.
+
+    One token that is not finite spoils its whole row. The questions of such a batch are scored one by one, each a batch:
+    those that are broken by themselves have no scores, and `on_broken` is told their numbers. Without it they are an error.
+    """
     prefixes = Prefixes(model, edits)
-    for planned in plan.batches:
+
+    def scored(planned: PlannedBatch) -> ScoredBatch:
         batch = lay_out(prompts, planned, packing=plan.packing, joined=model.attends_in_blocks)
-        yield score_batch(model, batch, readers=readers, edits=edits, prefixes=prefixes)
+        return score_batch(model, batch, readers=readers, edits=edits, prefixes=prefixes)
+
+    for planned in plan.batches:
+        try:
+            some = iter([scored(planned)])
+        except NotFiniteError:
+            some = one_by_one(planned, scored, on_broken)
+        yield from some
+
+
+OnBroken = Callable[[int], None]
+"""Told the number of a question whose own scores or states are not finite."""
+
+
+def one_by_one(
+    planned: PlannedBatch, scored: Callable[[PlannedBatch], ScoredBatch], on_broken: OnBroken | None
+) -> Iterator[ScoredBatch]:
+    """Yield each question of a batch in a batch of its own, but for those that are broken by themselves."""
+    for question in planned.questions:
+        try:
+            alone = scored(replace(planned, rows=((question,),), prefixes=(0,)))
+        except NotFiniteError:
+            if on_broken is None:
+                raise
+            on_broken(question)
+        else:
+            yield alone
 
 
 class Prefixes:
@@ -154,11 +186,11 @@ def score_batch(
         with tapped(model, batch, readers=readers, edits=edits):
             states = body(model, batch, cache)
     token_logprobs = answer_logprobs(model, states, batch)
-    refuse_broken(model, batch, token_logprobs)
     sums = torch.segment_reduce(token_logprobs.double(), "sum", lengths=batch.answer_offsets.diff(), axis=0)
     readings: dict[str, Tensor] = {}
     for reader in readers:
         readings |= {name: tensor.cpu() for name, tensor in reader.take().items()}
+    refuse_broken(model, batch, token_logprobs, *readings.values())
     return ScoredBatch(batch, sums, readings)
 
 
@@ -166,22 +198,24 @@ def body(model: Model, batch: Batch, cache: PrefixCache | None) -> Float[Tensor,
     """Return the final, normed states of a batch, computed the way that its layout and the model allow."""
     ids, positions = batch.input_ids.to(model.device), batch.position_ids.to(model.device)
     if batch.allowed is None:
-        return model.plain_body(ids)
+        return model.plain_body(ids, batch.lengths)
     if batch.blocks and model.attends_in_blocks:
         return model.block_body(ids, positions, cut_blocks(batch.allowed[0], batch.blocks), cache)
     return model.tree_body(ids, positions, batch.allowed.to(model.device), cache)
 
 
-def refuse_broken(model: Model, batch: Batch, token_logprobs: Float[Tensor, " token"]) -> None:
-    """Refuse log-probabilities that are not finite, and name the first question that has one."""
-    bad = ~torch.isfinite(token_logprobs)
-    if not bad.any():
+class NotFiniteError(CoralError):
+    """Scores or states of a batch are not finite."""
+
+
+def refuse_broken(model: Model, batch: Batch, *found: Tensor) -> None:
+    """Refuse scores and states that are not finite; the question at fault is known only where it is alone in its batch."""
+    if all(bool(tensor.isfinite().all()) for tensor in found):
         return
-    option = int(torch.searchsorted(batch.answer_offsets, bad.nonzero()[0], right=True)) - 1
-    question = batch.names[int((torch.from_numpy(batch.option_offsets) <= option).sum()) - 1]
-    raise CoralError(
-        f"The model {model.name!r} gives log-probabilities that are not finite, first for question {question!r}: its "
-        "weights or dtype are broken; try --dtype float32. Finished work is kept."
+    others = f" or one of the {len(batch.names) - 1} scored with it" if len(batch.names) > 1 else ""
+    raise NotFiniteError(
+        f"The model {model.name!r} gives scores or states that are not finite for question {batch.names[0]!r}{others}: "
+        "its weights or dtype are broken; try --dtype float32. Finished work is kept."
     )
 
 
@@ -270,8 +304,10 @@ CHECK_TEXTS = (
     ("The sun rises in the", (" east", " west, as everybody knows")),
 )
 TOLERANCE = {torch.float32: 2e-3, torch.float64: 1e-6}
-HALF_TOLERANCE = 0.5
-"""Log-probabilities of the tree and of plain passes may differ by this much: rounding, in half precision a lot of it."""
+"""Log-probabilities of the tree and of plain passes may differ by this much."""
+ROUNDINGS = 1.5
+"""In half precision log-probabilities move by tenths of a nat from rounding alone, so that no fixed tolerance tells it from
+a wrong mask. States of the tree may differ from plain ones by so many times what one more rounding of every layer does."""
 
 MASK_REFUSALS = (RuntimeError, ValueError, TypeError, LookupError, AttributeError)
 """What models raise that cannot take the tree's attention mask; some look for an attribute of a mask of another form."""
@@ -288,27 +324,80 @@ def check_prompts(model: Model) -> list[Prompt]:
     return prompts
 
 
-def self_check(model: Model, prompts: Sequence[Prompt]) -> float:
-    """Return the largest difference in log-probability between the tree and plain passes over the same prompts."""
+@dataclass(frozen=True, slots=True)
+class SelfCheck:
+    """How far the packed tree is from plain passes over the same prompts."""
+
+    difference: float
+    """Largest difference in an option's log-probability."""
+    excess: float
+    """The difference, of log-probabilities or in half precision of states, divided by what rounding explains."""
+
+    @property
+    def sound(self) -> bool:
+        return self.excess <= 1
+
+
+def self_check(model: Model, prompts: Sequence[Prompt]) -> SelfCheck:
+    """Compare the tree with plain passes over the same prompts."""
+    reader = PooledResidual(tuple(range(model.n_layers + 1)))
     trees = dict(enumerate(build_tree(p) for p in prompts))
-    packed = score_batch(model, collate(trees, [tuple(trees)], packing="tree")).logprobs
-    plain = score_batch(model, collate(trees, [(i,) for i in trees], packing="plain")).logprobs
-    return float((packed - plain).abs().max())
+    packed = score_batch(model, collate(trees, [tuple(trees)], packing="tree"), readers=[reader])
+    rows = collate(trees, [(i,) for i in trees], packing="plain")
+    plain = score_batch(model, rows, readers=[reader])
+    difference = float((packed.logprobs - plain.logprobs).abs().max())
+    if model.dtype in TOLERANCE:
+        return SelfCheck(difference, difference / TOLERANCE[model.dtype])
+    rounded = score_batch(model, rows, readers=[reader], edits=[Rounding(reader.sites)])
+    # layer by layer: rounding grows on its way up, and would hide in the last layer what is plain to see in the first
+    ratios = [distance(packed, plain, name) / (distance(rounded, plain, name) or 1.0) for name in plain.readings]
+    return SelfCheck(difference, max(ratios) / ROUNDINGS)
+
+
+def distance(one: ScoredBatch, other: ScoredBatch, name: str) -> float:
+    """Return the distance between two readings of the same name."""
+    return float((one.readings[name] - other.readings[name]).norm())
+
+
+@dataclass
+class Rounding:
+    """Moves every state by up to one unit in its last place, as if it had been rounded once more."""
+
+    sites: tuple[Site, ...]
+    _random: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0), repr=False)
+
+    def edit(self, site: Site, states: Tensor, batch: Batch) -> Tensor:
+        moves = torch.rand(states.shape, generator=self._random).to(states.device) * 2 - 1
+        return (states.float() * (1 + torch.finfo(states.dtype).eps * moves)).to(states.dtype)
 
 
 def choose_packing(model: Model) -> Packing:
     """Return `tree` if the model scores a question the same way packed and plain, else `plain`, and say so."""
     try:
-        difference = self_check(model, check_prompts(model))
+        check = self_check(model, check_prompts(model))
     except MASK_REFUSALS as error:
         reason = f"it refuses the tree's attention mask ({type(error).__name__})"
+    except NotFiniteError:
+        refuse_checkpoint(model)
+        reason = "not all scores and states of its self-check are finite"
     else:
-        if difference <= TOLERANCE.get(model.dtype, HALF_TOLERANCE) and model.knows_window:
+        if check.sound and model.knows_window:
             return "tree"
         reason = "its family has a sliding window that is not known here"
         if model.knows_window:
-            reason = f"packed and plain log-probabilities differ by {difference:.2g}"
+            reason = f"packed and plain log-probabilities differ by {check.difference:.2g}"
     warnings.warn(
         f"{model.name}: {reason}, so every option is scored in a row of its own, which is slower.", stacklevel=2
     )
     return "plain"
+
+
+def refuse_checkpoint(model: Model) -> None:
+    """Refuse a model that gives nothing finite for any prompt of the self-check, before it does so for every question."""
+    prompts = check_prompts(model)
+    sound = score(model, prompts, plan_for(prompts, token_budget=1, packing="plain"), on_broken=lambda _: None)
+    if not any(True for _ in sound):
+        raise CoralError(
+            f"The model {model.name!r} gives scores that are not finite, whatever it is asked: its weights or dtype are "
+            "broken; try --dtype float32."
+        )

@@ -105,6 +105,8 @@ class PlannedBatch:
     rows: tuple[tuple[int, ...], ...]
     prefixes: tuple[int, ...]
     """For each row, the length of the prefix that its questions share and that is computed apart; mostly 0."""
+    plain: bool = False
+    """Whether every option has a row of its own, whatever the plan's packing."""
 
     @property
     def questions(self) -> tuple[int, ...]:
@@ -125,10 +127,13 @@ def plan_for(
     """Return the packing plan of prompts; it depends on their token ids alone.
 
     A question with an option beyond `border` gets a batch of its own, for models (LongRoPE) in which the longest sequence
-    of a batch changes how all of it is computed.
+    of a batch changes how all of it is computed; if its options lie on both sides, each of them has a row of its own.
     """
     crossing = [q for q, p in enumerate(prompts) if border is not None and longest(p) > border]
-    own = [PlannedBatch(((q,),), (0,)) for q in sorted(crossing, key=lambda q: -longest(prompts[q]))]
+    own = [
+        PlannedBatch(((q,),), (0,), plain=min(lengths(prompts[q])) <= (border or 0))
+        for q in sorted(crossing, key=lambda q: -longest(prompts[q]))
+    ]
     alone = set(crossing) if packing == "tree" else set(range(len(prompts)))
     groups = find_prefixes([None if q in alone else shared_context(p) for q, p in enumerate(prompts)])
     rows = [(g, row) for g in groups if g.length for row in pack_rows(g, prompts)]
@@ -140,7 +145,12 @@ def plan_for(
 
 def longest(prompt: Prompt) -> int:
     """Return the length of a prompt's longest sequence."""
-    return max(len(c) + len(o) for c, o in zip(prompt.contexts, prompt.options, strict=True))
+    return max(lengths(prompt))
+
+
+def lengths(prompt: Prompt) -> list[int]:
+    """Return the length of each option's whole sequence."""
+    return [len(c) + len(o) for c, o in zip(prompt.contexts, prompt.options, strict=True)]
 
 
 def tree_size(tree: Tree, packing: Packing) -> int:
@@ -274,6 +284,7 @@ def lay_out(
     prefixes = [
         prompts[row[0]].contexts[0][:length] for row, length in zip(planned.rows, planned.prefixes, strict=True)
     ]
+    packing = "plain" if planned.plain else packing
     if joined and packing == "tree" and len(set(prefixes)) == 1:
         batch = collate(trees, [planned.questions], prefixes=prefixes[:1])
         # with a prefix, whole rows are a block: its keys are then read once for all questions of the row

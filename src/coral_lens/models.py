@@ -95,13 +95,14 @@ class Model:
     def dtype(self) -> torch.dtype:
         return self.hf.dtype
 
-    def plain_body(self, input_ids: Tensor) -> Tensor:
+    def plain_body(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
         """Return the final, normed states [batch, token, width] of ordinary causal rows, padded on the right."""
         positions = {}
         if input_ids.shape[1] > self._last_position + 1:
             spread = torch.arange(input_ids.shape[1], device=input_ids.device).clamp(max=self._last_position)
             positions["position_ids"] = spread.expand(len(input_ids), -1)
-        return self.hf.base_model(input_ids=input_ids, use_cache=False, **positions).last_hidden_state
+        with self._rope_by_row(input_ids.shape[1], lengths):
+            return self.hf.base_model(input_ids=input_ids, use_cache=False, **positions).last_hidden_state
 
     @property
     def attends_in_blocks(self) -> bool:
@@ -219,6 +220,27 @@ class Model:
         """The length beyond which LongRoPE changes its factors for the whole batch; None for other models."""
         rope = getattr(self.hf.config.get_text_config(), "rope_parameters", None) or {}
         return int(rope["original_max_position_embeddings"]) if rope.get("rope_type") == "longrope" else None
+
+    @contextmanager
+    def _rope_by_row(self, width: int, lengths: Tensor) -> Iterator[None]:
+        """Let LongRoPE choose its factors by the length of each row, not by the longest row of the batch."""
+        border = self.rope_border
+        if border is None or width <= border or int(lengths.min()) > border:
+            yield
+            return
+
+        def hook(rope: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], far: tuple[Tensor, Tensor]) -> Any:
+            # asked for no position beyond the border, it gives the short factors; what lies beyond is padding
+            states, positions = (*args, *kwargs.values())
+            near = rope.forward(states, positions.clamp(max=border - 1))
+            long = (lengths > border).to(far[0].device)[:, None, None]
+            return tuple(torch.where(long, f, n) for f, n in zip(far, near, strict=True))
+
+        handle = self.hf.base_model.get_submodule("rotary_emb").register_forward_hook(hook, with_kwargs=True)
+        try:
+            yield
+        finally:
+            handle.remove()
 
     @property
     def knows_window(self) -> bool:

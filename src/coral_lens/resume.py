@@ -95,7 +95,7 @@ def capture(
     reader, keys = WholeStates(Site("residual", layer)), None
     with fused(model.hf), tapped(model, batch, readers=[reader], edits=edits), outputs_seen(model.blocks[0]) as outputs:
         if batch.allowed is None:
-            final = model.plain_body(ids)
+            final = model.plain_body(ids, batch.lengths)
         else:
             final, found = model.tree_keys(ids, positions, batch.allowed.to(model.device), cache)
             keys = replace(found, layers=found.layers[layer:])
@@ -185,9 +185,7 @@ def rerun(
         at = part.flat_positions((live.cumsum(0) - 1)[entry[fresh]], column[fresh])
         some = replace(batch, answer_tokens=at, before_tokens=at, targets=batch.targets[tokens[fresh]])
         token_logprobs[fresh] = answer_logprobs(model, final, some)
-    broken = checkpoint.token_logprobs.clone()
-    broken[tokens[~token_logprobs.isfinite()]] = torch.nan
-    refuse_broken(model, batch, broken)
+    refuse_broken(model, batch, token_logprobs)
     return summed(token_logprobs, lengths)
 
 
@@ -253,7 +251,7 @@ class Part:
         given = states.gather(1, columns[:, :, None].expand(-1, -1, states.shape[-1]).to(states.device))
         with resumed(model, self.checkpoint, given):
             if keys is None or batch.allowed is None:
-                return model.plain_body(ids)
+                return model.plain_body(ids, batch.lengths[self.rows])
             old, new = self.masks(batch.allowed)
             # columns that nobody sees are left out; above the last block nobody looks at all
             used = old.flatten(0, 1).any(dim=0).nonzero()[:, 0] if keys.layers else torch.zeros(0, dtype=torch.int64)

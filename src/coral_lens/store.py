@@ -79,7 +79,8 @@ def extract(
     """Score the questions and keep their pooled states in `folder`, going on where an earlier run was stopped.
 
     A finished store is returned at once. A shard whose bytes do not match its digests is computed again. A question that
-    cannot be asked (an option without tokens, or too long for the model) is left out with a warning that names it.
+    cannot be asked (an option without tokens, or too long for the model) or whose scores or states are not finite is left
+    out with a warning that names it.
     """
     refuse_layers(model, what.layers)
     what = settled(model, folder, what)
@@ -102,19 +103,31 @@ def extract(
             for i in todo:
                 journal.add(i, compute_shard(model, asked, shards[i], layers=what.layers, progress=progress))
         journal.finish(len(shards))
-    return ActivationStore(folder)
+    store = ActivationStore(folder)
+    warn_broken(model, store.broken)
+    return store
 
 
 def warn_left_out(asked: Prepared) -> None:
     """Say once which questions cannot be asked, and which prompts were too long."""
     if asked.left_out:
-        reasons = list(asked.left_out.values())
-        more = f" (and {len(reasons) - 3} more)" if len(reasons) > 3 else ""
-        warnings.warn(f"{len(reasons)} question(s) left out. {' '.join(reasons[:3])}{more}", stacklevel=3)
+        warn_of(list(asked.left_out.values()))
     n_cut = sum(p.truncated for p in asked.prompts)
     if n_cut:
         message = f"{n_cut} of {len(asked.prompts)} prompts were longer than the model reads and were cut on the left."
         warnings.warn(message, stacklevel=3)
+
+
+def warn_broken(model: Model, ids: Sequence[str]) -> None:
+    """Say once which questions the model cannot score."""
+    if ids:
+        warn_of([f"Question {name!r}: {model.name!r} gives scores or states that are not finite." for name in ids])
+
+
+def warn_of(reasons: Sequence[str]) -> None:
+    """Say how many questions are left out, and why the first three are."""
+    more = f" (and {len(reasons) - 3} more)" if len(reasons) > 3 else ""
+    warnings.warn(f"{len(reasons)} question(s) left out. {' '.join(reasons[:3])}{more}", stacklevel=4)
 
 
 # ------------------------------------------------------------------------------------------------------- identity
@@ -263,28 +276,35 @@ def count_questions(plan: Plan) -> int:
 def compute_shard(
     model: Model, asked: Prepared, shard: Plan, *, layers: tuple[int, ...], progress: Progress | None
 ) -> dict[str, Tensor]:
-    """Score the questions of one shard and return its tensors."""
+    """Score the questions of one shard and return its tensors; those that are broken are listed in one of their own."""
     prompts, rendered = asked.prompts, asked.rendered
     reader = PooledResidual(layers)
-    parts: dict[str, list[Tensor]] = {"question": [], "logprob": []}
-    for scored in score(model, prompts, shard, readers=[reader]):
+    # an empty piece of each, so that a shard of which nothing is left has its columns too
+    parts = {"question": [torch.zeros(0, dtype=torch.int64)], "logprob": [torch.zeros(0, dtype=torch.float64)]}
+    parts |= {layer_name(layer): [torch.zeros(0, model.width)] for layer in layers}
+    broken: list[int] = []
+    for scored in score(model, prompts, shard, readers=[reader], on_broken=broken.append):
         parts["question"].append(torch.tensor(scored.batch.questions))
         parts["logprob"].append(scored.logprobs)
         for name, tensor in scored.readings.items():
-            parts.setdefault(name, []).append(tensor)
+            parts[name].append(tensor)
         if progress:
             progress(len(scored.batch.questions))
     tensors = {name: compact(torch.cat(some)) for name, some in parts.items()}
+    if broken:
+        tensors["broken"] = torch.tensor(broken)
+        if progress:
+            progress(len(broken))
     order = tensors["question"].tolist()
-    tensors["n_tokens"] = torch.tensor([len(o) for q in order for o in prompts[q].options])
-    tensors["n_chars"] = torch.tensor([len(c) for q in order for c in rendered[q].choices])
-    tensors["n_bytes"] = torch.tensor([len(c.encode()) for q in order for c in rendered[q].choices])
+    tensors["n_tokens"] = torch.tensor([len(o) for q in order for o in prompts[q].options], dtype=torch.int64)
+    tensors["n_chars"] = torch.tensor([len(c) for q in order for c in rendered[q].choices], dtype=torch.int64)
+    tensors["n_bytes"] = torch.tensor([len(c.encode()) for q in order for c in rendered[q].choices], dtype=torch.int64)
     return tensors
 
 
 def compact(tensor: Tensor) -> Tensor:
     """Return float32 states in float16 where they fit its range, else as they are: never an inf. Other types stay."""
-    if tensor.dtype != torch.float32 or float(tensor.abs().max()) > FLOAT16_MAX:
+    if tensor.dtype != torch.float32 or bool((tensor.abs() > FLOAT16_MAX).any()):
         return tensor
     return tensor.half()
 
@@ -384,9 +404,16 @@ class ActivationStore:
         if self.manifest.get("format") != FORMAT:
             raise CoralError(f"{folder} has format {self.manifest.get('format')!r}, but this version reads {FORMAT}.")
         self._journal = Journal(folder).entries
-        if sum(len(self._column("question", i)) for i in self._journal) != self.manifest["n_questions"]:
+        n_kept = sum(len(self._column("question", i)) for i in self._journal)
+        if n_kept + len(self._broken) != self.manifest["n_questions"]:
             raise CoralError(
                 f"{folder} is not finished; run the same `coral` command again and it goes on where it was."
+            )
+        if not n_kept:
+            name = self.manifest["model"]["name"]
+            raise CoralError(
+                f"The model {name!r} gives scores or states that are not finite for every question, first "
+                f"{self.broken[0]!r}: its weights or dtype are broken; try --dtype float32 and another folder than {folder}."
             )
 
     @property
@@ -395,6 +422,21 @@ class ActivationStore:
 
     @cached_property
     def questions(self) -> list[Question]:
+        """The questions that have scores."""
+        return [q for i, q in enumerate(self._asked) if i not in self._broken]
+
+    @property
+    def broken(self) -> list[str]:
+        """Ids of the questions that were left out because their scores or states are not finite."""
+        return [self._asked[i].id for i in sorted(self._broken)]
+
+    @cached_property
+    def _broken(self) -> set[int]:
+        shards = [i for i, digests in self._journal.items() if "broken" in digests]
+        return {int(q) for i in shards for q in self._column("broken", i)}
+
+    @cached_property
+    def _asked(self) -> list[Question]:
         path = self.folder / "questions.jsonl"
         try:
             # bytes, because str.splitlines would also cut at U+2028 and its like, which a question may hold
@@ -438,6 +480,7 @@ class ActivationStore:
         """Concatenate a column over the shards and put its rows into the order of the questions."""
         parts = [self._column(name, i) for i in self._journal]
         order = np.concatenate([self._column("question", i) for i in self._journal])
+        order -= np.searchsorted(sorted(self._broken), order)  # numbers among the questions that have scores
         sizes = np.diff(self._offsets)[order]
         starts = np.repeat(self._offsets[:-1][order], sizes)
         within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)

@@ -424,13 +424,17 @@ def test_auto_takes_the_kind_with_the_best_cross_validated_score() -> None:
 
 
 @pytest.mark.parametrize("kind", ["ridge", "listwise"])
-def test_with_folds_every_question_chooses_and_the_lens_is_fitted_on_all(kind: str) -> None:
+def test_with_folds_every_question_chooses_and_the_lens_is_fitted_on_all(
+    monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    one_setting(monkeypatch, kind)
     store = Planted(200, strength=2.0)
     lens = fit_store(store, FitSettings(lens=kind, folds=4))
     assert (lens.training["n_train"], lens.training["n_validation"]) == (200, 200)
     assert lens.layers == (SIGNAL,)
     states = store.states[SIGNAL] if kind == "ridge" else centre(store.states[SIGNAL], store.table.offsets)
     assert lens.standardiser.mean.tobytes() == fit_standardiser(states).mean.tobytes()
+    assert lens.trace["chosen"]["settings"] == list(KINDS[kind].settings), "the one that there was"
 
 
 @pytest.mark.parametrize("kind", ["ridge", "listwise"])

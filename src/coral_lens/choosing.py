@@ -151,7 +151,7 @@ def candidate_across(
     kind = KINDS[name]
     assert kind.across is not None, "asked for by the caller"
     fold = np.argmax(data.rounds, axis=0)
-    scores = kind.across(features, data.r, np.repeat(fold, np.diff(data.table.offsets)))
+    scores = kind.across(features, data.r, np.repeat(fold, np.diff(data.table.offsets)), kind.settings)
     base = np.log(np.maximum(data.p, 1e-300))
     best = judge(data, kind, np.broadcast_to(base, scores.shape), scores, asked)
     recipe = Recipe(name, layers, inputs_of(kind, asked), (kind.settings[best],), asked.seed)

@@ -34,8 +34,8 @@ Fit = Callable[[Sample, Sample, tuple[Setting, ...], int], list[Fitted]]
 """Training rows, validation rows (for early stopping only), settings to fit, and seed."""
 
 
-Across = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
-"""Inputs that are not standardised yet, residuals and the fold of each row; gives [setting, row]."""
+Across = Callable[[np.ndarray, np.ndarray, np.ndarray, tuple[Setting, ...]], np.ndarray]
+"""Inputs that are not standardised yet, residuals and the fold of each row, and settings to fit; gives [setting, row]."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,11 @@ def fit_ridge(train: Sample, _: Sample, settings: tuple[Setting, ...], __: int) 
     """Fit ridge probes of the residual."""
     penalties = [s["penalty"] for s in settings]
     return [Fitted(p, s) for p, s in zip(fit_ridge_path(train.z, train.r, penalties), settings, strict=True)]
+
+
+def ridge_across(x: np.ndarray, r: np.ndarray, folds: np.ndarray, settings: tuple[Setting, ...]) -> np.ndarray:
+    """Predict every row by ridge probes of the other folds."""
+    return fit_ridge_folds(x, r, folds, [s["penalty"] for s in settings])[0]
 
 
 def fit_network(train: Sample, validation: Sample, settings: tuple[Setting, ...], seed: int) -> list[Fitted]:
@@ -91,7 +96,7 @@ RIDGE = tuple({"penalty": p} for p in PENALTIES)
 LISTWISE = tuple({"weight_decay": d} for d in DECAYS)
 
 KINDS: dict[str, Kind] = {
-    "ridge": Kind("residual", fit_ridge, RIDGE, "r2", across=lambda x, r, folds: fit_ridge_folds(x, r, folds)[0]),
+    "ridge": Kind("residual", fit_ridge, RIDGE, "r2", across=ridge_across),
     "linear": Kind("residual", fit_network, (), "r2", screen="ridge"),
     "mlp": Kind("residual", fit_network, (), "r2", screen="ridge"),
     "listwise": Kind("listwise", fit_listwise, LISTWISE, "criterion", ("centred",)),

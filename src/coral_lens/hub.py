@@ -18,12 +18,11 @@ def local_folder(source: str | Path) -> Path:
     if any(part in ("", ".", "..") for part in str(source).split("@")[0].split("/")):
         return folder
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     repo, _, revision = str(source).partition("@")
     try:
         return Path(snapshot_download(repo, revision=revision or None, allow_patterns=list(FILES)))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+    except hub_errors() as error:
         reason = str(error).strip().split("\n")[0]
         raise CoralError(
             f"{source} is neither a folder here nor a lens that the hub gives out ({reason}); check the name, or make a lens "
@@ -38,7 +37,6 @@ def push_to_hub(folder: str | Path, repo: str, *, private: bool = True, message:
     if missing:
         raise CoralError(f"{source} is not a lens: it has no {missing[0]}; make one with `coral fit --out {source}`.")
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalTokenNotFoundError
 
     api = HfApi()
     try:
@@ -46,8 +44,19 @@ def push_to_hub(folder: str | Path, repo: str, *, private: bool = True, message:
         return str(
             api.upload_folder(repo_id=repo, folder_path=source, allow_patterns=list(FILES), commit_message=message)
         )
-    except (HfHubHTTPError, HFValidationError, LocalTokenNotFoundError, OSError) as error:
+    except hub_errors() as error:
         reason = str(error).strip().split("\n")[0]
         raise CoralError(
             f"{source} could not be uploaded to {repo} ({reason}); log in with `hf auth login` and check the name."
         ) from None
+
+
+def hub_errors() -> tuple[type[BaseException], ...]:
+    """Return all that the hub's client raises for a wrong name, a missing login or a network that is down.
+
+    A connection that fails is an error of the HTTP library, whose name has changed from release to release: it is the
+    base of the hub's own errors.
+    """
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    return HfHubHTTPError.__bases__[0], HFValidationError, OSError

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
+
+from coral_lens.records import Style
 
 COLUMNS = {"accuracy": "accuracy", "ece": "ECE", "brier": "Brier", "nll": "NLL"}
 
@@ -14,7 +17,7 @@ def card(record: Mapping[str, Any], *, name: str) -> str:
     return f"""---
 library_name: coral-lens
 tags: [calibration, multiple-choice, interpretability]
-base_model: {record["model"]["name"]}
+base_model: {json.dumps(record["model"]["name"], ensure_ascii=False)}
 ---
 
 # A CORAL lens for {record["model"]["name"]}
@@ -22,10 +25,10 @@ base_model: {record["model"]["name"]}
 A {name}. It corrects the probabilities that a frozen model gives to the options of a multiple-choice question, from the
 model's own hidden states. Use it with `coral predict --lens THIS-FOLDER --questions FILE --out answers.jsonl`.
 
-- Base probabilities: softmax of the `{record["base"]}` score{scaled(record)}. Prompts: `{record["style"]}`.
+- Base probabilities: softmax of the `{record["base"]}` score{scaled(record)}. Prompts: `{Style(**record["style"])}`.
 - Layer 0 is the embedding output, layer l the residual stream after block l, before the final norm.
 - Inputs of the probe: {", ".join(["pooled states", *record["inputs"]])}.
-- Fitted on {training["n_train"]} questions, chosen on {training["n_validation"]} others.
+- Fitted on {training["n_train"]} questions, {chosen_on(training)}.
 {overrides(training)}
 | training data | questions | terms |
 |---|---|---|
@@ -50,6 +53,14 @@ questions that it has never seen.
 - A lens can be fitted to any labels, wrong or biased ones too: it then makes the model confidently wrong. Look at the data.
 - The terms of the training data apply to what was learned from them.
 """
+
+
+def chosen_on(training: Mapping[str, Any]) -> str:
+    """Say whether one split or folds chose the lens."""
+    n_questions, n_validation = sum(training["tasks"].values()), training["n_validation"]
+    if training["n_train"] + n_validation > n_questions:
+        return f"chosen by folds on {n_validation}, each predicted by a fit that had not seen it"
+    return f"chosen on {n_validation} others"
 
 
 def tempered(record: Mapping[str, Any]) -> str:

@@ -14,6 +14,11 @@ from coral_lens.report.page import write_report
 from coral_lens.report.tables import results_table
 from coral_lens.runs import Run
 
+NOTHING = {
+    "residual": "No strength of this lens beat the unsteered model on validation, so it does nothing.",
+    "listwise": "No strength of this lens's scores helped on validation: it only scales the base probabilities.",
+}
+"""What is said of gamma 0 under each rule."""
 COLUMNS = {"accuracy": "accuracy", "ece": "ECE", "brier": "Brier", "nll": "NLL"}
 
 
@@ -31,7 +36,7 @@ def print_fit(lens: Lens) -> None:
         f"{training['n_validation']}. The scores above (with 95 % intervals) flatter it; measure it with `coral eval`."
     )
     if chosen["gamma"] == 0:
-        typer.echo("No strength of this lens beat the unsteered model on validation, so it does nothing.")
+        typer.echo(NOTHING[lens.rule])
     print_flatness(lens)
     if curve := lens.trace.get("learning_curve"):
         print_curve(curve)

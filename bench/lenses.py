@@ -3,7 +3,7 @@
     python bench/lenses.py --data DIR --work DIR
 
 Training: 2,500 CommonsenseQA questions (asked as cloze) and all of ARC-Easy's. Test: their held-out sets, and as transfer
-ARC-Challenge, OpenBookQA and 2,000 questions of HellaSwag. Prints Markdown tables: each score with its 95 % interval, and for
+ARC-Challenge, OpenBookQA and 1,000 questions of HellaSwag. Prints Markdown tables: each score with its 95 % interval, and for
 each lens the paired difference to temperature scaling. Networks are fitted under five seeds; their spread stands beside
 them. States are kept in --work, and an interrupted run goes on.
 """
@@ -38,7 +38,7 @@ TEST = {
     "arc_easy:test": None,
     "arc_challenge:test": None,
     "openbookqa:test": None,
-    "hellaswag:validation": 2000,
+    "hellaswag:validation": 1000,
 }
 COLUMNS = ("accuracy", "ece", "brier", "nll")
 SEEDS = 5

@@ -46,7 +46,7 @@ LINES = (
     "stats report",
     "report printing",
     "lens printing",
-    "lens calibrating cli",
+    "lens guarantees cli",
     "engine doctor cli",
     "questions cli",
     "models cli",

@@ -137,7 +137,7 @@ def test_on_a_new_far_task_where_the_signal_misleads_tempering_undoes_the_harm()
 
 def test_an_outlier_that_is_a_cluster_of_its_own_does_not_stop_the_fit() -> None:
     """Without the other cluster there is one question left, and nothing to fit or hold out."""
-    store = PlantedStore(24, signal={1: 2.0})
+    store = PlantedStore(60, signal={1: 2.0})
     for states in store.states.values():
         states[: store.table.offsets[1]] += 50.0
     lens = fit_store(store, FitSettings(layers=(1,)))

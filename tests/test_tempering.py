@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planted import PlantedStore
 
+from coral_lens import tempering
 from coral_lens.fitting import FitSettings, fit_store
 from coral_lens.lens import Lens
 from coral_lens.records import Question, offsets_of
@@ -184,8 +185,9 @@ def test_no_other_tempering_within_the_bounds_has_a_lower_loss(
     assert ours <= other + 1e-4
 
 
-def test_a_part_counts_as_its_weight_says() -> None:
-    """Three times the weight is the same as three copies."""
+def test_a_part_counts_as_its_weight_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three times the weight is the same as three copies, but for the prior, to which copies are more questions."""
+    monkeypatch.setattr(tempering, "PRIOR", 100.0)
     near, far = simulated(100, 1, trust=1.0, shift=1.0), simulated(100, 2, trust=0.0, shift=3.0)
     weighted = fit_tempering([(*near, 3.0), (*far, 1.0)])
     copied = fit_tempering([(*near, 1.0)] * 3 + [(*far, 1.0)])
@@ -281,3 +283,10 @@ def test_few_questions_still_have_two_parts() -> None:
     questions = toy_questions(20)
     at = np.random.default_rng(0).normal(size=(20, 5)).astype(np.float32)
     assert len(set(domains_of(questions, at, seed=0))) == 2
+
+
+def test_few_questions_leave_the_lens_as_it_is() -> None:
+    """Six questions of a lens that is right every time say nothing that a prior would not hold back."""
+    few, many = (fit_tempering([(*simulated(n, 4, trust=4.0, shift=1.0), 1.0)]) for n in (6, 2000))
+    assert abs(few.lens) < 0.3 < abs(many.lens)
+    assert few.lens_slope == pytest.approx(0.0, abs=1e-3)

@@ -311,8 +311,8 @@ def calibrate(
 
     Example: `coral calibrate --lens my-lens --questions held-out.jsonl --coverage 0.9 --risk 0.2`
     """
-    from coral_lens.calibrating import Guarantees, fresh_of
-    from coral_lens.calibrating import calibrate as run
+    from coral_lens.guarantees import Guarantees, fresh_of
+    from coral_lens.guarantees import calibrate as run
     from coral_lens.lens import load_lens
     from coral_lens.progress import questions_bar
 

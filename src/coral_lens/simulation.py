@@ -17,7 +17,7 @@ from coral_lens.records import offsets_of
 from coral_lens.samples import TrainingData
 from coral_lens.shift import ShiftModel, fit_shift, places
 from coral_lens.splits import rows_of
-from coral_lens.tempering import Evidence, Tempering, domains_of, evidence_of, fit_tempering
+from coral_lens.tempering import FEWEST, Evidence, Tempering, domains_of, evidence_of, fit_tempering
 
 Questions = Bool[np.ndarray, " question"]
 
@@ -44,9 +44,9 @@ class Mixture:
         )
 
     def can_spare(self, name: str) -> bool:
-        """Return whether, without a part, there are still questions to fit a lens on and others held out."""
+        """Whether enough questions are left to fit a lens and to choose its stop when a part is left out."""
         kept, held_out = self.domains != name, self.data.rounds[0]
-        return bool((kept & held_out).any() and (kept & ~held_out).any())
+        return int((kept & ~held_out).sum()) >= FEWEST and bool((kept & held_out).any())
 
 
 def fit_do_no_harm(

@@ -27,7 +27,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from coral_lens.calibration import choose_budget
 from coral_lens.engine import TOKEN_BUDGET, PooledResidual, choose_packing, layer_name, score
 from coral_lens.errors import CoralError
 from coral_lens.layout import Packing, Plan, plan_for
@@ -43,6 +42,7 @@ from coral_lens.manifest import (
 )
 from coral_lens.prompts import Prepared, prepare
 from coral_lens.records import OptionTable, Prompt, Question, Style, offsets_of
+from coral_lens.token_budget import choose_budget
 
 if TYPE_CHECKING:
     from coral_lens.models import Model

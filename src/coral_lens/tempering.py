@@ -20,6 +20,8 @@ from coral_lens.steering import softmax
 
 SMALLEST = 1e-4
 """Smaller probabilities, such as one that the paper's rule clipped to 0, count as this: no evidence is infinitely strong."""
+PRIOR = 0.3
+"""Standard deviation of the prior on each of the four numbers."""
 FEWEST = 30
 """Questions that a part of the mixture must have to be left out as a whole."""
 MOST_DOMAINS = 6
@@ -85,18 +87,20 @@ def tempered(theta: Sequence[float] | np.ndarray, evidence: Evidence) -> Float[n
 def fit_tempering(parts: Sequence[tuple[Evidence, Int[np.ndarray, " _"], float]]) -> Tempering:
     """Return the tempering with the lowest cross-entropy; each part comes with its answers and the weight of a question.
 
-    Slopes are at most 0: more shift never means more trust.
+    Slopes are at most 0: more shift never means more trust. A prior pulls all four numbers to 0, where the lens is left as it
+    is: with few questions they would otherwise be fitted to noise.
     """
     from scipy.optimize import minimize
 
     n = sum(weight * len(answers) for _, answers, weight in parts)
+    n_questions = sum(len(answers) for _, answers, _ in parts)
 
     def loss(theta: np.ndarray) -> float:
         total = 0.0
         for evidence, answers, weight in parts:
             right = tempered(theta, evidence)[evidence.offsets[:-1] + answers]
             total -= weight * float(np.log(np.maximum(right, 1e-300)).sum())
-        return total / n
+        return total / n + float(theta @ theta) / (2 * PRIOR**2 * n_questions)
 
     bounds = [(-4.0, 3.0), (-4.0, 0.0), (-4.0, 3.0), (-4.0, 0.0)]
     found = minimize(loss, np.array([0.0, -0.1, 0.0, -0.1]), method="L-BFGS-B", bounds=bounds).x

@@ -11,13 +11,13 @@ import pytest
 import torch
 from conftest import make_model
 
-from coral_lens import calibration, store
-from coral_lens.calibration import BUDGETS, choose_budget, fastest, made_up, record_path, seconds
+from coral_lens import store, token_budget
 from coral_lens.engine import TOKEN_BUDGET
 from coral_lens.layout import plan_for
 from coral_lens.models import Model
 from coral_lens.records import Prompt
 from coral_lens.store import Extraction, settled
+from coral_lens.token_budget import BUDGETS, choose_budget, fastest, made_up, record_path, seconds
 
 Timer = Callable[[Model, Sequence[Prompt], int], float]
 
@@ -26,7 +26,7 @@ Timer = Callable[[Model, Sequence[Prompt], int], float]
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
     """A tiny model that counts as large, and a cache of its own."""
     monkeypatch.setenv("CORAL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(calibration, "SMALLEST", 1)
+    monkeypatch.setattr(token_budget, "SMALLEST", 1)
     return make_model("llama")
 
 

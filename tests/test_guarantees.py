@@ -10,10 +10,10 @@ import pytest
 from conftest import toy_questions
 from planted import PlantedStore
 
-from coral_lens.calibrating import Guarantees, calibrate
 from coral_lens.conformal import fit_conformal, prediction_sets
 from coral_lens.errors import CoralError
 from coral_lens.fitting import FitSettings, fit, fit_store
+from coral_lens.guarantees import Guarantees, calibrate
 from coral_lens.lens import Lens, load_lens
 from coral_lens.models import Model
 from coral_lens.records import UNKNOWN, offsets_of

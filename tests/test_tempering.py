@@ -285,8 +285,8 @@ def test_few_questions_still_have_two_parts() -> None:
     assert len(set(domains_of(questions, at, seed=0))) == 2
 
 
-def test_few_questions_leave_the_lens_as_it_is() -> None:
-    """Six questions of a lens that is right every time say nothing that a prior would not hold back."""
+def test_few_questions_move_the_lens_less_than_many() -> None:
+    """Six questions of a lens that deserves more trust are held back by the prior; where none is far, the slope stays 0."""
     few, many = (fit_tempering([(*simulated(n, 4, trust=4.0, shift=1.0), 1.0)]) for n in (6, 2000))
-    assert abs(few.lens) < 0.3 < abs(many.lens)
+    assert abs(few.lens) < 0.75 * abs(many.lens)
     assert few.lens_slope == pytest.approx(0.0, abs=1e-3)

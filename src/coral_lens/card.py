@@ -47,7 +47,7 @@ questions that it has never seen.
 
 - It works only with the model of the fingerprints in `lens.json`.
 - It is only as good as the questions it learned from. Each answer comes with a `shift`: 1 is typical of the training
-  questions, beyond 2 is far from them, and there its corrections deserve less trust. {tempered(record)}
+  questions, from 1.5 on is far from them, and there its corrections deserve less trust. {tempered(record)}
 - A calibrated probability is right on average, not for each question. Do not let it decide alone about people's health,
   money, rights or marks.
 - A lens can be fitted to any labels, wrong or biased ones too: it then makes the model confidently wrong. Look at the data.

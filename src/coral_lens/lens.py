@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 FORMAT = 2
 METHODS: dict[Rule, str] = {"residual": "coral", "listwise": "listwise"}
 """What a lens's predictions are called: the paper's correction, and the lens that goes beyond it."""
-FAR = 2.0
-"""A shift beyond this is called far in what people read."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,7 @@ class Answer:
     probs: tuple[float, ...]
     base_probs: tuple[float, ...]
     shift: float
-    """How far the question lies from those that the lens was fitted on: 1 is typical of them, beyond 2 is far."""
+    """How far the question lies from those that the lens was fitted on: 1 is typical of them, 1.5 and beyond is far."""
     options_in_set: tuple[int, ...] | None = None
     """The prediction set at the stated coverage, if the lens was calibrated for one."""
     abstain: bool | None = None

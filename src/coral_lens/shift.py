@@ -2,7 +2,7 @@
 
 A question's place is the mean of its options' states. Its distance to a training task is a Mahalanobis distance with the
 covariance within tasks: the leading directions each with its own variance, the rest with their mean (probabilistic PCA).
-The distance to the nearest task, over what held-out questions of that task show, is the shift: 1 is typical, 2 is far.
+The distance to the nearest task, over what held-out questions of that task show, is the shift: 1 is typical, 1.5 is far.
 """
 
 from __future__ import annotations

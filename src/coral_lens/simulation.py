@@ -23,10 +23,11 @@ Questions = Bool[np.ndarray, " question"]
 
 
 class Simulated(NamedTuple):
-    """What a lens says of questions that it was not fitted on, and their answers."""
+    """What a lens says of questions that it was not fitted on, their answers and their shifts."""
 
     evidence: Evidence
     answers: np.ndarray
+    shifts: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,9 @@ def fit_do_no_harm(
     outside = [without(mixture, chosen, gamma, name) for name in names]
     # both halves weigh the same, however many questions each has: the lens must serve near and far questions
     balance = sum(len(s.answers) for s in outside) / len(inside.answers) if outside else 1.0
-    tempering = fit_tempering([(*inside, balance), *((*s, 1.0) for s in outside)])
+    tempering = fit_tempering([(*inside[:2], balance), *((*s[:2], 1.0) for s in outside)])
     shown = [
-        {"part": name, "questions": len(s.answers), "shift": float(np.exp(np.median(s.evidence.distance)))}
+        {"part": name, "questions": len(s.answers), "shift": float(np.median(s.shifts))}
         for name, s in zip(["held out", *(f"without {n}" for n in names)], [inside, *outside], strict=True)
     ]
     return shift, tempering, {"simulated": shown}
@@ -105,4 +106,5 @@ def simulated(
     """Return the evidence on the marked questions."""
     rows = rows_of(data.table.offsets, mask)
     offsets = offsets_of(np.diff(data.table.offsets)[mask].tolist())
-    return Simulated(evidence_of(base[rows], probs[rows], shifts[mask], offsets), data.table.answers[mask])
+    evidence = evidence_of(base[rows], probs[rows], shifts[mask], offsets)
+    return Simulated(evidence, data.table.answers[mask], shifts[mask])

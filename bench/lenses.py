@@ -79,11 +79,12 @@ def main() -> None:
     stores = {name: states(name, n, args) for name, n in (TRAIN | TEST).items()}
     train, dropped = mixture([stores[n] for n in TRAIN], [stores[n] for n in TEST])
     print(f"{len(train.questions)} training questions; {dropped} more were dropped because a test set has them too.\n")
+    rows = [row for row in ROWS if args.only in row.name]
     fitted = {}
-    for row in ROWS:
-        if args.only in row.name:
-            fitted[row.name] = lenses(row, train, args)
-            print(f"- {row.name}: {fitted[row.name][0].name}", flush=True)
+    for row in sorted(rows, key=lambda r: r.seeds):  # networks last
+        fitted[row.name] = lenses(row, train, args)
+        print(f"- {row.name}: {fitted[row.name][0].name}", flush=True)
+    fitted = {row.name: fitted[row.name] for row in rows}
     for name in TEST:
         print_table(name, stores[name], fitted)
 

@@ -4,7 +4,7 @@
     python bench/parity.py --data DIR --model FILE.gguf --questions 20
 
 Prints the largest difference (allowed: max(1e-3, 1e-5 |LL|)) and whether acc and acc_norm are the same question by question.
-
+Questions beyond the tolerance are scored once more in float64, option by option, to see who is off.
 """
 
 from __future__ import annotations
@@ -69,11 +69,38 @@ def compare(model: Model, questions: list[Question], batch_size: int) -> str:
     lengths = [np.array([len(c) for c in r.choices]) for r in asked.rendered]
     acc = [int(np.argmax(a)) == int(np.argmax(b)) for a, b in zip(ours, theirs, strict=True)]
     norm = [int(np.argmax(a / n)) == int(np.argmax(b / n)) for a, b, n in zip(ours, theirs, lengths, strict=True)]
-    beyond = sum(e > 0 for e in excess)
+    beyond = [i for i, e in enumerate(excess) if e > 0]
     return (
-        f"largest difference {max(g.max() for g in gaps):.1e}, beyond the tolerance {beyond}; "
+        f"largest difference {max(g.max() for g in gaps):.1e}, beyond the tolerance {len(beyond)}"
+        f"{judged(model, [(asked.prompts[i], ours[i], theirs[i]) for i in beyond])}; "
         f"same choice by acc {sum(acc)}/{len(acc)}, by acc_norm {sum(norm)}/{len(norm)}"
     )
+
+
+def judged(model: Model, beyond: list[tuple[Prompt, np.ndarray, np.ndarray]]) -> str:
+    """Return how far either side is from float64 on the questions beyond the tolerance."""
+    if not beyond:
+        return ""
+    exact = exact_logprobs(model, [prompt for prompt, _, _ in beyond])
+    off = [max(np.abs(some[k] - e).max() for some, e in zip(beyond, exact, strict=True)) for k in (1, 2)]
+    return f" (from float64: ours {off[0]:.1e}, HFLM {off[1]:.1e})"
+
+
+@torch.inference_mode()
+def exact_logprobs(model: Model, prompts: list[Prompt]) -> list[np.ndarray]:
+    """Return the log-probabilities by one plain pass per option in float64; the weights are float32 again afterwards."""
+    found = []
+    model.hf.double()
+    try:
+        for prompt in prompts:
+            sums = []
+            for context, option in zip(prompt.contexts, prompt.options, strict=True):
+                logits = model.hf(torch.tensor([context + option])).logits[0, len(context) - 1 : -1]
+                sums.append(float(logits.log_softmax(-1).gather(1, torch.tensor(option)[:, None]).sum()))
+            found.append(np.array(sums))
+    finally:
+        model.hf.float()
+    return found
 
 
 def our_logprobs(model: Model, prompts: tuple[Prompt, ...]) -> list[np.ndarray]:

@@ -216,18 +216,32 @@ def parts_of(standardiser: Standardiser, fitted: Fitted) -> Parts:
 # ----------------------------------------------------------------------------------------------------------- choice
 
 
-def choose(data: TrainingData, name: str, asked: Asked) -> tuple[Candidate, list[Candidate]]:
-    """Return the best candidate of one kind of lens, and those that were tried, layer by layer."""
+def screen_of(name: str) -> str:
+    """Return the lens of closed form that is tried on every layer on behalf of this one."""
     kind = KINDS[name]
-    screen = kind.screen or ("listwise" if kind.average > 1 else name)
+    return kind.screen or ("listwise" if kind.average > 1 else name)
+
+
+def try_singles(data: TrainingData, name: str, asked: Asked) -> list[Candidate]:
+    """Try a lens of closed form on each layer by itself."""
+    with asked.bar(f"fitting {name}", len(asked.layers), "layers") as advance:
+        found = []
+        for layer in asked.layers:
+            found.append(try_layers(data, name, (layer,), asked))
+            advance(1)
+        return found
+
+
+def choose(
+    data: TrainingData, name: str, asked: Asked, tried: list[Candidate] | None = None
+) -> tuple[Candidate, list[Candidate]]:
+    """Return the best candidate of one kind of lens, and those that were tried layer by layer, or had been before."""
+    kind = KINDS[name]
+    screen = screen_of(name)
     if kind.average > 1:
         # the members would each have ranks of their own, but side by side they share one set of inputs
         asked = replace(asked, inputs=tuple(i for i in asked.inputs if i != "rank"))
-    singles = []
-    with asked.bar(f"fitting {screen}", len(asked.layers), "layers") as advance:
-        for layer in asked.layers:
-            singles.append(try_layers(data, screen, (layer,), asked))
-            advance(1)
+    singles = tried if tried is not None else try_singles(data, screen, asked)
     ranked = sorted(singles, key=lambda c: cost_of(c, asked.criterion))
     if kind.average > 1:
         return average(data, name, ranked[: kind.average], asked), singles

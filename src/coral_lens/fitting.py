@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from coral_lens.baselines.temperature import apply_temperature, fit_temperature
-from coral_lens.choosing import SHOWN, Asked, Candidate, Parts, choose, cost_of, fit_parts
+from coral_lens.choosing import SHOWN, Asked, Candidate, Parts, choose, cost_of, fit_parts, screen_of
 from coral_lens.errors import CoralError, nearest
 from coral_lens.inputs import check_inputs
 from coral_lens.joined import Scored
@@ -168,7 +168,13 @@ def fit_store(
         bar=bar,
     )
     kinds = AUTO if settings.lens == "auto" else (settings.lens,)
-    found = [choose(data, kind, asked) for kind in kinds]
+    found: list[tuple[Candidate, list[Candidate]]] = []
+    tried: dict[str, list[Candidate]] = {}
+    for kind in kinds:
+        # an ensemble goes without ranks, so that what was tried with them is not its own
+        known = tried.get(screen_of(kind)) if "rank" not in settings.inputs else None
+        found.append(choose(data, kind, asked, known))
+        tried[screen_of(kind)] = found[-1][1]
     chosen, singles = min(found, key=lambda f: cost_of(f[0], settings.criterion))
     first = data.rounds[0]
     parts = chosen.parts or fit_parts(data, chosen.recipe, np.ones(len(first), dtype=bool), first)

@@ -909,7 +909,7 @@ def test_an_unlisted_family_with_a_window_is_scored_plainly(monkeypatch: pytest.
 def test_a_cut_prompt_of_a_model_with_learned_positions_can_be_scored_plainly() -> None:
     model = make_model("gpt2")
     context, options = tuple(range(100)) * 3, ((5, 6), (7,))
-    full = fit_length(toy_questions(1)[0], [(context, o) for o in options], model.max_length)
+    full = fit_length(toy_questions(1)[0].id, [(context, o) for o in options], model.max_length)
     scores = []
     for packing in ("tree", "plain"):
         (batch,) = score(model, [full], plan_for([full], token_budget=4096, packing=packing))

@@ -50,13 +50,24 @@ LINES = (
     "engine doctor cli",
     "questions cli",
     "models cli",
+    "errors lm_eval_requests lm_eval_scoring lm_eval_model lm_eval_command cli",
+    "prompts lm_eval_scoring",
+    "store readers lm_eval_scoring",
+    "token_budget lm_eval_scoring",
+    "lens lm_eval_model",
+    "models lm_eval_model",
+    "metrics lm_eval_metrics lm_eval_command",
+    "tasks lm_eval_metrics",
+    "lm_eval_requests lm_eval_logs cli",
+    "steering runs lm_eval_logs",
 )
 """Along each line, a module may import those before it and never one after it."""
 LEAVES = {"errors", "prefixes", "progress", "terms"}
 """Import nothing of ours."""
 LIGHT = {"__init__", "cli", "errors", "records", "metrics", "stats", "tasks", "questions", "assets", "task_index",
          "task_data", "terms", "manifest", "splits", "steering", "prefixes", "prompts", "runs", "progress", "card", "hub",
-         "conformal", "listwise", "inputs", "tempering"}  # fmt: skip
+         "conformal", "listwise", "inputs", "tempering", "lm_eval_requests", "lm_eval_logs", "lm_eval_metrics",
+         "lm_eval_command"}  # fmt: skip
 """Import nothing heavy when they are imported themselves."""
 
 

@@ -34,6 +34,7 @@ from coral_lens.models import (
     Model,
     ensure_bos,
     load_model,
+    load_outline,
     resolve,
     tokenizer_digest,
     weights_digest,
@@ -542,3 +543,13 @@ def test_the_last_message_is_left_open_where_no_answer_is_asked_for() -> None:
     model = chat_model(TURNS + "</s>")
     history = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "I think"}]
     assert model.chat_template(history, add_generation_prompt=False) == "<user>Hello<assistant>I think"
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2"])
+def test_an_outline_is_that_of_the_loaded_model(family: str, tmp_path: Path) -> None:
+    made = make_model(family)
+    made.hf.save_pretrained(tmp_path)
+    made.tokenizer.save_pretrained(tmp_path)
+    outline, model = load_outline(str(tmp_path)), load_model(str(tmp_path))
+    assert (outline.n_layers, outline.width) == (model.n_layers, model.width)
+    assert outline.tokenizer == model.fingerprint["tokenizer"]

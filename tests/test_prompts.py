@@ -252,7 +252,7 @@ def test_tokenizing_leaves_the_tokenizer_as_it_was(tiny: Model) -> None:
 def test_the_cut_worked_by_hand() -> None:
     question = Question("q", "q", "?", ("a", "b"))
     # five are read and a sixth is only predicted: the first option just fits, the second loses one on the left
-    prompt = fit_length(question, [((1, 2, 3, 4), (8, 9)), ((1, 2, 3, 4), (7, 8, 9))], 5)
+    prompt = fit_length(question.id, [((1, 2, 3, 4), (8, 9)), ((1, 2, 3, 4), (7, 8, 9))], 5)
     assert prompt.contexts == ((1, 2, 3, 4), (2, 3, 4))
     assert prompt.options == ((8, 9), (7, 8, 9))
     assert prompt.truncated
@@ -263,7 +263,7 @@ some_ids = st.lists(st.integers(0, 9), min_size=1, max_size=12).map(tuple)
 
 @given(st.lists(st.tuples(some_ids, some_ids), min_size=2, max_size=4), st.integers(12, 20))
 def test_what_stays_is_the_end_that_lm_eval_keeps(pairs: list[Any], limit: int) -> None:
-    prompt = fit_length(Question("q", "q", "?", ("a", "b")), pairs, limit)
+    prompt = fit_length("q", pairs, limit)
     for j, (context, option) in enumerate(pairs):
         assert prompt.contexts[j] + prompt.options[j] == (context + option)[-(limit + 1) :]
         assert prompt.options[j] == option

@@ -209,8 +209,16 @@ def fit(
 
 @app.command(name="eval")
 def evaluate(
-    lens: Annotated[list[str], typer.Option(help="Folder or hub id of a lens; give several to compare them.")],
-    task: Annotated[list[str], typer.Option("--task", help="TASK[:SPLIT] or a file; may be given several times.")],
+    more: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
+    lens: Annotated[
+        list[str] | None, typer.Option(help="Folder or hub id of a lens; give several to compare them.")
+    ] = None,
+    task: Annotated[
+        list[str] | None, typer.Option("--task", help="TASK[:SPLIT] or a file; may be given several times.")
+    ] = None,
+    lm_eval_samples: Annotated[
+        list[str] | None, typer.Option(help="Instead of a lens and tasks: logs of lm-eval (`samples_*.jsonl`).")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for predictions, tables and report.html.")] = None,
     model: Annotated[str | None, typer.Option(help="Default: the model that the lens was fitted on.")] = None,
     num_fewshot: Shots = None,
@@ -225,7 +233,17 @@ def evaluate(
     """Measure a lens on tasks: base, temperature and CORAL side by side, with 95 % intervals.
 
     Example: `coral eval --lens my-lens --task arc_challenge:validation --task openbookqa:validation --out run`
+    Or, without any model, what lm-eval logged: `coral eval --lm-eval-samples results/*/samples_*.jsonl --out run`
     """
+    if lm_eval_samples:
+        if lens or task:
+            raise CoralError("--lm-eval-samples are measured by themselves; leave --lens and --task out.")
+        # a shell puts the first file of a pattern behind the option, and the others behind that
+        return report_logs([*lm_eval_samples, *(more or [])], out)
+    if more:
+        raise CoralError(f"Unexpected argument {more[0]!r}; tasks and files are given with --task.")
+    if not lens or not task:
+        raise CoralError("Give --lens and --task, or --lm-eval-samples.")
     from coral_lens.evaluation import TestSet, evaluate_lenses
     from coral_lens.lens import load_lens
     from coral_lens.manifest import versions
@@ -254,6 +272,31 @@ def evaluate(
     for name, n in left_out.items():
         if n:
             typer.echo(f"{name}: {n} questions were left out, because the lens was fitted on them.")
+
+
+def report_logs(sources: list[str], out: Path | None) -> None:
+    """Measure what lm-eval logged."""
+    from coral_lens.lm_eval_logs import run_of_logs
+    from coral_lens.printing import show_run
+    from coral_lens.runs import save_run
+
+    run = run_of_logs(sources)
+    if out:
+        save_run(run, out)
+    show_run(run, out)
+
+
+@app.command("lm-eval", add_help_option=False, context_settings={"ignore_unknown_options": True})
+def lm_eval(
+    arguments: Annotated[list[str] | None, typer.Argument(help="As of `lm-eval`; see `coral lm-eval --help`.")] = None,
+) -> None:
+    """Run lm-eval's own command line, which then knows `--model coral` and measures calibration too.
+
+    Example: `coral lm-eval run --model coral --model_args pretrained=smollm2,lens=my-lens --tasks arc_easy`
+    """
+    from coral_lens.lm_eval_command import run_lm_eval
+
+    run_lm_eval(arguments or [])
 
 
 @app.command()

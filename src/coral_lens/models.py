@@ -358,6 +358,30 @@ def load_model(
     return wrap(hf, tokenizer, name=name)
 
 
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What can be known of a model before its weights are read."""
+
+    n_layers: int
+    width: int
+    tokenizer: str
+    """The tokenizer's fingerprint, as in `Model.fingerprint`."""
+
+
+def load_outline(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Outline:
+    """Read a model's configuration and tokenizer, and none of its weights."""
+    from transformers import AutoConfig, AutoTokenizer
+
+    common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+    source = resolve(name)
+    with quiet_loading(), loading_errors(name):
+        config = AutoConfig.from_pretrained(source, **common)
+        tokenizer = AutoTokenizer.from_pretrained(source, **common)
+        ensure_bos(tokenizer, config)
+    text = config.get_text_config()
+    return Outline(int(text.num_hidden_layers), int(text.hidden_size), tokenizer_digest(tokenizer))
+
+
 def wrap(hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str) -> Model:
     """Make a Model of a transformers model and tokenizer that are already in memory."""
     hf.eval().requires_grad_(False)

@@ -65,7 +65,7 @@ def prepare(questions: Sequence[Question], style: Style, model: Model) -> Prepar
     kept: list[tuple[Question, Rendered, Prompt]] = []
     for (question, rendered), pairs in zip(asked, encode_pairs([r for _, r in asked], model), strict=True):
         try:
-            kept.append((question, rendered, fit_length(question, pairs, model.max_length)))
+            kept.append((question, rendered, fit_length(question.id, pairs, model.max_length)))
         except CoralError as error:
             left_out[question.id] = str(error)
     if not kept:
@@ -77,7 +77,7 @@ def prepare(questions: Sequence[Question], style: Style, model: Model) -> Prepar
 def tokenize(questions: Sequence[Question], rendered: Sequence[Rendered], model: Model) -> list[Prompt]:
     """Return the token ids of each question; one that cannot be asked is an error."""
     encoded = encode_pairs(rendered, model)
-    return [fit_length(q, pairs, model.max_length) for q, pairs in zip(questions, encoded, strict=True)]
+    return [fit_length(q.id, pairs, model.max_length) for q, pairs in zip(questions, encoded, strict=True)]
 
 
 Pairs = list[tuple[tuple[int, ...], tuple[int, ...]]]
@@ -134,19 +134,19 @@ def after_prefix(ids: tuple[int, ...], model: Model) -> tuple[tuple[int, ...], t
     return (ids[:1], ids[1:]) if ids and ids[0] == prefix else ((prefix,), ids)
 
 
-def fit_length(question: Question, pairs: list[tuple[tuple[int, ...], tuple[int, ...]]], limit: int) -> Prompt:
+def fit_length(name: str, pairs: Pairs, limit: int) -> Prompt:
     """Cut on the left what exceeds the model's length, exactly as lm-eval does: limit + 1 tokens stay, the last unread."""
     contexts, options = [], []
     for number, (context, option) in enumerate(pairs, start=1):
         if not option:
-            raise CoralError(f"Question {question.id!r}: option {number} has no tokens of its own; change its text.")
+            raise CoralError(f"Question {name!r}: option {number} has no tokens of its own; change its text.")
         if len(option) > limit:
             raise CoralError(
-                f"Question {question.id!r}: option {number} has {len(option)} tokens, but the model reads {limit} at most."
+                f"Question {name!r}: option {number} has {len(option)} tokens, but the model reads {limit} at most."
             )
         room = limit + 1 - len(option)
         contexts.append(context if len(context) <= room else context[-room:])
         options.append(option)
     truncated = any(len(c) < len(pair[0]) for c, pair in zip(contexts, pairs, strict=True))
     shared = contexts[0] if all(c == contexts[0] for c in contexts) else None
-    return Prompt(question.id, tuple(shared or c for c in contexts), tuple(options), truncated)
+    return Prompt(name, tuple(shared or c for c in contexts), tuple(options), truncated)

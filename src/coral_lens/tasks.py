@@ -210,7 +210,7 @@ def _question(asked: _Asked, identity: str, doc: Mapping[str, Any]) -> Question:
     try:
         rendered = _render(asked, doc)
         text = _text(task, doc)
-        answer = _answer(task, doc, rendered.choices, identity)
+        answer = right_option(task, doc, rendered.choices, identity)
     except CoralError:
         raise
     except Exception as error:  # as in _build
@@ -259,7 +259,7 @@ def _text(task: Any, doc: Mapping[str, Any]) -> str:
     return str(task.doc_to_decontamination_query(doc) or task.doc_to_target(doc))
 
 
-def _answer(task: Any, doc: Mapping[str, Any], choices: Sequence[str], identity: str) -> int:
+def right_option(task: Any, doc: Mapping[str, Any], choices: Sequence[str], identity: str) -> int:
     """Return the right option by lm-eval's rule (an index, or the text of an option), or UNKNOWN."""
     found = task.doc_to_text(doc) if task.multiple_input else task.doc_to_target(doc)
     if isinstance(found, list):

@@ -49,6 +49,12 @@ LINES = (
     "lens guarantees cli",
     "engine doctor cli",
     "questions cli",
+    "errors study planning running cli",
+    "tasks questions planning",
+    "splits planning",
+    "fitting methods running",
+    "report running",
+    "runs running",
     "models cli",
 )
 """Along each line, a module may import those before it and never one after it."""
@@ -56,7 +62,7 @@ LEAVES = {"errors", "prefixes", "progress", "terms"}
 """Import nothing of ours."""
 LIGHT = {"__init__", "cli", "errors", "records", "metrics", "stats", "tasks", "questions", "assets", "task_index",
          "task_data", "terms", "manifest", "splits", "steering", "prefixes", "prompts", "runs", "progress", "card", "hub",
-         "conformal", "listwise", "inputs", "tempering"}  # fmt: skip
+         "conformal", "listwise", "inputs", "tempering", "study", "planning"}  # fmt: skip
 """Import nothing heavy when they are imported themselves."""
 
 

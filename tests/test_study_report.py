@@ -98,6 +98,10 @@ def test_ece_marks_nothing_below_a_thousand_questions() -> None:
     assert table.places("ece") == {}
     assert table.places("accuracy")
     assert "ECE ↓ †" in markdown("x", [table])
+    (_, coral) = improvements([table])
+    assert not coral.ranks
+    assert "+50.0 % (+50.0 to +50.0) †" in markdown("x", [table])
+    assert "too few questions to say what it did to ECE" in headline([table])[0]
 
 
 COMPARISON = {

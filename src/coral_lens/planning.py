@@ -18,7 +18,7 @@ from jaxtyping import Int
 from coral_lens.errors import CoralError
 from coral_lens.questions import is_file, load_questions
 from coral_lens.records import UNKNOWN, Question
-from coral_lens.splits import question_keys, sample, split_mask
+from coral_lens.splits import question_keys, sample, shares_article, split_mask
 from coral_lens.study import Mixture, Source, Study, Test
 from coral_lens.tasks import ChatTemplate, Definition, TaskOptions, definitions
 
@@ -296,8 +296,7 @@ def mixture_plan(
     known, dropped = np.zeros(len(everyone), dtype=bool), {}
     for name, part in apart:
         tested = selected(part, load)
-        groups = {q.group for q in tested}
-        repeated = np.isin(keys, question_keys(tested)) | np.array([q.group in groups for q in everyone])
+        repeated = np.isin(keys, question_keys(tested)) | shares_article(everyone, tested)
         dropped[name] = int(repeated.sum())
         known |= repeated
     kept = {q.id for q, out in zip(everyone, known, strict=True) if not out}

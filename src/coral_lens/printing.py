@@ -88,7 +88,8 @@ def print_study(page: Path) -> None:
     """Print what each method gained on average, and where the report is."""
     table = Table("trained on", "tests", "method", "accuracy", "ECE", box=None)
     for one in read_json(page.parent / "tables.json")["improvements"]:
-        gains = (f"{percent(one['mean'][m], sign=True)} %" if m in one["mean"] else "n/a" for m in ("accuracy", "ece"))
-        table.add_row(one["mixture"], f"{one['kind']}, {one['n_cells']}", one["method"], *gains)
+        gains = [f"{percent(one['mean'][m], sign=True)} %" if m in one["mean"] else "n/a" for m in ("accuracy", "ece")]
+        mark = "" if one["ece_ranks"] else " (too few questions)"
+        table.add_row(one["mixture"], f"{one['kind']}, {one['n_cells']}", one["method"], gains[0], gains[1] + mark)
     Console().print(table)
     typer.echo(f"Mean relative improvement on the unsteered model with the same prompts (few-shot).\nReport: {page}")

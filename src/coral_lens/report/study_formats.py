@@ -62,13 +62,18 @@ def difference_of(comparison: dict[str, Any], metric: str) -> Cell:
 
 
 def improvement_cells(one: Improvement) -> list[str]:
-    """Return `+10.1 % (+0.4 to +31.2)` for each metric."""
-    return [
-        f"{percent(one.means[m], sign=True)} % ({percent(one.worst[m], sign=True)} to {percent(one.best[m], sign=True)})"
-        if m in one.means
-        else "n/a"
-        for m in RELATIVE
-    ]
+    """Return `+10.1 % (+0.4 to +31.2)` for each metric, with a mark where ECE means little."""
+    cells = []
+    for m in RELATIVE:
+        mark = " †" if m == "ece" and not one.ranks else ""
+        signed = {k: percent(v[m], sign=True) for k, v in averages_of(one).items() if m in v}
+        cells.append(f"{signed['mean']} % ({signed['worst']} to {signed['best']}){mark}" if signed else "n/a")
+    return cells
+
+
+def averages_of(one: Improvement) -> dict[str, dict[str, float]]:
+    """Return mean, worst and best, each by metric."""
+    return {"mean": one.means, "worst": one.worst, "best": one.best}
 
 
 def improvement_rows(tables: Sequence[StudyTable]) -> list[list[str]]:
@@ -201,9 +206,8 @@ def json_ready(tables: Sequence[StudyTable]) -> dict[str, Any]:
                 "kind": i.kind,
                 "method": i.method,
                 "n_cells": i.n_cells,
-                "mean": i.means,
-                "worst": i.worst,
-                "best": i.best,
+                "ece_ranks": i.ranks,
+                **averages_of(i),
             }
             for i in improvements(tables)
         ],

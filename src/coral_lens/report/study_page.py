@@ -89,10 +89,12 @@ def headline(tables: Sequence[StudyTable]) -> list[str]:
     for one in improvements(tables):
         if set(one.means) >= set(RELATIVE) and one.method != "temperature":
             tests = "held-out questions of its training tasks" if one.kind == "held-out" else "tasks it never saw"
+            accuracy, ece = (percent(sign * one.means[m], sign=True) for m, sign in (("accuracy", 1), ("ece", -1)))
+            changed = f"accuracy by {accuracy} %" + (f" and ECE by {ece} %" if one.ranks else "")
+            silent = "" if one.ranks else "; there are too few questions to say what it did to ECE"
             sentences.append(
-                f"{row_label(one.method)}, trained on {one.mixture}, changed accuracy by "
-                f"{percent(one.means['accuracy'], sign=True)} % and ECE by {percent(-one.means['ece'], sign=True)} % relative to "
-                f"few-shot on {tests} (mean of {one.n_cells})."
+                f"{row_label(one.method)}, trained on {one.mixture}, changed {changed} relative to few-shot on {tests} (mean of "
+                f"{one.n_cells}){silent}."
             )
     return sentences
 

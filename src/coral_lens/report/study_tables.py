@@ -68,6 +68,8 @@ class Improvement:
     """By metric, relative to the few-shot value; positive is better."""
     worst: dict[str, float]
     best: dict[str, float]
+    ranks: bool
+    """Whether every test set is large enough for its ECE to mean something."""
 
 
 def read_tables(folder: Path, *, model: str, mixture: str) -> list[StudyTable]:
@@ -122,6 +124,7 @@ def improvements(tables: Sequence[StudyTable]) -> list[Improvement]:
                 {m: mean(v) for m, v in known.items()},
                 {m: min(v) for m, v in known.items()},
                 {m: max(v) for m, v in known.items()},
+                all(may_rank("ece", t.n_questions) for t in some),
             )
         )
     return found

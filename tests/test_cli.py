@@ -34,7 +34,20 @@ from coral_lens.runs import load_run
 from coral_lens.tasks import AvailableTask
 
 CORAL = str(Path(sys.executable).parent / "coral")
-COMMANDS = ("extract", "fit", "eval", "predict", "calibrate", "push", "report", "doctor", "tasks", "assets", "demo")
+COMMANDS = (
+    "extract",
+    "fit",
+    "eval",
+    "predict",
+    "calibrate",
+    "push",
+    "run",
+    "report",
+    "doctor",
+    "tasks",
+    "assets",
+    "demo",
+)
 FOREIGN = ("lm-eval",)
 """Commands whose arguments, help included, are those of another program."""
 TRAINING = 40
@@ -660,6 +673,54 @@ def test_help_lists_every_command() -> None:
     assert result.exit_code == 0
     assert {c.name or c.callback.__name__ for c in app.registered_commands if c.callback} == {*COMMANDS, *FOREIGN}
     assert all(re.search(rf"\b{command}\b", result.output) for command in (*COMMANDS, *FOREIGN))
+
+
+def write_study(folder: Path, model: str | Path, **files: Path) -> Path:
+    text = f"""
+name = "toy"
+models = ["{model}"]
+layers = [1, 2]
+mixture = [{{ name = "mine", sources = [{{ task = "{files["train"]}", shots = 0 }}] }}]
+test = [{{ task = "{files["test"]}", shots = 0 }}]
+method = [{{ kind = "ridge" }}]
+"""
+    path = folder / "toy.toml"
+    path.write_text(text, "utf-8")
+    return path
+
+
+def test_run_walks_a_study_to_its_report_and_checks_it_first(
+    coral: Coral, model: Path, work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = {"train": work.folder / "train.jsonl", "test": work.folder / "test.jsonl"}
+    checked = coral("run", write_study(tmp_path, "no/such-model", **files), "--check")
+    assert checked.code == 0, checked.err
+    assert "loading" not in checked.err
+    # three training questions are in the test set too
+    assert re.search(r"mine\s.*train.jsonl 37\s+3\b", " ".join(checked.out.split()))
+    assert not (tmp_path / "toy").exists()
+    done = coral("run", write_study(tmp_path, model, **files))
+    assert done.code == 0, done.err
+    assert "Report: toy/report.html" in done.out
+    assert "loading" in done.err
+    again = coral("run", write_study(tmp_path, model, **files))
+    assert again.code == 0
+    assert "loading" not in again.err, "finished work is not done again"
+    assert again.out == done.out
+    assert load_run(next((tmp_path / "toy" / "runs").glob("*/mine"))).evaluations[0].name == str(files["test"])
+
+
+def test_a_mistake_in_a_study_is_one_sentence_before_a_model_is_loaded(
+    coral: Coral, work: Work, tmp_path: Path
+) -> None:
+    files = {"train": work.folder / "train.jsonl", "test": work.folder / "test.jsonl"}
+    study = write_study(tmp_path, "no/such-model", **files)
+    study.write_text(study.read_text("utf-8").replace("layers", "layrs"), "utf-8")
+    outcome = coral("run", study)
+    assert "'layrs' here. Did you mean 'layers'" in outcome.complaint
+    assert "loading" not in outcome.err
+    assert "is not a folder" in coral("run", study, "--data", tmp_path / "nowhere").complaint
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -49,6 +49,12 @@ LINES = (
     "lens guarantees cli",
     "engine doctor cli",
     "questions cli",
+    "errors study planning running cli",
+    "tasks questions planning",
+    "splits planning",
+    "fitting methods running",
+    "report running",
+    "runs running",
     "models cli",
     "errors lm_eval_requests lm_eval_scoring lm_eval_model lm_eval_command cli",
     "prompts lm_eval_scoring",
@@ -67,7 +73,7 @@ LEAVES = {"errors", "prefixes", "progress", "terms"}
 LIGHT = {"__init__", "cli", "errors", "records", "metrics", "stats", "tasks", "questions", "assets", "task_index",
          "task_data", "terms", "manifest", "splits", "steering", "prefixes", "prompts", "runs", "progress", "card", "hub",
          "conformal", "listwise", "inputs", "tempering", "lm_eval_requests", "lm_eval_logs", "lm_eval_metrics",
-         "lm_eval_command"}  # fmt: skip
+         "lm_eval_command", "study", "planning"}  # fmt: skip
 """Import nothing heavy when they are imported themselves."""
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from coral_lens.errors import CoralError
 from coral_lens.records import Question, offsets_of
-from coral_lens.splits import drop_repeats, normalised, question_keys, rows_of, sample, split_mask
+from coral_lens.splits import drop_repeats, normalised, question_keys, rows_of, sample, shares_article, split_mask
 
 
 def grouped(sizes: list[int], task: str = "t") -> list[Question]:
@@ -131,3 +131,27 @@ def test_keys_fit_a_signed_integer() -> None:
 def test_rows_belong_to_the_marked_questions() -> None:
     rows = rows_of(offsets_of([2, 3, 1]), np.array([True, False, True]))
     assert rows.tolist() == [True, True, False, False, False, True]
+
+
+ARTICLE = "On a cold morning in May the old man took his boat out to sea and came back with nothing but a smile"
+
+
+def reader(identity: str, group: str, text: str) -> Question:
+    return Question(identity, group, text, ("a", "b"), 0)
+
+
+def test_an_edited_copy_of_an_article_is_found_and_another_article_is_not() -> None:
+    edited = ARTICLE.replace("a cold morning", "one cold MORNING,").replace("smile", "fish")
+    train = [
+        reader("1", "art-1", f"{edited}. Who smiled?"),
+        reader("2", "art-1", f"{edited}. What was cold?"),
+        reader(
+            "3", "art-2", "A young woman who had never seen the mountains went there by train one day in June. Why?"
+        ),
+        reader("4", "4", f"{ARTICLE}. Who smiled?"),
+    ]
+    test = [reader("5", "art-5", f"{ARTICLE}. Where was he?"), reader("6", "6", train[2].text)]
+    # the fourth question is a group of its own: it reads no article, and its repeats are found by its text
+    assert shares_article(train, test).tolist() == [True, True, False, False]
+    assert shares_article(train, []).tolist() == [False] * 4
+    assert shares_article(train, [reader("7", "art-2", "Another text.")]).tolist() == [False, False, True, False]

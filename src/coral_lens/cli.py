@@ -396,6 +396,48 @@ def push(
 
 
 @app.command()
+def run(
+    study: Annotated[Path, typer.Argument(help="A study as TOML; ready-made ones are in configs/.")],
+    out: Annotated[Path | None, typer.Option(help="Folder for results. Default: the study's name.")] = None,
+    work: Annotated[
+        Path | None,
+        typer.Option(help="Folder for states, lenses and predictions, which studies may share. Default: OUT.work."),
+    ] = None,
+    data: DataDir = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Say which questions it would use and stop before a model is loaded.")
+    ] = False,
+    device: Device = None,
+    dtype: Dtype = None,
+    device_map: DeviceMap = None,
+) -> None:
+    """Walk the whole line for the models, mixtures, tests and methods of a study; go on where it was if it was stopped.
+
+    Example: `coral run configs/probe1-small.toml --data DIR`
+    """
+    from coral_lens.printing import print_plan, print_study
+    from coral_lens.progress import shown
+    from coral_lens.running import Places, prepare_study, run_study
+    from coral_lens.study import load_study
+
+    if data is not None and not data.is_dir():
+        raise CoralError(f"--data {data} is not a folder.")
+    asked = load_study(study)
+    typer.echo("reading questions ...", err=True)
+    prepared = prepare_study(asked, data)
+    print_plan(prepared.record())
+    if check:
+        return
+    target = out or Path(asked.name)
+    places = Places(out=target, work=work or beside(target), data=data)
+
+    def load(name: str) -> Model:
+        return open_model(name, device=device, dtype=dtype, device_map=device_map)
+
+    print_study(run_study(prepared, places, open_model=load, bar=shown))
+
+
+@app.command()
 def report(
     run: Annotated[Path, typer.Argument(help="Folder made by `coral eval --out` or `coral demo`.")],
 ) -> None:

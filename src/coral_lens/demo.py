@@ -5,27 +5,23 @@ It learns from a part of three benchmarks, and is measured on the rest of them a
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from jaxtyping import Bool
 
-from coral_lens.errors import CoralError
 from coral_lens.evaluation import TestSet, evaluate_lenses
-from coral_lens.fitting import FitSettings, fit_store
-from coral_lens.lens import Lens, load_lens
-from coral_lens.manifest import digest, versions
+from coral_lens.fitting import FitSettings, load_or_fit
+from coral_lens.manifest import versions
 from coral_lens.models import Model, load_model
 from coral_lens.progress import questions_bar
 from coral_lens.questions import load_questions
 from coral_lens.records import Question
 from coral_lens.runs import Run, save_run
 from coral_lens.splits import drop_repeats, split_mask
-from coral_lens.store import ActivationStore, Extraction, all_layers, extract
+from coral_lens.store import Extraction, all_layers, extract
 from coral_lens.tasks import TaskOptions
 
 SEED = 0
@@ -53,8 +49,8 @@ def run_demo(out: Path, plan: DemoPlan | None = None, *, model: Model | None = N
     with questions_bar("training questions", len(train)) as advance:
         what = Extraction(layers=all_layers(model))
         store = extract(model, train, out / "work" / "train", what=what, progress=advance)
-    coral = fitted(store, FitSettings(lens="ridge", base="char", seed=SEED), out / "lens-coral")
-    listwise = fitted(store, FitSettings(lens="listwise", base="char", seed=SEED), out / "lens-listwise")
+    coral = load_or_fit(store, FitSettings(lens="ridge", base="char", seed=SEED), out / "lens-coral")
+    listwise = load_or_fit(store, FitSettings(lens="listwise", base="char", seed=SEED), out / "lens-listwise")
     evaluations, _ = evaluate_lenses([coral, listwise], model, tests, work_dir=out / "work")
     provenance = {
         "command": "coral demo",
@@ -67,19 +63,6 @@ def run_demo(out: Path, plan: DemoPlan | None = None, *, model: Model | None = N
     run = Run("CORAL demo: SmolLM2-135M-Instruct", tuple(evaluations), listwise.record(), provenance)
     save_run(run, out)
     return run
-
-
-def fitted(store: ActivationStore, settings: FitSettings, folder: Path) -> Lens:
-    """Return the lens of an earlier run if it was fitted on the same store in the same way, else fit and save one."""
-    if (folder / "lens.json").exists():
-        with suppress(CoralError):
-            old = load_lens(folder)
-            wanted = json.loads(json.dumps(asdict(replace(settings, layers=store.layers))))
-            if (old.training["store"], old.training["settings"]) == (digest(store.manifest), wanted):
-                return old
-    lens = fit_store(store, settings)
-    lens.save(folder)
-    return lens
 
 
 def demo_questions(plan: DemoPlan) -> tuple[list[Question], list[TestSet]]:

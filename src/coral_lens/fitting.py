@@ -5,8 +5,10 @@ Test questions cannot be seen here: no function takes any.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,7 +24,7 @@ from coral_lens.inputs import check_inputs
 from coral_lens.joined import Scored
 from coral_lens.kinds import AUTO, KINDS
 from coral_lens.learning_curve import brier_by_question, learning_curve
-from coral_lens.lens import Lens, cooled
+from coral_lens.lens import Lens, cooled, load_lens
 from coral_lens.manifest import digest, versions
 from coral_lens.metrics import METRICS, evaluate
 from coral_lens.probes import HIDDEN
@@ -179,6 +181,21 @@ def fit_store(
     first = data.rounds[0]
     parts = chosen.parts or fit_parts(data, chosen.recipe, np.ones(len(first), dtype=bool), first)
     return make_lens(store, data, chosen, parts, Fit(settings, base_temperature, singles, [f[0] for f in found]))
+
+
+def load_or_fit(
+    store: Scored, settings: FitSettings, folder: Path, *, journal: Path | None = None, bar: Bar = silent
+) -> Lens:
+    """Return the lens in `folder` if it was fitted on the same store in the same way, else fit one and save it there."""
+    if (folder / "lens.json").exists():
+        with suppress(CoralError):
+            old = load_lens(folder)
+            wanted = json.loads(json.dumps(asdict(replace(settings, layers=settings.layers or store.layers))))
+            if (old.training["store"], old.training["settings"]) == (digest(store.manifest), wanted):
+                return old
+    lens = fit_store(store, settings, journal=journal, bar=bar)
+    lens.save(folder)
+    return lens
 
 
 def training_data(store: Scored, settings: FitSettings) -> tuple[TrainingData, float]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from coral_lens.lens import Lens
-from coral_lens.report.formats import terminal
+from coral_lens.manifest import read_json
+from coral_lens.report.formats import percent, terminal
 from coral_lens.report.page import write_report
 from coral_lens.report.tables import results_table
 from coral_lens.runs import Run
@@ -65,3 +67,29 @@ def show_run(run: Run, folder: Path | None) -> None:
     console.print(terminal(table), width=None if console.is_terminal else 100)
     if folder:
         typer.echo(f"Report: {write_report(run, folder, table=table)}")
+
+
+def print_plan(record: dict[str, Any]) -> None:
+    """Print which questions a study trains on and tests on, and how many were dropped because they would leak."""
+    training = Table("training", "questions", "dropped", box=None)
+    for name, about in record["mixtures"].items():
+        questions = "\n".join(f"{source} {n:,}" for source, n in about["questions"].items())
+        training.add_row(name, questions, f"{about['n_dropped']:,}")
+    tests = Table("test", "shots", "questions", "left out", box=None)
+    for name, about in record["tests"].items():
+        tests.add_row(name, str(about["shots"]), f"{about['questions']:,}", f"{about['n_left_out']:,}")
+    console = Console()
+    console.print(training)
+    console.print(tests)
+    typer.echo("Dropped: a test set holds them too. Left out: a prompt shows them as worked examples.")
+
+
+def print_study(page: Path) -> None:
+    """Print what each method gained on average, and where the report is."""
+    table = Table("trained on", "tests", "method", "accuracy", "ECE", box=None)
+    for one in read_json(page.parent / "tables.json")["improvements"]:
+        gains = [f"{percent(one['mean'][m], sign=True)} %" if m in one["mean"] else "n/a" for m in ("accuracy", "ece")]
+        mark = "" if one["ece_ranks"] else " (too few questions)"
+        table.add_row(one["mixture"], f"{one['kind']}, {one['n_cells']}", one["method"], gains[0], gains[1] + mark)
+    Console().print(table)
+    typer.echo(f"Mean relative improvement on the unsteered model with the same prompts (few-shot).\nReport: {page}")

@@ -62,7 +62,7 @@ def load_questions(source: str | Path, options: TaskOptions | None = None) -> li
     concerns a file; its questions have no shots and no splits.
     """
     options = options or TaskOptions()
-    if _is_file(source):
+    if is_file(source):
         if options.split or options.num_fewshot:
             raise CoralError(
                 f"{source} is a file of questions: it has no splits, and its questions are asked without shots."
@@ -93,7 +93,8 @@ def read_questions(path: str | Path) -> list[Question]:
     return _collect(Path(path), None)
 
 
-def _is_file(source: str | Path) -> bool:
+def is_file(source: str | Path) -> bool:
+    """Whether a source is taken for a file of questions rather than for a task."""
     # os.path, because a long or odd task name is then simply not a file
     return str(source).endswith(_FILE_SUFFIXES) or (os.path.exists(source) and not os.path.isdir(source))
 

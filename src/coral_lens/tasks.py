@@ -99,6 +99,37 @@ def available_tasks(data_dir: Path | None = None) -> list[AvailableTask]:
     return rows
 
 
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """What a task's definition says of its data: enough to find leaks before a question is read."""
+
+    task: str
+    data: str
+    """The dataset; tasks that ask the same questions in different ways share it."""
+    test_split: str | None
+    shot_split: str | None
+    """Where worked examples come from; None if the task brings its own."""
+    zero_shot: bool
+    """Whether the task insists on no worked examples."""
+
+
+def definitions(name: str) -> list[Definition]:
+    """Return what is known of a task, or of each multiple-choice task of a group or tag."""
+    with _quiet():
+        found = leaves(name)
+        configs = [definition(leaf) for leaf in found if _is_multiple_choice(leaf, strict=len(found) == 1)]
+    return [
+        Definition(
+            task=str(config["task"]),
+            data=f"{config.get('dataset_path') or config['task']}/{config.get('dataset_name') or ''}".lower(),
+            test_split=config.get("test_split"),
+            shot_split=_shot_split(config),
+            zero_shot=config.get("num_fewshot") == 0,
+        )
+        for config in configs
+    ]
+
+
 def _is_multiple_choice(leaf: Leaf, *, strict: bool) -> bool:
     """Whether a leaf can be used; with `strict`, say why not."""
     config = definition(leaf)
@@ -145,6 +176,13 @@ def _shots(config: Mapping[str, Any], asked: int | None) -> int:
     return int(own or 0) if asked is None or own == 0 else asked
 
 
+def _shot_split(config: Mapping[str, Any]) -> str | None:
+    """Return the split that worked examples come from by lm-eval's rule; None if the task brings them itself."""
+    shots = config.get("fewshot_config") or {}
+    rule = (config.get(f"{kind}_split") for kind in ("fewshot", "training", "validation", "test"))
+    return shots.get("split") or (None if shots.get("samples") else next((s for s in rule if s), None))
+
+
 def _adapted(config: Mapping[str, Any], *, split: str, n_shots: int) -> dict[str, Any]:
     """Return what must change in a task's configuration to ask the questions of `split` with `n_shots` shots.
 
@@ -157,8 +195,7 @@ def _adapted(config: Mapping[str, Any], *, split: str, n_shots: int) -> dict[str
         changed |= {"fewshot_split": None, "fewshot_config": {"samples": []}}
     elif split != (config.get("test_split") or config.get("validation_split")) and not shots.get("samples"):
         # lm-eval leaves a question out of its own shots only where both splits are named and equal
-        rule = (config.get(f"{kind}_split") for kind in ("fewshot", "training", "validation", "test"))
-        changed["fewshot_split"] = shots.get("split") or next((s for s in rule if s), None)
+        changed["fewshot_split"] = _shot_split(config)
     if split != (config.get("test_split") or config.get("validation_split")):
         changed["test_split"] = split
     return changed

@@ -28,6 +28,7 @@ class Cell:
     interval: str = ""
     note: str = ""
     best: bool = False
+    second: bool = False
 
 
 @dataclass(frozen=True, slots=True)

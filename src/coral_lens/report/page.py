@@ -41,14 +41,22 @@ def write_report(run: Run, folder: Path, *, table: ResultsTable | None = None) -
 def render_report(run: Run, *, table: ResultsTable | None = None) -> str:
     """Return the page."""
     from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["percent"] = formats.percent
     environment.globals["column_label"] = formats.column_label
-    template = environment.from_string((files("coral_lens.report") / "page.html").read_text(encoding="utf-8"))
+    template = environment.from_string(text_of("page.html"))
     table = table or results_table(run)
     parts = results_of(run, table) | lens_of(run)
-    return template.render(parts, title=run.title, provenance=provenance_of(run, table))
+    return template.render(
+        parts, title=run.title, provenance=provenance_of(run, table), css=Markup(text_of("page.css"))
+    )
+
+
+def text_of(name: str) -> str:
+    """Return a template or a style sheet of ours."""
+    return (files("coral_lens.report") / name).read_text(encoding="utf-8")
 
 
 def results_of(run: Run, table: ResultsTable) -> dict[str, Any]:

@@ -1,0 +1,226 @@
+"""The tables of a study as Markdown, LaTeX, CSV and JSON. Never computes: numbers come from `study_tables`."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from coral_lens.metrics import METRICS, Score
+from coral_lens.report.exports import clean, numbers
+from coral_lens.report.formats import Cell, label_of, p_text, percent
+from coral_lens.report.study_tables import RELATIVE, Improvement, StudyRow, StudyTable, improvements, row_label
+from coral_lens.report.tables import COLUMNS, ENOUGH, may_rank
+
+NOTES = (
+    "All values × 100, with 95 % bootstrap intervals over questions; ± is the standard deviation over seeds.",
+    "Bold: the best value of a table; underlined: the second best, as in the paper. Whether a difference is more than noise is "
+    "said by the paired differences below the methods, whose p-values are Holm-corrected over the tests of each table.",
+    "Few-shot is the unsteered model on the prompts that every method sees. Each heading names the split that was really used.",
+    f"† ECE and cwECE are too noisy to rank methods below {ENOUGH:,} questions.",
+)
+
+
+def heading_of(table: StudyTable) -> str:
+    """Return what a table is of."""
+    return f"{table.test}, {table.model} ({table.kind}, {table.n_questions:,} questions, trained on {table.mixture})"
+
+
+def columns_of(table: StudyTable) -> list[str]:
+    """Return the heads of the metrics."""
+    arrows = {m: "↑" if METRICS[m].higher_is_better else "↓" for m in COLUMNS}
+    return [f"{METRICS[m].label} {arrows[m]}{'' if may_rank(m, table.n_questions) else ' †'}" for m in COLUMNS]
+
+
+def lines_of(table: StudyTable) -> list[tuple[str, list[Cell], bool]]:
+    """Return label, cells and whether it is a difference, for each line of a table."""
+    places = {m: table.places(m) for m in COLUMNS}
+    lines = [
+        (row_label(r.method), [cell_of(r, m, places[m].get(r.method, 0)) for m in COLUMNS], False) for r in table.rows
+    ]
+    for c in table.comparisons:
+        cells = [difference_of(c, m) for m in COLUMNS]
+        lines.append((f"{label_of(c['method'])} − {row_label(c['against'])}", cells, True))
+    return lines
+
+
+def cell_of(row: StudyRow, metric: str, place: int) -> Cell:
+    """Return a value with its interval, its spread over seeds and its place in the column."""
+    score: Score = row.metrics.scores[metric]
+    note = f"± {percent(row.spread[metric])}" if row.spread.get(metric) else ""
+    interval = f"{percent(score.low)} to {percent(score.high)}"
+    return Cell(percent(score.value), interval, note, best=place == 1, second=place == 2)
+
+
+def difference_of(comparison: dict[str, Any], metric: str) -> Cell:
+    """Return a paired difference with its interval and p-value."""
+    d = {k: float("nan") if v is None else v for k, v in comparison["differences"][metric].items()}
+    p = comparison["p_values"].get(metric)
+    interval = f"{percent(d['low'], sign=True)} to {percent(d['high'], sign=True)}"
+    return Cell(percent(d["value"], sign=True), interval, p_text(p) if p is not None else "")
+
+
+def improvement_cells(one: Improvement) -> list[str]:
+    """Return `+10.1 % (+0.4 to +31.2)` for each metric, with a mark where ECE means little."""
+    cells = []
+    for m in RELATIVE:
+        mark = " †" if m == "ece" and not one.ranks else ""
+        signed = {k: percent(v[m], sign=True) for k, v in averages_of(one).items() if m in v}
+        cells.append(f"{signed['mean']} % ({signed['worst']} to {signed['best']}){mark}" if signed else "n/a")
+    return cells
+
+
+def averages_of(one: Improvement) -> dict[str, dict[str, float]]:
+    """Return mean, worst and best, each by metric."""
+    return {"mean": one.means, "worst": one.worst, "best": one.best}
+
+
+def improvement_rows(tables: Sequence[StudyTable]) -> list[list[str]]:
+    """Return the summary: one line for each mixture, kind of test and method."""
+    return [
+        [i.mixture, i.kind, row_label(i.method), str(i.n_cells), *improvement_cells(i)] for i in improvements(tables)
+    ]
+
+
+IMPROVEMENT_HEADS = ["trained on", "tests", "method", "models × tests", "accuracy", "ECE"]
+
+
+# ------------------------------------------------------------------------------------------------------- Markdown
+
+
+def markdown(title: str, tables: Sequence[StudyTable]) -> str:
+    """Return the summary and a section for each table."""
+    parts = [
+        f"# {title}",
+        "## Relative improvement on the few-shot row",
+        "Mean over models and tests (worst to best).",
+        "\n".join(
+            [
+                markdown_row(IMPROVEMENT_HEADS),
+                "|---" * len(IMPROVEMENT_HEADS) + "|",
+                *map(markdown_row, improvement_rows(tables)),
+            ]
+        ),
+    ]
+    for table in tables:
+        heads = ["", *columns_of(table)]
+        lines = [markdown_row(heads), "|---" * len(heads) + "|"]
+        lines += [markdown_row([label, *map(markdown_cell, cells)]) for label, cells, _ in lines_of(table)]
+        parts += [f"## {heading_of(table)}", "\n".join(lines)]
+    parts.append("\n".join(f"- {note}" for note in NOTES))
+    return "\n\n".join(parts) + "\n"
+
+
+def markdown_row(cells: Sequence[str]) -> str:
+    """Return a line of a table."""
+    return "| " + " | ".join(cells) + " |"
+
+
+def markdown_cell(cell: Cell) -> str:
+    """Return `**28.7** [24.0 to 34.0] (note)`; Markdown has no underline of its own."""
+    value = f"**{cell.value}**" if cell.best else f"<u>{cell.value}</u>" if cell.second else cell.value
+    return f"{value} [{cell.interval}]" + (f" ({cell.note})" if cell.note else "")
+
+
+# ---------------------------------------------------------------------------------------------------------- LaTeX
+
+SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "−": "$-$",
+    "×": r"$\times$",
+    "±": r"$\pm$",
+    "†": r"$^\dagger$",
+    "↑": r"$\uparrow$",
+    "↓": r"$\downarrow$",
+    "<": "$<$",
+}
+
+
+def latex(tables: Sequence[StudyTable]) -> str:
+    """Return a `tabular` for each table, in the form of the paper's; needs booktabs."""
+    parts = ["% needs \\usepackage{booktabs}", *(f"% {note}" for note in NOTES)]
+    for table in tables:
+        heads = " & ".join(["Method", *map(escaped, columns_of(table))])
+        lines = [
+            f"% {heading_of(table)}",
+            r"\begin{tabular}{@{}l" + "c" * len(COLUMNS) + r"@{}}",
+            r"\toprule",
+            rf"\multicolumn{{{len(COLUMNS) + 1}}}{{c}}{{\textbf{{{escaped(heading_of(table))}}}}} \\",
+            r"\midrule",
+            rf"{heads} \\",
+            r"\midrule",
+        ]
+        rows = lines_of(table)
+        for i, (label, cells, difference) in enumerate(rows):
+            if difference and not rows[i - 1][2]:
+                lines.append(r"\midrule")
+            lines.append(" & ".join([escaped(label), *map(latex_cell, cells)]) + r" \\")
+        parts.append("\n".join([*lines, r"\bottomrule", r"\end{tabular}"]))
+    return "\n\n".join(parts) + "\n"
+
+
+def latex_cell(cell: Cell) -> str:
+    r"""Return `\textbf{28.7} {\scriptsize [24.0 to 34.0]}`."""
+    value = escaped(cell.value)
+    value = rf"\textbf{{{value}}}" if cell.best else rf"\underline{{{value}}}" if cell.second else value
+    note = f" {cell.note}" if cell.note else ""
+    return rf"{value} {{\scriptsize [{escaped(cell.interval)}]{escaped(note)}}}"
+
+
+def escaped(text: str) -> str:
+    """Return text with what LaTeX would take for its own."""
+    return "".join(SPECIAL.get(c, c) for c in text)
+
+
+# --------------------------------------------------------------------------------------------------- for programs
+
+
+def csv_text(tables: Sequence[StudyTable]) -> str:
+    """Return one line per table, method or difference, and metric, as fractions; a field without a value is empty."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    head = ["model", "mixture", "test", "kind", "n_questions"]
+    writer.writerow([*head, "method", "against", "metric", "value", "low", "high", "spread", "p_holm"])
+    for t in tables:
+        at = [t.model, t.mixture, t.test, t.kind, t.n_questions]
+        for row in t.rows:
+            for name, s in row.metrics.scores.items():
+                spread = row.spread.get(name, "")
+                writer.writerow([*at, row.method, "", name, *numbers((s.value, s.low, s.high)), spread, ""])
+        for c in t.comparisons:
+            for name, d in c["differences"].items():
+                p = c["p_values"].get(name)
+                writer.writerow([*at, c["method"], c["against"], name, d["value"], d["low"], d["high"], "", p])
+    return out.getvalue()
+
+
+def json_ready(tables: Sequence[StudyTable]) -> dict[str, Any]:
+    """Return tables and summary as plain JSON values: fractions, and null where there is no number."""
+    return {
+        "improvements": [
+            {
+                "mixture": i.mixture,
+                "kind": i.kind,
+                "method": i.method,
+                "n_cells": i.n_cells,
+                "ece_ranks": i.ranks,
+                **averages_of(i),
+            }
+            for i in improvements(tables)
+        ],
+        "tables": [
+            {
+                "model": t.model,
+                "mixture": t.mixture,
+                "test": t.test,
+                "kind": t.kind,
+                "n_questions": t.n_questions,
+                "methods": {r.method: clean(r.metrics.to_dict()) | {"spread": r.spread} for r in t.rows},
+                "comparisons": list(t.comparisons),
+            }
+            for t in tables
+        ],
+    }

@@ -1,0 +1,132 @@
+"""The report of a study: one page over all its runs, with the tables as files. Loads nothing from outside when opened."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from coral_lens.manifest import write_atomic
+from coral_lens.report import study_formats
+from coral_lens.report.formats import percent
+from coral_lens.report.page import flat, shown, text_of
+from coral_lens.report.study_tables import (
+    RELATIVE,
+    StudyTable,
+    improvements,
+    read_tables,
+    relative,
+    row_label,
+)
+from coral_lens.report.style import INK, Picture, looks_of, panels
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, slots=True)
+class StudyRun:
+    """Where the report of one model and mixture is."""
+
+    model: str
+    mixture: str
+    folder: Path
+
+
+def write_study(record: Mapping[str, Any], runs: Sequence[StudyRun], out: Path) -> Path:
+    """Write tables, figures and report.html of a study; return the page."""
+    tables = [t for run in runs for t in read_tables(run.folder, model=run.model, mixture=run.mixture)]
+    write_atomic(out / "tables.md", study_formats.markdown(record["name"], tables).encode())
+    write_atomic(out / "tables.tex", study_formats.latex(tables).encode())
+    write_atomic(out / "tables.csv", study_formats.csv_text(tables).encode())
+    write_atomic(out / "tables.json", (json.dumps(study_formats.json_ready(tables), indent=1) + "\n").encode())
+    pictures = pictures_of(tables)
+    for picture in pictures:
+        write_atomic(out / "figures" / f"{picture.name}.png", picture.png())
+    links = [
+        (f"{run.model}, trained on {run.mixture}", f"{run.folder.relative_to(out).as_posix()}/report.html")
+        for run in runs
+    ]
+    page = out / "report.html"
+    write_atomic(page, render_study(record, tables, pictures, links).encode())
+    return page
+
+
+def render_study(
+    record: Mapping[str, Any],
+    tables: Sequence[StudyTable],
+    pictures: Sequence[Picture],
+    links: Sequence[tuple[str, str]],
+) -> str:
+    """Return the page."""
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(text_of("study.html")).render(
+        title=record["name"],
+        css=Markup(text_of("page.css")),
+        headline=headline(tables),
+        pictures=[shown(p) for p in pictures],
+        heads=study_formats.IMPROVEMENT_HEADS,
+        improvements=study_formats.improvement_rows(tables),
+        tables=[(t, study_formats.columns_of(t), study_formats.lines_of(t)) for t in tables],
+        notes=study_formats.NOTES,
+        questions={
+            **{f"Training: {name}": list(flat("", about)) for name, about in record["mixtures"].items()},
+            **{f"Test: {name}": list(flat("", about)) for name, about in record["tests"].items()},
+        },
+        runs=links,
+        provenance=list(flat("", {"study": record["study"], "versions": record["versions"]})),
+    )
+
+
+def headline(tables: Sequence[StudyTable]) -> list[str]:
+    """Say what each method did on average, gains and losses alike."""
+    sentences = []
+    for one in improvements(tables):
+        if set(one.means) >= set(RELATIVE) and one.method != "temperature":
+            tests = "held-out questions of its training tasks" if one.kind == "held-out" else "tasks it never saw"
+            accuracy, ece = (percent(sign * one.means[m], sign=True) for m, sign in (("accuracy", 1), ("ece", -1)))
+            changed = f"accuracy by {accuracy} %" + (f" and ECE by {ece} %" if one.ranks else "")
+            silent = "" if one.ranks else "; there are too few questions to say what it did to ECE"
+            sentences.append(
+                f"{row_label(one.method)}, trained on {one.mixture}, changed {changed} relative to few-shot on {tests} (mean of "
+                f"{one.n_cells}){silent}."
+            )
+    return sentences
+
+
+def pictures_of(tables: Sequence[StudyTable]) -> list[Picture]:
+    """Return a figure of the relative improvements for each kind of test."""
+    kinds = dict.fromkeys((t.mixture, t.kind) for t in tables)
+    return [improvement_picture([t for t in tables if (t.mixture, t.kind) == k], n) for n, k in enumerate(kinds)]
+
+
+def improvement_picture(tables: Sequence[StudyTable], number: int) -> Picture:
+    """Draw each value's relative improvement as a faint dot, and the mean of each method as its mark."""
+    found = improvements(tables)
+    methods = [one.method for one in found]
+    looks, head = looks_of(methods), f"{tables[0].kind}, trained on {tables[0].mixture}"
+
+    def paint(figure: Figure) -> None:
+        for axes, metric in zip(panels(figure, len(RELATIVE)), RELATIVE, strict=True):
+            for x, one in enumerate(found):
+                dots = [100 * v for t in tables if (v := relative(t, one.method, metric)) is not None]
+                axes.plot([x] * len(dots), dots, ".", color=looks[one.method].colour, alpha=0.35)
+                if metric in one.means:
+                    look = looks[one.method]
+                    axes.plot(x, 100 * one.means[metric], look.marker, color=look.colour, markersize=8)
+            axes.axhline(0, color=INK, linewidth=1)
+            axes.set_title(f"{'accuracy' if metric == 'accuracy' else 'ECE'}: relative improvement (%)")
+            axes.set_xticks(range(len(methods)), [row_label(m) for m in methods], rotation=35, ha="right")
+            axes.margins(x=0.1)
+
+    alt = f"Relative improvements, {head}. " + "; ".join(
+        f"{row_label(o.method)}: " + ", ".join(f"{m} {percent(v, sign=True)} %" for m, v in o.means.items())
+        for o in found
+    )
+    caption = f"{head.capitalize()}: one dot for each model and test, the mark is their mean. Above 0 is better than few-shot."
+    return Picture(f"improvement-{number}", paint, 5.2, alt, caption)

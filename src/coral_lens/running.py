@@ -1,0 +1,336 @@
+"""The walk through a study: states, fits, predictions and runs for each model and mixture, each made once.
+
+    WORK/MODEL/states/SOURCE/           what the model made of a source, whoever asks for it
+    WORK/MODEL/MIXTURE/METHOD/SEED/     what a method keeps (a lens), and its predictions, one file for each test set
+    OUT/runs/MODEL/MIXTURE/             predictions of all methods, tables, figures, report.html
+    OUT/study.json                      the study, its questions and what was dropped
+
+A killed walk goes on where it was and ends with the same bytes as an undisturbed one.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, is_dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from coral_lens.errors import CoralError
+from coral_lens.fitting import FitSettings, check_questions
+from coral_lens.joined import JoinedStore, Part
+from coral_lens.manifest import canonical, digest, digest_file, read_json, versions, write_atomic, write_json
+from coral_lens.methods import CONTROLS, METHODS, Job, QuestionSet, predictions_of, read_method
+from coral_lens.metrics import score
+from coral_lens.planning import Load, MixturePlan, Plan, Selection, definitions_of, loader, plan_study, selected
+from coral_lens.progress import Bar, silent
+from coral_lens.records import Predictions, Question, Style
+from coral_lens.report.page import write_report
+from coral_lens.report.pictures import write_pictures
+from coral_lens.report.study_page import StudyRun, write_study
+from coral_lens.report.tables import COLUMNS, results_table, subject_of
+from coral_lens.runs import Evaluation, Run, file_name, save_run
+from coral_lens.store import ActivationStore, Extraction, all_layers, extract
+from coral_lens.study import MethodEntry, Source, Study
+
+if TYPE_CHECKING:
+    from coral_lens.models import Model
+
+FORMAT = 1
+Rows = dict[str, dict[str, Predictions]]
+"""By test set, then by row of its table."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a study finds its data and leaves its results."""
+
+    out: Path
+    work: Path
+    """States, lenses and predictions; studies that share it share them."""
+    data: Path | None = None
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A study whose methods and questions were checked; no model is loaded yet."""
+
+    study: Study
+    methods: tuple[tuple[MethodEntry, Any], ...]
+    """Each with its settings, the controls first."""
+    load: Load
+    plan: Plan
+
+    def record(self) -> dict[str, Any]:
+        """Return the study with its questions and what was dropped."""
+        return {
+            "format": FORMAT,
+            "name": self.study.name,
+            "study": self.study.model_dump(mode="json"),
+            "mixtures": {
+                m.mixture.name: {
+                    "questions": {part.source.label: len(part.ids) for part in m.parts},
+                    "n_dropped": m.n_dropped,
+                    "dropped because a test set holds them too": m.dropped,
+                }
+                for m in self.plan.mixtures
+            },
+            "tests": {
+                t.name: {
+                    "source": t.part.source.label,
+                    "questions": t.n_questions,
+                    "drawn": "all" if t.part.source.n is None else f"{t.part.source.n} at random",
+                    "shots": t.part.source.shots,
+                    "n_left_out": t.n_left_out,
+                }
+                for t in self.plan.tests
+            },
+            "versions": versions(),
+        }
+
+
+def prepare_study(study: Study, data: Path | None) -> Prepared:
+    """Check a study as far as that is possible without a model: methods, tasks, splits, leaks, numbers of questions."""
+    named = {entry.row for entry in study.method}
+    entries = [*(MethodEntry(kind=c) for c in CONTROLS if c not in named), *study.method]
+    methods = tuple((entry, read_method(entry)) for entry in entries)
+    load = loader(study, data)
+    plan = plan_study(study, load)
+    for mixture in plan.mixtures:
+        check_questions([q for part in mixture.parts for q in selected(part, load)])
+    return Prepared(study, methods, load, plan)
+
+
+def run_study(prepared: Prepared, places: Places, *, open_model: Callable[[str], Model], bar: Bar = silent) -> Path:
+    """Walk a study to its end, from wherever an earlier walk was stopped, and write its report; return the page."""
+    record = prepared.record()
+    claim(places.out, record)
+    runs = []
+    for name in prepared.study.models:
+        walk = Walk(prepared, places, name, open_model, bar)
+        runs += [StudyRun(name, m.mixture.name, walk.run(m)) for m in prepared.plan.mixtures]
+        del walk
+        gc.collect()  # one model in memory at a time
+    return write_study(record, runs, places.out)
+
+
+def claim(folder: Path, record: dict[str, Any]) -> None:
+    """Write the study's record, unless the folder belongs to something else."""
+    path = folder / "study.json"
+    if folder.exists() and any(folder.iterdir()) and not path.exists():
+        raise CoralError(f"{folder} is not empty and holds no study; choose another --out.")
+    if path.exists() and (other := read_json(path).get("name")) != record["name"]:
+        raise CoralError(f"{folder} holds the study {other!r}, not {record['name']!r}; choose another --out.")
+    write_json(path, record)
+
+
+class Walk:
+    """The walk of one model through a study."""
+
+    def __init__(
+        self, prepared: Prepared, places: Places, name: str, open_model: Callable[[str], Model], bar: Bar
+    ) -> None:
+        self.prepared, self.study, self.name, self.bar = prepared, prepared.study, name, bar
+        self.work = places.work / file_name(name)
+        self.runs = places.out / "runs" / file_name(name)
+        self.data = places.data
+        self._open = open_model
+        self._stores: dict[Source, ActivationStore] = {}
+
+    @cached_property
+    def _model(self) -> Model:
+        return self._open(self.name)
+
+    def model(self) -> Model:
+        """Return the model, loaded when it is first needed."""
+        return self._model
+
+    @cached_property
+    def _asked(self) -> Load:
+        # the chat template is the model's own, so that its prompts cannot be made before it is loaded
+        return loader(self.study, self.data, self._model.chat_template) if self.study.chat else self.prepared.load
+
+    # ------------------------------------------------------------------------------------------------- states
+
+    def states(self, source: Source) -> ActivationStore:
+        """Return what the model made of a source: from the disk if it was finished before, else extracted now."""
+        if source not in self._stores:
+            store = self._open_states(source)
+            first = next(iter(self._stores.values()), store)
+            if first.manifest["model"]["weights"] != store.manifest["model"]["weights"]:
+                raise CoralError(
+                    f"{first.folder} and {store.folder} are of different weights of {self.name!r}; delete those of the old ones."
+                )
+            self._stores[source] = store
+        return self._stores[source]
+
+    def _open_states(self, source: Source) -> ActivationStore:
+        identity = self._identity(source)
+        n = source.n or "all"
+        folder = self.work / "states" / f"{file_name(source.label)}-{n}-{source.shots}shot-{digest(identity)[:8]}"
+        mark, key = folder / "finished.json", digest([identity, prompts_digest(self.prepared.load(source))])
+        if mark.exists() and read_json(mark).get("key") == key:
+            return ActivationStore(folder)
+        model, questions = self.model(), self._asked(source)
+        what = Extraction(layers=self.study.layers or all_layers(model), style=self._style)
+        with self.bar(source.label, len(questions), "questions") as advance:
+            store = extract(model, questions, folder, what=what, progress=advance)
+        write_json(mark, {"key": key})
+        return store
+
+    def _identity(self, source: Source) -> dict[str, Any]:
+        study = self.study
+        how = {"style": study.style, "chat": study.chat, "layers": study.layers, "fixed_shots": study.fixed_shots}
+        return source.model_dump(mode="json") | how | {"seed": study.seed if source.n else None}
+
+    @property
+    def _style(self) -> Style:
+        return Style(self.study.style, self.study.chat)
+
+    def question_set(self, name: str, parts: Iterable[Selection]) -> QuestionSet:
+        """Return selected questions with their states."""
+        chosen = [(self.states(part.source), part) for part in parts if part.ids]
+        joined = JoinedStore([Part(s, np.array([q.id in part.ids for q in s.questions])) for s, part in chosen])
+        ids = [q.id for q in joined.questions]
+
+        def asked() -> tuple[Question, ...]:
+            known = {q.id: q for _, part in chosen for q in self._asked(part.source)}
+            return tuple(known[i] for i in ids)
+
+        return QuestionSet(name, joined, asked)
+
+    # -------------------------------------------------------------------------------------------- predictions
+
+    def run(self, plan: MixturePlan) -> Path:
+        """Fit every method on a mixture, predict every test set, and write the run with its report."""
+        train = self.question_set(plan.mixture.name, plan.parts)
+        tests = [self.question_set(t.name, [t.part]) for t in self.prepared.plan.tests]
+        place = self.work / file_name(f"{plan.mixture.name}-{digest(train.states.manifest)[:8]}")
+        rows: Rows = {t.name: {} for t in tests}
+        seeds: dict[str, dict[str, dict[str, list[float]]]] = {t.name: {} for t in tests}
+        for entry, settings in self.prepared.methods:
+            at = method_folder(place, entry, settings)
+            for i, seed in enumerate(self.study.seeds):
+                job = Job(self.model, train, self._common(plan, seed), at / str(seed), self.bar)
+                for test, found in self.predictions(job, entry, settings, tests).items():
+                    if i == 0:
+                        rows[test] |= found
+                    add_scores(seeds[test], found)
+        folder = self.runs / file_name(plan.mixture.name)
+        write_run(self._run(plan, tests, rows, place), folder)
+        write_json(folder / "seeds.json", {"seeds": list(self.study.seeds), "scores": seeds})
+        return folder
+
+    def _common(self, plan: MixturePlan, seed: int) -> FitSettings:
+        return FitSettings(
+            base=self.study.base,
+            style=self._style,
+            layers=self.study.layers,
+            validation=plan.mixture.validation_of_rest,
+            seed=seed,
+        )
+
+    def predictions(self, job: Job, entry: MethodEntry, settings: Any, tests: Sequence[QuestionSet]) -> Rows:
+        """Return a method's predictions of every test set; it is fitted only if some are not on the disk yet."""
+        about = [entry.kind, plain(settings), plain(job.common), digest(job.train.states.manifest)]
+        keys = {t.name: digest([*about, digest(t.states.manifest)]) for t in tests}
+        paths = {t.name: job.folder / "predictions" / f"{file_name(t.name)}.json" for t in tests}
+        found = {t.name: read_rows(paths[t.name], keys[t.name], t) for t in tests}
+        missing = [t for t in tests if found[t.name] is None]
+        if missing:
+            predict = METHODS[entry.kind].fit(job, settings)
+            for test in missing:
+                rows = predict(test)
+                record = {"key": keys[test.name], "rows": {k: p.probs.tolist() for k, p in rows.items()}}
+                write_atomic(paths[test.name], canonical(record).encode())
+                found[test.name] = rows
+        return {
+            name: {f"{entry.row}{k}": p.renamed(f"{entry.row}{k}") for k, p in (rows or {}).items()}
+            for name, rows in found.items()
+        }
+
+    # -------------------------------------------------------------------------------------------------- runs
+
+    def _run(self, plan: MixturePlan, tests: Sequence[QuestionSet], rows: Rows, place: Path) -> Run:
+        trained = {d.data for s in plan.mixture.sources for d in definitions_of(s)}
+        sources = {t.name: t.part.source for t in self.prepared.plan.tests}
+        evaluations = tuple(
+            Evaluation(
+                t.name,
+                tuple(t.states.questions),
+                rows[t.name],
+                bool(trained & {d.data for d in definitions_of(sources[t.name])}),
+            )
+            for t in tests
+        )
+        record = self.prepared.record()
+        provenance = {
+            "study": self.study.name,
+            "mixture": plan.mixture.name,
+            "prompts": "the same for every method; base is the unsteered model on them (few-shot)",
+            "training": record["mixtures"][plan.mixture.name],
+            "tests": record["tests"],
+            "seed": self.study.seed,
+            "versions": versions(),
+        }
+        title = f"{self.study.name}: {self.name}, trained on {plan.mixture.name}"
+        return Run(title, evaluations, self._lens(place, next(iter(rows.values())), tests[0]), provenance)
+
+    def _lens(self, place: Path, rows: dict[str, Predictions], test: QuestionSet) -> dict[str, Any]:
+        """Return the record of the lens that the report is about; where no method is a lens, of the model alone."""
+        subject = (subject_of(rows) or "").removesuffix(" tempered")
+        for entry, settings in self.prepared.methods:
+            record = method_folder(place, entry, settings) / str(self.study.seeds[0]) / "lens" / "lens.json"
+            if entry.row == subject and record.exists():
+                return {k: v for k, v in read_json(record).items() if k not in ("tensors", "digest")}
+        return {"model": test.states.manifest["model"], "base": self.study.base}
+
+
+def method_folder(place: Path, entry: MethodEntry, settings: Any) -> Path:
+    """Return where a method keeps its work on a mixture: another one for other settings."""
+    return place / f"{file_name(entry.row)}-{digest([entry.kind, plain(settings)])[:8]}"
+
+
+def plain(settings: Any) -> Any:
+    """Return settings as JSON would read them back."""
+    return json.loads(json.dumps(asdict(settings) if is_dataclass(settings) else settings))  # type: ignore[arg-type]
+
+
+def prompts_digest(questions: Sequence[Question]) -> str:
+    """Return a digest of the questions as they are asked."""
+    found = hashlib.sha256()
+    for q in questions:
+        asked = [sorted(set(q.rendered.contexts)), q.rendered.continuations] if q.rendered else [q.passage, q.text]
+        found.update(canonical([q.id, q.group, q.answer, q.options, *asked]).encode())
+    return found.hexdigest()
+
+
+def read_rows(path: Path, key: str, test: QuestionSet) -> dict[str, Predictions] | None:
+    """Return predictions that were made before; None where there are none, or others than are asked for."""
+    if not path.exists() or (record := read_json(path)).get("key") != key:
+        return None
+    return {k: predictions_of(k, test.states, np.array(probs)) for k, probs in record["rows"].items()}
+
+
+def add_scores(scores: dict[str, dict[str, list[float]]], found: dict[str, Predictions]) -> None:
+    """Add the scores under one more seed to those of a test set."""
+    for row, predictions in found.items():
+        for metric in COLUMNS:
+            scores.setdefault(row, {}).setdefault(metric, []).append(score(predictions, metric))
+
+
+def write_run(run: Run, folder: Path) -> None:
+    """Save a run, and make its tables, figures and page unless they were made of the very same run before."""
+    save_run(run, folder)
+    mark, key = folder / "finished.json", digest_file(folder / "run.json")
+    if mark.exists() and read_json(mark).get("run") == key:
+        return
+    table = results_table(run)
+    write_pictures(run, table, folder / "figures")
+    write_report(run, folder, table=table)
+    write_json(mark, {"run": key})

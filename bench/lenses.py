@@ -74,12 +74,12 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--base", default="token", choices=("sum", "token", "char"))
-    parser.add_argument("--only", default="", help="fit only rows whose name contains this")
+    parser.add_argument("--rows", default="", help="only these rows, by their full names with ; between them")
     args = parser.parse_args()
     stores = {name: states(name, n, args) for name, n in (TRAIN | TEST).items()}
     train, dropped = mixture([stores[n] for n in TRAIN], [stores[n] for n in TEST])
     print(f"{len(train.questions)} training questions; {dropped} more were dropped because a test set has them too.\n")
-    rows = [row for row in ROWS if args.only in row.name]
+    rows = [row for row in ROWS if not args.rows or row.name in args.rows.split(";")]
     fitted = {}
     for row in sorted(rows, key=lambda r: (r.settings.lens == "auto", r.seeds)):  # the slow ones last
         fitted[row.name] = lenses(row, train, args)

@@ -16,7 +16,8 @@ import pytest
 
 from coral_lens import methods, running, store
 from coral_lens.errors import CoralError
-from coral_lens.methods import METHODS, Job, Method, Predict, QuestionSet, predictions_of
+from coral_lens.joined import predictions_of
+from coral_lens.methods import METHODS, Job, Method, Predict, QuestionSet
 from coral_lens.models import Model
 from coral_lens.planning import loader, plan_study
 from coral_lens.records import Predictions

@@ -29,7 +29,7 @@ from coral_lens.manifest import digest, versions
 from coral_lens.metrics import METRICS, evaluate
 from coral_lens.probes import HIDDEN
 from coral_lens.progress import Bar, silent
-from coral_lens.records import UNKNOWN, Predictions, Question, Style, offsets_of
+from coral_lens.records import UNKNOWN, Question, Style, offsets_of
 from coral_lens.samples import TrainingData, fold_masks
 from coral_lens.simulation import fit_do_no_harm
 from coral_lens.splits import question_keys, rows_of, split_mask
@@ -331,18 +331,7 @@ def as_good_layers(data: TrainingData, singles: Sequence[Candidate], criterion: 
 
 def with_intervals(data: TrainingData, probs: Float[np.ndarray, " row"]) -> dict[str, dict[str, float]]:
     """Return the shown scores on the validation questions, each with its 95 % interval."""
-    mask = data.covered
-    predictions = Predictions(
-        method="validation",
-        model="",
-        task="validation",
-        split="",
-        ids=tuple(map(str, np.flatnonzero(mask))),
-        answers=data.table.answers[mask],
-        offsets=offsets_of(np.diff(data.table.offsets)[mask].tolist()),
-        probs=probs[rows_of(data.table.offsets, mask)],
-    )
-    scores = evaluate(predictions, n_boot=CHECK_BOOT).scores
+    scores = evaluate(data.predictions(probs, data.covered), n_boot=CHECK_BOOT).scores
     return {m: {"value": scores[m].value, "low": scores[m].low, "high": scores[m].high} for m in SHOWN}
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 
 from coral_lens.errors import CoralError
 from coral_lens.manifest import digest
-from coral_lens.records import OptionTable, Question, offsets_of
+from coral_lens.records import OptionTable, Predictions, Question, offsets_of
 from coral_lens.splits import rows_of
 from coral_lens.store import ActivationStore
 
@@ -41,6 +41,21 @@ class Scored(Protocol):
 
     def layer(self, layer: int) -> Float[np.ndarray, "row width"]:
         """Return one layer's pooled states."""
+
+
+def predictions_of(method: str, scored: Scored, probs: Float[np.ndarray, " row"]) -> Predictions:
+    """Return probabilities of the options of scored questions as Predictions."""
+    questions, table = scored.questions, scored.table
+    return Predictions(
+        method=method,
+        model=scored.manifest["model"]["name"],
+        task=questions[0].task,
+        split=questions[0].split,
+        ids=tuple(q.id for q in questions),
+        answers=table.answers,
+        offsets=table.offsets,
+        probs=probs,
+    )
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from coral_lens.choosing import Candidate, fit_parts, moved
+from coral_lens.choosing import SHOWN, Candidate, fit_parts, moved
 from coral_lens.records import offsets_of
 from coral_lens.samples import TrainingData
 from coral_lens.splits import rows_of
 
 SIZES = (0.1, 0.2, 0.4, 0.7, 1.0)
 """Shares of the training questions."""
-SHOWN = ("accuracy", "ece", "brier", "nll")
 
 
 def learning_curve(data: TrainingData, chosen: Candidate, gamma: float, *, seed: int) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from coral_lens.conformal import Abstention, Conformal, abstains, prediction_set
 from coral_lens.errors import CoralError
 from coral_lens.hub import local_folder
 from coral_lens.inputs import build_inputs
-from coral_lens.joined import Scored
+from coral_lens.joined import Scored, predictions_of
 from coral_lens.listwise import tilt
 from coral_lens.manifest import digest, digest_file, fresh_folder, read_json, write_atomic, write_json
 from coral_lens.probes import PROBES, Probe, Standardiser
@@ -244,20 +244,7 @@ class Lens:
 
     def predictions_on(self, store: Scored) -> dict[str, Predictions]:
         """Return the Predictions of each method on the questions of a store."""
-        table, questions = store.table, store.questions
-        return {
-            method: Predictions(
-                method=method,
-                model=store.manifest["model"]["name"],
-                task=questions[0].task,
-                split=questions[0].split,
-                ids=tuple(q.id for q in questions),
-                answers=table.answers,
-                offsets=table.offsets,
-                probs=p,
-            )
-            for method, p in self.apply(store).items()
-        }
+        return {method: predictions_of(method, store, p) for method, p in self.apply(store).items()}
 
     def check(self, model: Model, questions: Sequence[Question] = ()) -> None:
         """Refuse a model other than the one the lens was fitted on, and prompts of another chat setting."""

@@ -11,14 +11,12 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from jaxtyping import Float
 from pydantic import TypeAdapter, ValidationError
 
 from coral_lens.baselines.temperature import apply_temperature
 from coral_lens.errors import CoralError, nearest
 from coral_lens.fitting import FitSettings, load_or_fit, temperature_on, training_data
-from coral_lens.joined import Scored
+from coral_lens.joined import Scored, predictions_of
 from coral_lens.kinds import KINDS
 from coral_lens.progress import Bar, silent
 from coral_lens.records import Predictions, Question
@@ -96,21 +94,6 @@ def fit_temperature(job: Job, _: None) -> Predict:
         return {"": predictions_of("temperature", test.states, probs)}
 
     return predict
-
-
-def predictions_of(method: str, states: Scored, probs: Float[np.ndarray, " row"]) -> Predictions:
-    """Return probabilities of the options of scored questions as Predictions."""
-    questions, table = states.questions, states.table
-    return Predictions(
-        method=method,
-        model=states.manifest["model"]["name"],
-        task=questions[0].task,
-        split=questions[0].split,
-        ids=tuple(q.id for q in questions),
-        answers=table.answers,
-        offsets=table.offsets,
-        probs=probs,
-    )
 
 
 # --------------------------------------------------------------------------------------------------------- lenses

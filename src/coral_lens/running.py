@@ -23,9 +23,9 @@ import numpy as np
 
 from coral_lens.errors import CoralError
 from coral_lens.fitting import FitSettings, check_questions
-from coral_lens.joined import JoinedStore, Part
+from coral_lens.joined import JoinedStore, Part, predictions_of
 from coral_lens.manifest import canonical, digest, digest_file, read_json, versions, write_atomic, write_json
-from coral_lens.methods import CONTROLS, METHODS, Job, QuestionSet, predictions_of, read_method
+from coral_lens.methods import CONTROLS, METHODS, Job, QuestionSet, read_method
 from coral_lens.metrics import score
 from coral_lens.planning import Load, MixturePlan, Plan, Selection, definitions_of, loader, plan_study, selected
 from coral_lens.progress import Bar, silent

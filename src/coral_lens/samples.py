@@ -77,8 +77,12 @@ class TrainingData:
         self, probs: Float[np.ndarray, " row"], names: Sequence[str], mask: Bool[np.ndarray, " question"] | None = None
     ) -> dict[str, float]:
         """Score probabilities of all rows on the marked questions, by default those that validate."""
-        mask = self.covered if mask is None else mask
-        predictions = Predictions(
+        predictions = self.predictions(probs, self.covered if mask is None else mask)
+        return {name: score(predictions, name) for name in names}
+
+    def predictions(self, probs: Float[np.ndarray, " row"], mask: Bool[np.ndarray, " question"]) -> Predictions:
+        """Return probabilities of all rows as the predictions of the marked questions."""
+        return Predictions(
             method="candidate",
             model="",
             task="validation",
@@ -88,7 +92,6 @@ class TrainingData:
             offsets=offsets_of(np.diff(self.table.offsets)[mask].tolist()),
             probs=probs[rows_of(self.table.offsets, mask)],
         )
-        return {name: score(predictions, name) for name in names}
 
 
 def fold_masks(questions: Sequence[Question], n_folds: int, *, seed: int) -> tuple[Bool[np.ndarray, " question"], ...]:

@@ -27,7 +27,9 @@ LINES = (
     "records steering listwise inputs samples listwise_mlp kinds choosing simulation fitting",
     "choosing learning_curve fitting",
     "metrics samples",
-    "probes search choosing",
+    "probes mlp search choosing",
+    "probes ridge kinds lens",
+    "mlp listwise_mlp",
     "probes samples",
     "probes lens",
     "probes shift lens",
@@ -172,8 +174,8 @@ def test_nothing_imports_the_command_line_and_only_it_imports_the_demo_and_the_d
 
 
 def test_metrics_and_reports_do_not_know_which_method_made_predictions() -> None:
-    methods = {"lens", "fitting", "probes", "steering", "baselines", "splits", "engine", "store", "models", "listwise",
-               "kinds", "choosing", "samples", "shift", "tempering", "simulation", "conformal", "search"}  # fmt: skip
+    methods = {"lens", "fitting", "probes", "ridge", "mlp", "steering", "baselines", "splits", "engine", "store", "models",
+               "listwise", "kinds", "choosing", "samples", "shift", "tempering", "simulation", "conformal", "search"}  # fmt: skip
     for module in ("metrics", "stats", "runs", "report"):
         assert not reachable(module) & methods
 

@@ -39,7 +39,7 @@ def run(
     from coral_lens.running import Places, prepare_study, run_study
     from coral_lens.study import load_study
 
-    asked, data = load_study(study), folder_of_data(data)
+    data, asked = folder_of_data(data), load_study(study)
     target = out or Path(asked.name)
     places = Places(out=target, work=work or beside(target), data=data)
     typer.echo("reading questions ...", err=True)

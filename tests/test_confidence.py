@@ -40,9 +40,6 @@ def letters(
     return Evaluation(name, questions, {m: predicted(p, answers, method=m, name=name) for m, p in by_method.items()})
 
 
-test_set.__test__ = False  # type: ignore[attr-defined]
-
-
 # --- numbers ----------------------------------------------------------------------------------------------------------
 
 

@@ -25,6 +25,7 @@ FOLDER = "analysis"
 """Where in a run's folder its findings are."""
 MOST_ROWS = 400
 """Of a gathered table that are shown; the file holds all."""
+KINDS = (".csv", ".json", ".png", ".svg")
 Value = str | int | float | None
 
 
@@ -42,6 +43,8 @@ class Finding:
 
 def write_findings(findings: Iterable[Finding], folder: Path) -> list[str]:
     """Write findings into a folder that holds nothing else, and return their names; those of an earlier run are replaced."""
+    if folder.exists() and any(path.suffix not in KINDS for path in folder.iterdir()):
+        raise CoralError(f"{folder} holds other files than findings; choose another folder for --out.")
     names = []
     with fresh_folder(folder) as temporary:
         for finding in findings:

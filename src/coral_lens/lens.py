@@ -3,6 +3,7 @@
     lens.json           layers, gamma, base rule, prompt style, fingerprints, how it was chosen
     lens.safetensors    standardiser, probe and shift model
     README.md           a card for people
+    layers.safetensors  optional: what each layer would say, for people to look at (see `layer_view`)
 
 It refuses a model other than its own. Never pickle.
 """
@@ -30,6 +31,7 @@ from coral_lens.hub import local_folder
 from coral_lens.inputs import build_inputs
 from coral_lens.joined import Scored, predictions_of
 from coral_lens.kinds import PROBES
+from coral_lens.layer_view import LayerView, load_view
 from coral_lens.listwise import tilt
 from coral_lens.manifest import digest, digest_file, fresh_folder, read_json, write_atomic, write_json
 from coral_lens.probes import Probe, Standardiser
@@ -108,6 +110,8 @@ class Lens:
     """Prediction sets of a stated coverage, from `coral calibrate`."""
     abstention: Abstention | None = None
     """The confidence below which it abstains, from `coral calibrate`."""
+    view: LayerView | None = None
+    """The probes of single layers among which its own was chosen; for people, never for steering."""
 
     @property
     def name(self) -> str:
@@ -298,6 +302,8 @@ class Lens:
             write_atomic(temporary / "lens.safetensors", save_tensors(tensors))
             record = self.record() | {"tensors": digest_file(temporary / "lens.safetensors")}
             write_json(temporary / "lens.json", record | {"digest": digest(record)})
+            if self.view:
+                self.view.save(temporary)
             write_atomic(temporary / "README.md", card(self.record(), name=self.name).encode())
 
     def record(self) -> dict[str, Any]:
@@ -380,4 +386,5 @@ def load_lens(folder: str | Path) -> Lens:
         trace=record["trace"],
         sets=Conformal.from_dict(record["sets"]) if record["sets"] else None,
         abstention=Abstention.from_dict(record["abstention"]) if record["abstention"] else None,
+        view=load_view(source),
     )

@@ -14,7 +14,7 @@ from coral_lens.kinds import KINDS, Fitted, Kind, Setting
 from coral_lens.manifest import digest, digest_bytes
 from coral_lens.metrics import METRICS
 from coral_lens.mlp import HIDDEN, MlpSettings
-from coral_lens.probes import Probe, Standardiser, r_squared
+from coral_lens.probes import Probe, Standardiser, predict_states, r_squared
 from coral_lens.progress import Bar, silent
 from coral_lens.ridge import LinearProbe
 from coral_lens.samples import TrainingData
@@ -59,6 +59,12 @@ class Parts:
     probe: Probe
     base_weight: float
     scale: float
+
+    def scores(
+        self, features: Float[np.ndarray, "row feature"], rows: Int[np.ndarray, " some"] | None = None
+    ) -> Float[np.ndarray, " some"]:
+        """Return the scores of some rows, or of all, from inputs that are not standardised yet."""
+        return self.scale * predict_states(self.probe, self.standardiser, features, rows)
 
 
 @dataclass(frozen=True)
@@ -359,8 +365,8 @@ def predict_rounds(
     for i, mask in enumerate(data.rounds[:n_rounds]):
         parts = known if known is not None and i == 0 else fit_parts(data, recipe, ~mask, mask)
         first = first or parts
-        rows = rows_of(data.table.offsets, mask)
-        scores[rows] = parts.scale * parts.probe.predict(parts.standardiser(features[rows]))
+        rows = np.flatnonzero(rows_of(data.table.offsets, mask))
+        scores[rows] = parts.scores(features, rows)
         base[rows] *= parts.base_weight
     seen = replace(data, rounds=data.rounds[:n_rounds])
     # a network has to stop on questions that it is not fitted on, so the first round's is the one that is kept

@@ -33,8 +33,9 @@ from coral_lens.joined import Scored, predictions_of
 from coral_lens.kinds import PROBES
 from coral_lens.listwise import tilt
 from coral_lens.manifest import digest, digest_file, fresh_folder, read_json, write_atomic, write_json
-from coral_lens.probes import Probe, Standardiser
+from coral_lens.probes import Probe, Standardiser, predict_states
 from coral_lens.records import OptionTable, Predictions, Question, Style
+from coral_lens.scratch import side_by_side
 from coral_lens.shift import ShiftModel
 from coral_lens.splits import question_keys
 from coral_lens.steering import BaseRule, Rule, base_probs, steer
@@ -135,7 +136,7 @@ class Lens:
         self, p: Float[np.ndarray, " row"], states: Float[np.ndarray, "row width"], offsets: Int[np.ndarray, " edge"]
     ) -> Float[np.ndarray, " row"]:
         """Return the corrected probabilities, before tempering, from base ones and pooled states of its layers."""
-        scores = self.probe.predict(self.standardiser(build_inputs(states, p, offsets, self.inputs)))
+        scores = predict_states(self.probe, self.standardiser, build_inputs(states, p, offsets, self.inputs))
         if self.rule == "residual":
             q = steer(p, scores, offsets, gamma=self.gamma)
         else:
@@ -157,7 +158,7 @@ class Lens:
 
     def states(self, store: Scored) -> Float[np.ndarray, "row width"]:
         """Return the states of its layers, side by side."""
-        return np.concatenate([store.layer(layer) for layer in self.layers], axis=1)
+        return side_by_side(store.layer, self.layers)
 
     def shifts(self, store: Scored) -> Float[np.ndarray, " question"]:
         """Return how far each question lies from the training questions."""

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from coral_lens.errors import CoralError
-from coral_lens.kinds import KINDS, Fitted, Kind, Setting
+from coral_lens.kinds import KINDS, Fitted, Kind, Setting, setting_of
 from coral_lens.manifest import digest, digest_bytes
 from coral_lens.metrics import METRICS
 from coral_lens.mlp import HIDDEN, MlpSettings
@@ -320,16 +320,10 @@ def search_network(
         journal = journal_of(data, asked, groups, inputs, grid)
         found = search_mlp(layer_data, numbers, grid, seed=asked.seed, journal=journal, progress=advance)
     best = found.best
-    setting = {
-        "weight_decay": best.settings.weight_decay,
-        "output_penalty": best.settings.output_penalty,
-        "learning_rate": best.settings.learning_rate,
-        "hidden": list(hidden),
-    }
     if best.layer not in standardisers:
         layer_data(best.layer)
     parts = Parts(standardisers[best.layer], found.probe, 1.0, 1.0)
-    return Recipe(name, groups[best.layer], inputs, (setting,), asked.seed), parts
+    return Recipe(name, groups[best.layer], inputs, (setting_of(best.settings),), asked.seed), parts
 
 
 def journal_of(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -102,13 +102,15 @@ class Lens:
     training: dict[str, Any]
     """What it was fitted on and how: tasks, numbers of questions, digests, settings, versions."""
     seen: Int[np.ndarray, " question"]
-    """Keys of the questions it was fitted, chosen and calibrated on, so that they are never counted as test questions."""
+    """Keys of the questions it was fitted and chosen on, so that they are never counted as test questions."""
     trace: dict[str, Any]
     """How layer and gamma were chosen: validation scores of every layer and every gamma."""
     sets: Conformal | None = None
     """Prediction sets of a stated coverage, from `coral calibrate`."""
     abstention: Abstention | None = None
     """The confidence below which it abstains, from `coral calibrate`."""
+    calibrated_on: Int[np.ndarray, " other"] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Keys of the questions behind sets and abstention, which are never counted as test questions either."""
 
     @property
     def name(self) -> str:
@@ -281,8 +283,8 @@ class Lens:
         return replace(self, model=identity, training={**self.training, "overrides": overrides})
 
     def is_seen(self, questions: Sequence[Question]) -> Bool[np.ndarray, " question"]:
-        """Return which questions the lens was fitted or chosen on, by their normalised text."""
-        return np.isin(question_keys(questions), self.seen)
+        """Return which questions the lens was fitted, chosen or calibrated on, by their normalised text."""
+        return np.isin(question_keys(questions), np.union1d(self.seen, self.calibrated_on))
 
     def save(self, folder: str | Path) -> None:
         """Write the lens; an older one in the same folder is replaced only when the new one is complete."""
@@ -292,6 +294,7 @@ class Lens:
             "standardiser.mean": torch.from_numpy(self.standardiser.mean),
             "standardiser.scale": torch.from_numpy(self.standardiser.scale),
             "training.seen": torch.from_numpy(self.seen),
+            "training.calibrated_on": torch.from_numpy(self.calibrated_on),
             **self.probe.tensors(),
             **self.shift.tensors(),
         }
@@ -381,4 +384,6 @@ def load_lens(folder: str | Path) -> Lens:
         trace=record["trace"],
         sets=Conformal.from_dict(record["sets"]) if record["sets"] else None,
         abstention=Abstention.from_dict(record["abstention"]) if record["abstention"] else None,
+        # lenses of older versions have the keys of both among those seen
+        calibrated_on=tensors.get("training.calibrated_on", torch.zeros(0, dtype=torch.int64)).numpy(),
     )

@@ -12,6 +12,7 @@ are too long for that: they run one after the other, and the processor time and 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import tempfile
 import threading
@@ -65,6 +66,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=40, help="cap of the search that is compared with the whole grid")
     parser.add_argument("--sizes", type=int, nargs="*", default=[20_000, 80_000], help="questions, for memory")
     parser.add_argument("--width", type=int, default=2048, help="of the states, for memory")
+    parser.add_argument("--journal", type=Path, default=None, help="where a sweep that may be killed keeps what it did")
     parser.add_argument("--parts", nargs="*", default=["ridge", "mlp", "search"], choices=[*PARTS, "memory"])
     args = parser.parse_args()
     print(f"{torch.get_num_threads()} threads", flush=True)
@@ -242,32 +244,49 @@ def bench_search(store: ActivationStore, args: argparse.Namespace) -> None:
 
 
 def bench_sweep(store: ActivationStore, args: argparse.Namespace) -> None:
-    """A whole model: ridge ranks all layers, then the search over all of them and the default grid."""
+    """A whole model: ridge ranks all layers, then the search over all of them and the default grid.
+
+    With --journal a killed sweep goes on; what is printed is then the time of all calls, up to the last trial of each.
+    """
     from rich.console import Console
     from rich.progress import Progress
 
     rows = rows_of_store(store, args.questions)
-    start, busy = time.perf_counter(), time.process_time()
-    ranked = ranked_layers(rows)
-    ridge_time = time.perf_counter() - start
-    total = planned_epochs(len(ranked), GRID)
-    with Progress(console=Console(stderr=True)) as progress, tempfile.TemporaryDirectory() as folder:
-        task = progress.add_task("epochs", total=total)
-        found = search_mlp(
-            rows.layer,
-            [layer for _, layer in ranked],
-            GRID,
-            seed=0,
-            journal=Path(folder) / "search.jsonl",
-            progress=lambda n: progress.advance(task, n),
-        )
-    whole, busy = time.perf_counter() - start, time.process_time() - busy
+    with tempfile.TemporaryDirectory() as folder, Progress(console=Console(stderr=True)) as progress:
+        journal = args.journal or Path(folder) / "search.jsonl"
+        clock = Clock(journal.with_suffix(".seconds"))
+        ranked = ranked_layers(rows)
+        task = progress.add_task("epochs", total=planned_epochs(len(ranked), GRID))
+
+        def advance(n: int) -> None:
+            progress.advance(task, n)
+            clock.note()
+
+        layers = [layer for _, layer in ranked]
+        found = search_mlp(rows.layer, layers, GRID, seed=0, journal=journal, progress=advance)
+        wall, busy = clock.note()
     print(
         f"sweep, {len(ranked)} layers x {len(GRID)} settings, {rows.train.sum()} training rows: {describe(found)}; "
-        f"{whole / 60:.1f} minutes (wanted 20), of which ridge {ridge_time:.0f} s; processors "
-        f"{busy / 60:.1f} minutes; ridge R2 {ranked[0][0]:.4f}",
+        f"{wall / 60:.1f} minutes (wanted 20) in {clock.calls} call(s), processors {busy / 60:.1f} minutes; ridge R2 "
+        f"{ranked[0][0]:.4f}",
         flush=True,
     )
+
+
+class Clock:
+    """Wall and processor time of a piece of work over all the calls that it took, kept in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.start = path, (time.perf_counter(), time.process_time())
+        before = json.loads(path.read_text()) if path.exists() else [0.0, 0.0, 0]
+        self.before, self.calls = before[:2], before[2] + 1
+
+    def note(self) -> tuple[float, float]:
+        """Write down the times so far and return them."""
+        now = (time.perf_counter(), time.process_time())
+        wall, busy = (b + n - s for b, n, s in zip(self.before, now, self.start, strict=True))
+        write_json(self.path, [wall, busy, self.calls])
+        return wall, busy
 
 
 def describe(found: Found) -> str:

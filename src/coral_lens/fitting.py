@@ -27,7 +27,7 @@ from coral_lens.learning_curve import brier_by_question, learning_curve
 from coral_lens.lens import Lens, cooled, load_lens
 from coral_lens.manifest import digest, versions
 from coral_lens.metrics import METRICS, evaluate
-from coral_lens.probes import HIDDEN
+from coral_lens.mlp import HIDDEN
 from coral_lens.progress import Bar, silent
 from coral_lens.records import UNKNOWN, Question, Style, offsets_of
 from coral_lens.samples import TrainingData, fold_masks

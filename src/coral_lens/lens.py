@@ -30,9 +30,10 @@ from coral_lens.errors import CoralError
 from coral_lens.hub import local_folder
 from coral_lens.inputs import build_inputs
 from coral_lens.joined import Scored, predictions_of
+from coral_lens.kinds import PROBES
 from coral_lens.listwise import tilt
 from coral_lens.manifest import digest, digest_file, fresh_folder, read_json, write_atomic, write_json
-from coral_lens.probes import PROBES, Probe, Standardiser
+from coral_lens.probes import Probe, Standardiser
 from coral_lens.records import OptionTable, Predictions, Question, Style
 from coral_lens.shift import ShiftModel
 from coral_lens.splits import question_keys

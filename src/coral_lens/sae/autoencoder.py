@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from coral_lens.models import Model
 
 CONFIG, WEIGHTS, STATISTICS = "cfg.json", "sae_weights.safetensors", "statistics.safetensors"
+SAELENS = "6.0.0"
+"""The version whose layout this is; without it SAELens would look for the metadata where older ones had it."""
 Architecture = Literal["standard", "topk", "jumprelu"]
 ARCHITECTURES: tuple[Architecture, ...] = ("standard", "topk", "jumprelu")
 CHUNK = 512
@@ -153,6 +155,7 @@ class Autoencoder:
             "normalize_activations": "none",
             "reshape_activations": "none",
             "metadata": {
+                "sae_lens_version": SAELENS,
                 "model_name": self.about.get("model", {}).get("name"),
                 "hook_name": hook_name(self.layer),
                 "coral": self.about,

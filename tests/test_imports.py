@@ -52,6 +52,8 @@ LINES = (
     "engine doctor cli",
     "questions cli",
     "errors study planning running cli",
+    "store sae cli",
+    "edits sae",
     "tasks questions planning",
     "splits planning",
     "fitting methods running",

@@ -26,7 +26,16 @@ from coral_lens.sae import training
 from coral_lens.sae.autoencoder import Autoencoder, load_autoencoder
 from coral_lens.sae.quality import fidelity, loss_recovered, patch
 from coral_lens.sae.tokens import Minibatches, PooledStates, Sampling, TokenStore, collect, iter_states
-from coral_lens.sae.training import TrainingSettings, Weights, first_weights, folded, loss_of, resample, statistics_of, train
+from coral_lens.sae.training import (
+    TrainingSettings,
+    Weights,
+    first_weights,
+    folded,
+    loss_of,
+    resample,
+    statistics_of,
+    train,
+)
 from coral_lens.store import Extraction, extract
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -89,9 +98,7 @@ def test_the_loss_and_its_gradient_are_those_of_the_plain_formula() -> None:
         for at in np.ndindex(*value.shape):
             step = np.zeros_like(value)
             step[at] = 1e-6
-            up, down = (
-                plain_loss({**arrays, name: value + s * step}, z.double().numpy(), 0.7) for s in (1, -1)
-            )
+            up, down = (plain_loss({**arrays, name: value + s * step}, z.double().numpy(), 0.7) for s in (1, -1))
             assert float(gradient[at]) == pytest.approx((up - down) / 2e-6, rel=1e-3, abs=1e-3)
 
 
@@ -178,11 +185,15 @@ def test_an_autoencoder_of_saelens_computes_what_saelens_does(tmp_path: Path) ->
     sae = load_autoencoder(saelens_folder(tmp_path / "old", {**old, "apply_b_dec_to_input": False}, **tensors))
     codes = (x @ w.w_enc + w.b_enc).relu()
     assert sae.layer == 4
-    torch.testing.assert_close(sae.encode(x).sort(descending=True).values[:, :2], codes.sort(descending=True).values[:, :2])
+    torch.testing.assert_close(
+        sae.encode(x).sort(descending=True).values[:, :2], codes.sort(descending=True).values[:, :2]
+    )
     assert (sae.encode(x) > 0).sum(dim=1).max() <= 2
 
     rescaled = {**where, "architecture": "topk", "k": 2, "rescale_acts_by_decoder_norm": True}
-    sae = load_autoencoder(saelens_folder(tmp_path / "rescaled", {**rescaled, "apply_b_dec_to_input": False}, **tensors))
+    sae = load_autoencoder(
+        saelens_folder(tmp_path / "rescaled", {**rescaled, "apply_b_dec_to_input": False}, **tensors)
+    )
     norms = w.w_dec.norm(dim=1)
     values, at = ((x @ w.w_enc + w.b_enc) * norms).topk(2)
     torch.testing.assert_close(sae.encode(x), torch.zeros(3, 9).scatter(1, at, values.relu()))
@@ -359,9 +370,7 @@ def test_token_states_of_shared_prefixes_are_kept_once(tiny: Model) -> None:
     assert sum(len(states) for _, states in batches) < len(distinct) + n_answer + n_shared
 
 
-def test_a_killed_collection_goes_on_and_ends_with_the_same_bytes(
-    tmp_path: Path, tiny: Model
-) -> None:
+def test_a_killed_collection_goes_on_and_ends_with_the_same_bytes(tmp_path: Path, tiny: Model) -> None:
     questions, what = toy_questions(24), Sampling(layer=1, tokens=900, shard_tokens=150)
     whole = collect(tiny, questions, tmp_path / "whole", what=what)
     assert whole.n_shards >= 5
@@ -410,7 +419,9 @@ def test_pooled_states_of_a_store_may_be_trained_on_instead(tmp_path: Path, tiny
 def zero_error(width: int) -> Autoencoder:
     """An autoencoder that gives back what it is given, to the bit: h is the difference of its two halves."""
     eye = torch.eye(width)
-    return Autoencoder(torch.cat([eye, -eye], dim=1), torch.zeros(2 * width), torch.cat([eye, -eye]), torch.zeros(width), 1)
+    return Autoencoder(
+        torch.cat([eye, -eye], dim=1), torch.zeros(2 * width), torch.cat([eye, -eye]), torch.zeros(width), 1
+    )
 
 
 def test_patching_a_perfect_reconstruction_is_the_unpatched_model(any_tiny: Model) -> None:

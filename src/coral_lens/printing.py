@@ -101,7 +101,9 @@ def print_quality(quality: dict[str, Any]) -> None:
     typer.echo(head)
     for name, found in quality.items():
         loss = found["loss"]
-        shown = f"{loss['clean']:.3f}, {loss['patched']:.3f}, {loss['zeroed']:.3f}; {loss['share']:.1%}" if loss else "-"
+        shown = (
+            f"{loss['clean']:.3f}, {loss['patched']:.3f}, {loss['zeroed']:.3f}; {loss['share']:.1%}" if loss else "-"
+        )
         typer.echo(
             f"{name:<6}{found['n_features']:>9}{found['l0']:>8.1f}{found['explained']:>11.1%}{found['explained_raw']:>8.1%}"
             f"{found['dead']:>8.1%}   {shown}"

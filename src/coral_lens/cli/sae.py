@@ -18,15 +18,15 @@ app = typer.Typer(
 @app.command()
 @flat
 def train(
-    source: Annotated[list[str], typer.Argument(help="TASK[:SPLIT] or files of questions whose token states are used.")],
+    source: Annotated[
+        list[str], typer.Argument(help="TASK[:SPLIT] or files of questions whose token states are used.")
+    ],
     out: Annotated[Path, typer.Option(help="Folder for the autoencoders (OUT/4x ...), states and checkpoints.")],
     layer: Annotated[int, typer.Option(help="The layer whose residual stream is taken apart.")],
     model: ModelName = "smollm2",
-    expansion: Annotated[list[int], typer.Option(help="Features per dimension; all are trained in one pass.")] = [
-        4,
-        8,
-        16,
-    ],  # noqa: B006  (typer reads it once)
+    expansion: Annotated[
+        list[int] | None, typer.Option(help="Features per dimension, trained in one pass. Default: 4, 8, 16.")
+    ] = None,
     tokens: Annotated[int, typer.Option(help="States at least, if the questions have so many; 0: all.")] = 500_000,
     where: Annotated[str, typer.Option(help="Tokens to use: `all`, `answer` or `context`.")] = "all",
     penalty: Annotated[float, typer.Option(help="The paper's lambda, of z-scored states.")] = 3.0,
@@ -54,7 +54,7 @@ def train(
     if where not in TOKENS:
         raise CoralError(f"--where must be one of {', '.join(TOKENS)}. Got {where!r} instead.")
     settings = TrainingSettings(
-        expansions=tuple(expansion),
+        expansions=tuple(expansion or (4, 8, 16)),
         penalty=penalty,
         k=top_k,
         learning_rate=learning_rate,

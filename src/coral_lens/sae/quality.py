@@ -116,4 +116,3 @@ def answer_loss(
             total -= float(scored.logprobs[int(scored.batch.option_offsets[i]) + answers[q]])
             n += len(prompts[q].options[answers[q]])
     return total / n
-

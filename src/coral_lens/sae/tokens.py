@@ -142,9 +142,7 @@ def collect(
         with thread_count(manifest["threads"]):
             for i in (i for i in range(len(cuts)) if i not in journal.entries):
                 prompts = [asked.prompts[q] for q in cuts[i]]
-                plan = plan_for(
-                    prompts, token_budget=how.token_budget, packing=how.packing, border=model.rope_border
-                )
+                plan = plan_for(prompts, token_budget=how.token_budget, packing=how.packing, border=model.rope_border)
                 states = [s for _, s in iter_states(model, prompts, plan, layer=what.layer, where=what.where)]
                 journal.add(i, {"states": compact(torch.cat(states)), "questions": torch.tensor(cuts[i])})
                 if progress:
@@ -172,7 +170,9 @@ def draw_questions(prompts: Sequence[Prompt], what: Sampling) -> list[list[int]]
         flat = [q for cut in cuts for q in cut]
         cuts = [part.tolist() for part in np.array_split(np.array(flat, dtype=np.int64), FEWEST) if len(part)]
     if len(cuts) < FEWEST:
-        raise CoralError(f"An autoencoder cannot be trained on {len(prompts)} question(s); give some hundreds at least.")
+        raise CoralError(
+            f"An autoencoder cannot be trained on {len(prompts)} question(s); give some hundreds at least."
+        )
     return cuts
 
 
@@ -246,13 +246,18 @@ class PooledStates:
 
     def __init__(self, scored: Scored, layer: int, *, seed: int = 0) -> None:
         if layer not in scored.layers:
-            raise CoralError(f"The store holds layers {list(scored.layers)}, not {layer}; extract with --layers {layer}.")
+            raise CoralError(
+                f"The store holds layers {list(scored.layers)}, not {layer}; extract with --layers {layer}."
+            )
         states = torch.from_numpy(scored.layer(layer))
         drawn = torch.from_numpy(np.random.default_rng(seed).permutation(len(states)))
         self._shards = [s for s in states[drawn].tensor_split(20) if len(s)]
         if len(self._shards) < FEWEST:
             raise CoralError(f"An autoencoder cannot be trained on {len(states)} pooled states; give more questions.")
-        self.manifest: dict[str, Any] = {**scored.manifest, "sampling": {"where": "pooled", "layer": layer, "seed": seed}}
+        self.manifest: dict[str, Any] = {
+            **scored.manifest,
+            "sampling": {"where": "pooled", "layer": layer, "seed": seed},
+        }
         self.n_shards = len(self._shards)
 
     @property

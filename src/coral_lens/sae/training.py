@@ -58,7 +58,9 @@ class TrainingSettings:
 
     def __post_init__(self) -> None:
         if not self.expansions or min(self.expansions) < 1 or len(set(self.expansions)) < len(self.expansions):
-            raise CoralError(f"Expansions must be different whole numbers from 1 on. Got {list(self.expansions)} instead.")
+            raise CoralError(
+                f"Expansions must be different whole numbers from 1 on. Got {list(self.expansions)} instead."
+            )
         for name in ("batch_size", "epochs", "resample", "checkpoint"):
             if getattr(self, name) < 1:
                 raise CoralError(f"{name} must be at least 1. Got {getattr(self, name)} instead.")
@@ -144,7 +146,9 @@ def loss_of(
 BETAS, EPSILON = (0.9, 0.999), 1e-8
 
 
-def train_step(weights: Weights, z: Float[Tensor, "row width"], settings: TrainingSettings, *, at: tuple[int, int]) -> None:
+def train_step(
+    weights: Weights, z: Float[Tensor, "row width"], settings: TrainingSettings, *, at: tuple[int, int]
+) -> None:
     """Take one step of Adam on a minibatch, `at` step i of n."""
     step, n_steps = at
     parameters = weights.parameters()
@@ -262,7 +266,9 @@ def train(
     statistics = statistics_of(source)
     width = len(statistics.mean)
     if settings.k and settings.k > width * min(settings.expansions):
-        raise CoralError(f"TopK of {settings.k} is more than the {width * min(settings.expansions)} features there are.")
+        raise CoralError(
+            f"TopK of {settings.k} is more than the {width * min(settings.expansions)} features there are."
+        )
     batches = Minibatches(source, statistics.counts, settings.batch_size, settings.epochs, settings.seed)
     n_steps = sum(batches.sizes())
     record = {
@@ -287,7 +293,12 @@ def train(
     seen = {"states": sum(statistics.counts.values()), "sampling": source.manifest["sampling"], "steps": n_steps}
     result = {}
     for expansion, weights in all_weights.items():
-        about = {"model": model, "expansion": expansion, "training": {**record["settings"], **seen}, "versions": versions()}
+        about = {
+            "model": model,
+            "expansion": expansion,
+            "training": {**record["settings"], **seen},
+            "versions": versions(),
+        }
         result[expansion] = folded(weights, statistics, layer=layer, k=settings.k, about=about)
         result[expansion].save(folder / f"{expansion}x")
     return result
@@ -335,4 +346,3 @@ class Checkpoints:
         for path in self.folder.glob("*x.safetensors"):
             if path.name not in kept:
                 path.unlink()
-

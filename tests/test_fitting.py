@@ -13,7 +13,6 @@ import torch
 from conftest import toy_questions
 
 from coral_lens import choosing, mlp, ridge
-from coral_lens.baselines.temperature import apply_temperature
 from coral_lens.choosing import GAMMAS, SHRINKAGES
 from coral_lens.errors import CoralError
 from coral_lens.fitting import FitSettings, check_questions, fit, fit_store
@@ -28,6 +27,7 @@ from coral_lens.records import UNKNOWN, OptionTable, Predictions, Question, Styl
 from coral_lens.splits import rows_of, split_mask
 from coral_lens.steering import base_probs, softmax
 from coral_lens.store import ActivationStore
+from coral_lens.temperature import apply_temperature
 from coral_lens.tempering import SMALLEST
 
 WIDTH, LAYERS, SIGNAL = 10, (0, 1, 2, 3), 2

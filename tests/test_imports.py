@@ -23,7 +23,7 @@ LINES = (
     "terms fitting",
     "records splits samples",
     "records splits lens",
-    "records steering baselines lens",
+    "records steering temperature lens",
     "records steering listwise inputs samples listwise_mlp kinds choosing simulation fitting",
     "choosing learning_curve fitting",
     "metrics samples",
@@ -56,7 +56,9 @@ LINES = (
     "edits sae",
     "tasks questions planning",
     "splits planning",
-    "fitting methods running",
+    "errors manifest costs predicting running",
+    "fitting jobs lens_method baselines methods predicting running",
+    "store jobs",
     "report running",
     "runs running",
     "models cli",
@@ -177,7 +179,8 @@ def test_nothing_imports_the_command_line_and_only_it_imports_the_demo_and_the_d
 
 def test_metrics_and_reports_do_not_know_which_method_made_predictions() -> None:
     methods = {"lens", "fitting", "probes", "ridge", "mlp", "steering", "baselines", "splits", "engine", "store", "models",
-               "listwise", "kinds", "choosing", "samples", "shift", "tempering", "simulation", "conformal", "search"}  # fmt: skip
+               "listwise", "temperature", "kinds", "choosing", "samples", "shift", "tempering", "simulation", "conformal",
+               "search", "jobs"}  # fmt: skip
     for module in ("metrics", "stats", "runs", "report"):
         assert not reachable(module) & methods
 

@@ -23,7 +23,6 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from safetensors.torch import save as save_tensors
 
-from coral_lens.baselines.temperature import apply_temperature
 from coral_lens.card import card
 from coral_lens.conformal import Abstention, Conformal, abstains, prediction_sets
 from coral_lens.errors import CoralError
@@ -39,6 +38,7 @@ from coral_lens.shift import ShiftModel
 from coral_lens.splits import question_keys
 from coral_lens.steering import BaseRule, Rule, base_probs, steer
 from coral_lens.store import ActivationStore, Extraction, Progress, extract
+from coral_lens.temperature import apply_temperature
 from coral_lens.tempering import SMALLEST, Tempering, evidence_of
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from coral_lens.engine import TOKEN_BUDGET, PooledResidual, choose_packing, layer_name, score
+from coral_lens.engine import TOKEN_BUDGET, Edit, PooledResidual, choose_packing, layer_name, score
 from coral_lens.errors import CoralError
 from coral_lens.layout import Packing, Plan, plan_for
 from coral_lens.manifest import (
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 FORMAT = 1
 SHARD_BYTES = 32 * 2**20
 """Aimed-at size of a shard: small enough to lose little when killed, large enough to be read at the disk's speed."""
+BARE_ROW_BYTES = SHARD_BYTES // 1024
+"""What a row without states counts as: scores alone are tiny, but computing them is not, so that shards stay short."""
 FLOAT16_MAX = 65504.0
 
 Progress = Callable[[int], None]
@@ -57,15 +59,27 @@ Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True)
+class Edited:
+    """Changes to the hidden states on the way."""
+
+    edits: tuple[Edit, ...]
+    about: dict[str, Any]
+    """What they depend on, as JSON: it tells one edited store from another."""
+
+
+@dataclass(frozen=True)
 class Extraction:
     """What to extract and how; part of the store's identity."""
 
     layers: tuple[int, ...]
+    """None at all: only scores are kept."""
     style: Style = Style()  # noqa: RUF009  (frozen)
     token_budget: int | None = None
     """Tokens in a batch. None: what is fastest for this model on this machine, timed at its first use."""
     packing: Packing | None = None
     """None: the tree, unless a self-check shows that this model does not take it."""
+    edited: Edited | None = None
+    """None: the model as it is."""
 
 
 def all_layers(model: Model) -> tuple[int, ...]:
@@ -92,7 +106,7 @@ def extract(
         manifest = open_manifest(folder, describe(model, asked, what))
         write_questions(folder, asked.questions)
         plan = plan_for(asked.prompts, token_budget=what.token_budget, packing=what.packing, border=model.rope_border)
-        shards = cut_shards(plan, asked.prompts, row_bytes=2 * model.width * max(1, len(what.layers)))
+        shards = cut_shards(plan, asked.prompts, row_bytes=2 * model.width * len(what.layers) or BARE_ROW_BYTES)
         journal = Journal(folder)
         journal.drop_damaged()
         done = sum(count_questions(shards[i]) for i in journal.entries)
@@ -101,7 +115,7 @@ def extract(
         todo = [i for i in range(len(shards)) if i not in journal.entries]
         with thread_count(manifest["threads"]):
             for i in todo:
-                journal.add(i, compute_shard(model, asked, shards[i], layers=what.layers, progress=progress))
+                journal.add(i, compute_shard(model, asked, shards[i], what=what, progress=progress))
         journal.finish(len(shards))
     store = ActivationStore(folder)
     warn_broken(model, store.broken)
@@ -136,6 +150,7 @@ def warn_of(reasons: Sequence[str]) -> None:
 def describe(model: Model, asked: Prepared, what: Extraction) -> dict[str, Any]:
     """Return the manifest of a store: everything that its bytes depend on."""
     prompts = asked.prompts
+    edited = {"edited": canonical(what.edited.about)} if what.edited else {}
     return {
         "format": FORMAT,
         "model": {"name": model.name, **model.fingerprint, "dtype": str(model.dtype), "layers": model.n_layers},
@@ -150,6 +165,7 @@ def describe(model: Model, asked: Prepared, what: Extraction) -> dict[str, Any]:
         "n_truncated": sum(p.truncated for p in prompts),
         "threads": torch.get_num_threads(),
         "versions": versions(),
+        **edited,
     }
 
 
@@ -184,8 +200,8 @@ def open_manifest(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
         write_json(path, wanted)
         return wanted
     found = read_json(path)
-    here = flat(found)
-    for key, value in flat(wanted).items():
+    here = {"edited": "", **flat(found)}
+    for key, value in {"edited": "", **flat(wanted)}.items():
         if key not in here or (not {key, key.split(".")[0]} & MAY_DIFFER and here[key] != value):
             raise CoralError(
                 f"{folder} holds activations of something else: {key} is {shorten(here.get(key))}, not "
@@ -274,16 +290,16 @@ def count_questions(plan: Plan) -> int:
 
 
 def compute_shard(
-    model: Model, asked: Prepared, shard: Plan, *, layers: tuple[int, ...], progress: Progress | None
+    model: Model, asked: Prepared, shard: Plan, *, what: Extraction, progress: Progress | None
 ) -> dict[str, Tensor]:
     """Score the questions of one shard and return its tensors; those that are broken are listed in one of their own."""
     prompts, rendered = asked.prompts, asked.rendered
-    reader = PooledResidual(layers)
+    reader, edits = PooledResidual(what.layers), what.edited.edits if what.edited else ()
     # an empty piece of each, so that a shard of which nothing is left has its columns too
     parts = {"question": [torch.zeros(0, dtype=torch.int64)], "logprob": [torch.zeros(0, dtype=torch.float64)]}
-    parts |= {layer_name(layer): [torch.zeros(0, model.width)] for layer in layers}
+    parts |= {layer_name(layer): [torch.zeros(0, model.width)] for layer in what.layers}
     broken: list[int] = []
-    for scored in score(model, prompts, shard, readers=[reader], on_broken=broken.append):
+    for scored in score(model, prompts, shard, readers=[reader], edits=edits, on_broken=broken.append):
         parts["question"].append(torch.tensor(scored.batch.questions))
         parts["logprob"].append(scored.logprobs)
         for name, tensor in scored.readings.items():

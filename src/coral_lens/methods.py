@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from coral_lens.baselines.ccps import CCPS
 from coral_lens.baselines.isotonic import ISOTONIC
+from coral_lens.baselines.iti import ITI
 from coral_lens.baselines.temperature import BASE, TEMPERATURE
 from coral_lens.errors import CoralError, nearest
 from coral_lens.jobs import Method
@@ -24,6 +26,8 @@ BASELINES: dict[str, Method] = {
     "base": BASE,
     "temperature": TEMPERATURE,
     "isotonic": ISOTONIC,
+    "iti": ITI,
+    "ccps": CCPS,
 }
 METHODS: dict[str, Method] = BASELINES | dict.fromkeys((*KINDS, "auto"), LENS)
 

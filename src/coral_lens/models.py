@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -337,6 +338,15 @@ def wrap(hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str) 
         fingerprint=fingerprint,
         **parts,
     )
+
+
+def untrained_copy(model: Model, *, seed: int) -> Model:
+    """Return a model of the same configuration and tokenizer whose weights are initialised anew, under a seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        hf = type(model.hf)(deepcopy(model.hf.config))
+    hf.to(model.device, model.dtype)  # type: ignore[arg-type]
+    return wrap(hf, model.tokenizer, name=f"{model.name} untrained")
 
 
 def find_parts(hf: PreTrainedModel) -> dict[str, Any]:

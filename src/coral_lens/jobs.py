@@ -81,9 +81,8 @@ class Job:
 
     def extract(self, model: Model, questions: Sequence[Question], name: str, *, what: Extraction) -> ActivationStore:
         """Score questions with any model, and keep the states that `what` names; every question must have scores."""
-        about = what.edited.about if what.edited else None
         # the seed of the job is in its folder's name, and the model in the folder above
-        key = digest([prompts_digest(questions), list(what.layers), about, model.fingerprint["weights"]])
+        key = digest([prompts_digest(questions), list(what.layers), what.about, model.fingerprint["weights"]])
         with self.bar(name, len(questions), "questions") as advance:
             store = extract(model, questions, self.folder / "scores" / f"{name}-{key[:8]}", what=what, progress=advance)
         if len(store.questions) < len(questions):
@@ -112,7 +111,7 @@ class Method:
     """Makes settings of what the study says, before any model is loaded, and refuses what it does not know."""
     fit: Callable[[Job, Any], Predict]
     check: Callable[[Sequence[Question], Style, Any], None] = accept
-    """Refuses questions (of one source, with their prompts) that it cannot be used on, before any model is loaded."""
+    """Refuses questions (of a mixture and of all tests, with prompts) that it cannot be used on, before a model is loaded."""
     from_scores: bool = True
     """Whether it starts from the scores and states that all methods share, which its cost per question then includes. A
     method that asks or scores in its own way, and needs no others, says False."""

@@ -23,7 +23,7 @@ from coral_lens.costs import FILE as COST_FILE
 from coral_lens.costs import Stopwatch, add_scoring, method_cost, read_steps, scoring_cost, write_costs
 from coral_lens.errors import CoralError
 from coral_lens.fitting import FitSettings, check_questions
-from coral_lens.jobs import Job, QuestionSet, prompts_digest
+from coral_lens.jobs import NOTES, Job, QuestionSet, prompts_digest
 from coral_lens.joined import JoinedStore, Part
 from coral_lens.manifest import digest, digest_file, read_json, versions, write_json
 from coral_lens.methods import CONTROLS, METHODS, read_method
@@ -282,9 +282,18 @@ class Walk:
             "tests": record["tests"],
             "seed": self.study.seed,
             "versions": versions(),
+            **({"notes": notes} if (notes := self._notes(place)) else {}),
         }
         title = f"{self.study.name}: {self.name}, trained on {plan.mixture.name}"
         return Run(title, evaluations, self._lens(place, next(iter(rows.values())), tests[0]), provenance)
+
+    def _notes(self, place: Path) -> dict[str, Any]:
+        """Return what methods remarked under the first seed."""
+        paths = {
+            entry.row: method_folder(place, entry, settings) / str(self.study.seeds[0]) / NOTES
+            for entry, settings in self.prepared.methods
+        }
+        return {row: read_json(path) for row, path in paths.items() if path.exists()}
 
     def _lens(self, place: Path, rows: dict[str, Predictions], test: QuestionSet) -> dict[str, Any]:
         """Return the record of the lens that the report is about; where no method is a lens, of the model alone."""

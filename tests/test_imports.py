@@ -15,7 +15,11 @@ HEAVY = {"torch", "transformers", "lm_eval", "datasets", "sklearn", "scipy", "ma
 
 LINES = (
     "errors records metrics stats",
-    "errors manifest models",
+    "errors manifest fingerprints models loading",
+    "manifest scratch store",
+    "scratch probes",
+    "scratch listwise",
+    "scratch tempering",
     "errors assets task_index tasks questions",
     "errors assets task_data tasks",
     "records tasks",
@@ -52,20 +56,24 @@ LINES = (
     "engine doctor cli",
     "questions cli",
     "errors study planning running cli",
+    "store sae cli",
+    "edits sae",
     "tasks questions planning",
     "splits planning",
     "errors manifest costs predicting running",
     "fitting jobs lens_method baselines methods predicting running",
     "store jobs",
+    "store variants baselines",
+    "layout readers edits baselines",
     "report running",
     "runs running",
-    "models cli",
+    "models loading cli",
     "errors lm_eval_requests lm_eval_scoring lm_eval_model lm_eval_command cli",
     "prompts lm_eval_scoring",
     "store readers lm_eval_scoring",
     "token_budget lm_eval_scoring",
     "lens lm_eval_model",
-    "models lm_eval_model",
+    "models loading lm_eval_model",
     "metrics lm_eval_metrics lm_eval_command",
     "tasks lm_eval_metrics",
     "lm_eval_requests lm_eval_logs cli",
@@ -76,7 +84,7 @@ LEAVES = {"errors", "prefixes", "progress", "terms"}
 """Import nothing of ours."""
 LIGHT = {"__init__", "cli", "errors", "records", "metrics", "stats", "tasks", "questions", "assets", "task_index",
          "task_data", "terms", "manifest", "splits", "steering", "prefixes", "prompts", "runs", "progress", "card", "hub",
-         "conformal", "listwise", "inputs", "tempering", "lm_eval_requests", "lm_eval_logs", "lm_eval_metrics",
+         "conformal", "scratch", "listwise", "inputs", "tempering", "lm_eval_requests", "lm_eval_logs", "lm_eval_metrics",
          "lm_eval_command", "study", "planning"}  # fmt: skip
 """Import nothing heavy when they are imported themselves."""
 

@@ -24,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 from coral_lens.errors import CoralError, nearest
 from coral_lens.fitting import FitSettings, training_data
 from coral_lens.joined import Scored
-from coral_lens.manifest import canonical, digest
+from coral_lens.manifest import canonical, digest, read_json, write_json
 from coral_lens.progress import Bar, silent
 from coral_lens.records import Predictions, Question, Style
 from coral_lens.samples import TrainingData
@@ -33,6 +33,8 @@ from coral_lens.store import ActivationStore, Edited, Extraction, extract
 if TYPE_CHECKING:
     from coral_lens.models import Model
     from coral_lens.study import MethodEntry
+
+NOTES = "notes.json"
 
 
 @dataclass(frozen=True)
@@ -81,9 +83,8 @@ class Job:
 
     def extract(self, model: Model, questions: Sequence[Question], name: str, *, what: Extraction) -> ActivationStore:
         """Score questions with any model, and keep the states that `what` names; every question must have scores."""
-        about = what.edited.about if what.edited else None
         # the seed of the job is in its folder's name, and the model in the folder above
-        key = digest([prompts_digest(questions), list(what.layers), about, model.fingerprint["weights"]])
+        key = digest([prompts_digest(questions), list(what.layers), what.about, model.fingerprint["weights"]])
         with self.bar(name, len(questions), "questions") as advance:
             store = extract(model, questions, self.folder / "scores" / f"{name}-{key[:8]}", what=what, progress=advance)
         if len(store.questions) < len(questions):
@@ -94,6 +95,12 @@ class Job:
                 "out of the study, or leave this method out."
             )
         return store
+
+    def note(self, what: str, found: dict[str, Any]) -> None:
+        """Keep a remark for the record of the run: what was chosen, how often something failed."""
+        path = self.folder / NOTES
+        known = read_json(path) if path.exists() else {}
+        write_json(path, known | {what: found})
 
 
 Predict = Callable[[QuestionSet], dict[str, Predictions]]
@@ -112,7 +119,7 @@ class Method:
     """Makes settings of what the study says, before any model is loaded, and refuses what it does not know."""
     fit: Callable[[Job, Any], Predict]
     check: Callable[[Sequence[Question], Style, Any], None] = accept
-    """Refuses questions (of one source, with their prompts) that it cannot be used on, before any model is loaded."""
+    """Refuses questions (of a mixture and of all tests, with prompts) that it cannot be used on, before a model is loaded."""
     from_scores: bool = True
     """Whether it starts from the scores and states that all methods share, which its cost per question then includes. A
     method that asks or scores in its own way, and needs no others, says False."""

@@ -14,7 +14,6 @@ import numpy as np
 from jaxtyping import Int
 
 from coral_lens.report.examples import shortened, tops
-from coral_lens.report.formats import label_of
 from coral_lens.report.tables import in_order
 from coral_lens.runs import Evaluation, Run
 
@@ -38,8 +37,6 @@ def questions_data(run: Run, *, before: str, after: str, most: int = MOST) -> di
         about.append({"name": evaluation.name, "n": len(evaluation.questions), "shown": len(chosen)})
     views = [e.view for e in tasks if e.view and e.view.layers]
     return {
-        "before": label_of(before),
-        "after": label_of(after),
         "tasks": about,
         "layers": list(views[0].layers) if views else [],
         "own": list(views[0].own) if views else [],

@@ -119,10 +119,10 @@
     if (q.shift !== null) facts.push(`shift ${q.shift.toFixed(2)}` + (q.shift >= 1.5 ? " (far)" : ""));
     const list = element("ul", { class: "options" });
     q.options.forEach((option, j) => {
-      const label = element("span", j === q.answer ? { class: "correct" } : {}, `${letter(j)}. ${option}`);
+      const label = element("span", j === q.answer ? { class: "correct" } : {}, option === letter(j) ? option : `${letter(j)}. ${option}`);
       const item = element("li", {}, label);
       if (j === q.answer) item.append(" ", element("span", { class: "mark" }, "✓ correct"));
-      item.append(bar(data.before, q.before[j], j === q.was, false), bar(data.after, q.after[j], j === q.is, true));
+      item.append(bar("before", q.before[j], j === q.was, false), bar("after", q.after[j], j === q.is, true));
       list.append(item);
     });
     const made = element("article", { class: "example question " + q.outcome },

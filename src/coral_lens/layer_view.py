@@ -7,6 +7,7 @@ They were fitted on the training questions while the layer was being chosen, so 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +22,9 @@ from coral_lens.errors import CoralError
 from coral_lens.inputs import build_inputs
 from coral_lens.joined import Scored
 from coral_lens.listwise import tilt
-from coral_lens.manifest import write_atomic
-from coral_lens.probes import LinearProbe, Probe, Standardiser
+from coral_lens.manifest import canonical, write_atomic
+from coral_lens.probes import Probe, Standardiser
+from coral_lens.ridge import LinearProbe
 from coral_lens.steering import Rule
 
 FILE = "layers.safetensors"
@@ -64,7 +66,8 @@ class LayerView:
             "base_weight": torch.from_numpy(self.base_weight),
             "layers": torch.tensor(self.layers),
         }
-        about = {"rule": self.rule, "inputs": ",".join(self.inputs)}
+        # one entry, because safetensors writes several in any order, and the same lens must be the same bytes
+        about = {"view": canonical({"rule": self.rule, "inputs": self.inputs})}
         write_atomic(folder / FILE, save_tensors(tensors, metadata=about))
 
 
@@ -107,12 +110,13 @@ def load_view(folder: Path) -> LayerView | None:
         return None
     try:
         with safe_open(path, framework="numpy") as file:
-            about, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            about = json.loads(file.metadata()["view"])
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise CoralError(f"{path} cannot be read ({error}); remove it: the lens works without it.") from None
     return LayerView(
         about["rule"],
-        tuple(filter(None, about["inputs"].split(","))),
+        tuple(about["inputs"]),
         tuple(int(layer) for layer in tensors["layers"]),
         tensors["weight"],
         tensors["bias"],

@@ -23,6 +23,7 @@ from coral_lens.report.examples import changes_of, shortened
 from coral_lens.report.figures import metric_picture, reliability_picture, wilson
 from coral_lens.report.headline import headline
 from coral_lens.report.page import render_report, write_report
+from coral_lens.report.style import looks_of
 from coral_lens.report.tables import (
     COLUMNS,
     Comparison,
@@ -420,3 +421,11 @@ def test_gamma_zero_is_the_base_under_the_papers_rule_only() -> None:
     assert listwise is not None
     assert paper.controls["base"]["brier"] == 0.65
     assert listwise.controls["base"]["brier"] == 0.9
+
+
+def test_many_methods_look_different_and_each_the_same_in_every_figure_of_a_report() -> None:
+    methods = ["base", *(f"method {i}" for i in range(40)), "coral"]
+    looks = looks_of(methods)
+    assert len(set(looks.values())) == len(methods)
+    assert len({(look.marker, look.line) for look in looks.values()}) == len(methods), "without colour too"
+    assert looks_of([*methods, "one more"])["method 7"] == looks["method 7"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ import pytest
 from coral_lens.metrics import METRICS, Metrics, Score
 from coral_lens.report.study_formats import csv_text, json_ready, latex, markdown
 from coral_lens.report.study_page import headline, improvement_picture, pictures_of, render_study
-from coral_lens.report.study_tables import StudyRow, StudyTable, improvements
+from coral_lens.report.study_paper import paper_tables as paper_numbers
+from coral_lens.report.study_tables import COLUMNS, StudyRow, StudyTable, improvements
 
 PAPER = {
     # test, model: few-shot accuracy and ECE, CORAL's accuracy and ECE (the paper's table of steering results)
@@ -107,10 +109,7 @@ def test_ece_marks_nothing_below_a_thousand_questions() -> None:
 COMPARISON = {
     "method": "coral",
     "against": "base",
-    "differences": {
-        name: {"value": 0.1, "low": -0.02, "high": None, "p_value": 0.3}
-        for name in ("accuracy", "ece", "cwece", "brier", "nll")
-    },
+    "differences": {name: {"value": 0.1, "low": -0.02, "high": None, "p_value": 0.3} for name in COLUMNS},
     "p_values": {"accuracy": 0.0001},
 }
 
@@ -134,7 +133,7 @@ def test_latex_escapes_what_it_would_take_for_its_own_and_closes_what_it_opens()
         bare = re.sub(r"\\[{}&]", "", line)
         assert bare.count("{") == bare.count("}")
         if line.endswith(r"\\") and "multicolumn" not in line:
-            assert bare.count("&") == 5
+            assert bare.count("&") == len(COLUMNS)
 
 
 def test_a_spread_over_seeds_stands_beside_the_value() -> None:
@@ -142,6 +141,29 @@ def test_a_spread_over_seeds_stands_beside_the_value() -> None:
     table = StudyTable("m", "mix", "t:test", "transfer", 2000, rows, ())
     assert "(± 1.2)" in markdown("x", [table])
     assert r"$\pm$ 1.2" in latex([table])
+
+
+def test_both_families_of_brier_and_nll_and_the_floor_of_ece_and_the_zeros_are_in_every_table() -> None:
+    corrected = replace(metrics_of("coral"), n_zero_answer=3, ece_floor=0.043)
+    rows = (StudyRow("base", metrics_of("base"), {}), StudyRow("coral", corrected, {"ece": 0.002}))
+    text = markdown("x", [StudyTable("m", "mix", "t:test", "transfer", 2000, rows, ())])
+    assert "| Brier ↓ | NLL ↓ | Brier (top-1) ↓ | NLL (top-1) ↓ |" in text
+    assert "(± 0.2, floor 4.3)" in text
+    assert "(3 zeros)" in text
+
+
+def test_the_papers_numbers_stand_beside_those_of_its_own_models_and_for_scale_beside_others() -> None:
+    sources = {"RACE (race_question:test)": "race_question:test", "mine.jsonl": "mine.jsonl"}
+    (same,) = paper_numbers(["smollm2", "Qwen/Qwen2.5-7B-Instruct"], sources)
+    assert (same.task, same.same_model, len(same.rows)) == ("RACE", True, 5)
+    (coral,) = [row for row in same.rows if row.label.startswith("CORAL")]
+    assert (coral.cells["Acc"].value, coral.cells["ECE"].value) == ("71.04", "3.46")
+    (others,) = paper_numbers(["smollm2"], sources)
+    assert (others.same_model, len(others.rows)) == (False, 2 * 3)
+    table = table_of("race_question:test", "smollm2", ROWS)
+    text = markdown("x", [table], [others])
+    assert "| CORAL, Deepseek-7B-Chat | **73.06** |" in text
+    assert "| the paper | held-out | CORAL, as its abstract says | 3 × 3 | +10 % | +50 % |" in text
 
 
 def test_the_page_shows_tables_figures_and_what_was_dropped() -> None:
@@ -156,6 +178,7 @@ def test_the_page_shows_tables_figures_and_what_was_dropped() -> None:
     page = render_study(record, tables, pictures_of(tables), [("Mistral", "runs/Mistral/mix/report.html")])
     assert "probe &lt;1&gt;" in page
     assert page.count("<svg") == 1
+    assert "The paper on MMLU" in page
     assert "<dt>dropped · MMLU</dt><dd>7</dd>" in page
     assert 'class="second"' in page
 

@@ -135,6 +135,8 @@ def fit_lens(job: Job, settings: FitSettings) -> Predict:
 
 CONTROLS = ("base", "temperature")
 """Every table has these two, asked for or not."""
+ZERO_SHOT = "0-shot"
+"""A row of tests with shots; it starts from other prompts than all methods, so that it is none."""
 
 METHODS: dict[str, Method] = {
     "base": Method(no_options, fit_nothing),
@@ -149,7 +151,8 @@ def read_method(entry: MethodEntry) -> Any:
         raise CoralError(
             f"There is no method of kind {entry.kind!r}.{nearest(entry.kind, METHODS)} Known: {', '.join(METHODS)}."
         )
-    if (entry.row in CONTROLS and entry.kind != entry.row) or entry.row.endswith(" tempered"):
+    taken = entry.row == ZERO_SHOT or entry.row.endswith(" tempered")
+    if taken or (entry.row in CONTROLS and entry.kind != entry.row):
         raise CoralError(f"A method of kind {entry.kind!r} cannot be called {entry.row!r}: another row has that name.")
     return METHODS[entry.kind].read(entry)
 

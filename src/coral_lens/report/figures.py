@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,10 +34,13 @@ def wilson(right: Float[np.ndarray, " bin"], count: Int[np.ndarray, " bin"]) -> 
 # --- reliability ------------------------------------------------------------------------------------------------------
 
 
-def reliability_picture(predictions: Predictions, metrics: Metrics, *, name: str) -> Picture:
-    """Return the diagram of one method on one task: is the model right as often as it says?"""
+def reliability_picture(predictions: Predictions, metrics: Metrics, *, name: str, among: Sequence[str] = ()) -> Picture:
+    """Return the diagram of one method on one task: is the model right as often as it says?
+
+    It looks as the method does in the other figures of a report on the methods `among` which it is.
+    """
     bins = reliability(predictions, n_bins=N_BINS)
-    look = looks_of([metrics.method])[metrics.method]
+    look = looks_of(among or [metrics.method])[metrics.method]
     ece, floor, accuracy = metrics.scores["ece"].value, metrics.ece_floor, metrics.scores["accuracy"].value
     mean = float((bins.confidence * bins.count).sum() / bins.count.sum())
     title = f"{label_of(metrics.method)}: ECE {percent(ece)} (floor {percent(floor)})"

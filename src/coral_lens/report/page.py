@@ -40,18 +40,28 @@ def write_report(run: Run, folder: Path, *, table: ResultsTable | None = None) -
 
 def render_report(run: Run, *, table: ResultsTable | None = None) -> str:
     """Return the page."""
-    from jinja2 import Environment, StrictUndefined
-    from markupsafe import Markup
-
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["percent"] = formats.percent
-    environment.globals["column_label"] = formats.column_label
-    template = environment.from_string(text_of("page.html"))
     table = table or results_table(run)
     parts = results_of(run, table) | lens_of(run)
-    return template.render(
-        parts, title=run.title, provenance=provenance_of(run, table), css=Markup(text_of("page.css"))
+    chosen = [("choice", "How the lens was chosen")] if run.lens.get("gamma") is not None else []
+    changed = [("examples", "Changed answers")] if parts["changes"] else []
+    contents = [("results", "Results"), ("calibration", "Calibration"), *changed, *chosen]
+    contents += [("terms", "What the words mean"), ("provenance", "Provenance")]
+    return rendered(
+        "page.html",
+        parts | {"what": "report", "title": run.title, "contents": contents, "provenance": provenance_of(run, table)},
     )
+
+
+def rendered(name: str, content: Mapping[str, Any]) -> str:
+    """Return one of our templates filled in; all that is not our own markup is escaped."""
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(
+        loader=FunctionLoader(text_of), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["percent"] = formats.percent
+    return environment.get_template(name).render(content, css=Markup(text_of("page.css")))
 
 
 def text_of(name: str) -> str:
@@ -65,8 +75,10 @@ def results_of(run: Run, table: ResultsTable) -> dict[str, Any]:
     return {
         "headline": headline(table),
         "cards": cards(table),
-        "tasks": [(task, formats.kind_of(task), formats.rows_of(task)) for task in table.tasks],
-        "columns": COLUMNS,
+        "tasks": [
+            (t, formats.kind_of(t), {m: formats.column_label(t, m) for m in COLUMNS}, formats.rows_of(t))
+            for t in table.tasks
+        ],
         "notes": formats.notes_of(table),
         "summary": [shown(metric_picture(table, m, name=f"summary-{m}")) for m in SUMMARY],
         "reliability": list(reliability_figures(run, table)),
@@ -79,7 +91,7 @@ def reliability_figures(run: Run, table: ResultsTable) -> Iterator[tuple[TaskTab
     """Yield each task with its diagrams, one per method."""
     for i, (evaluation, task) in enumerate(zip(in_order(run), table.tasks, strict=True)):
         pictures = [
-            reliability_picture(p, task.metrics[method], name=f"reliability-{i}-{j}")
+            reliability_picture(p, task.metrics[method], name=f"reliability-{i}-{j}", among=table.methods)
             for j, (method, p) in enumerate(evaluation.predictions.items())
         ]
         yield task, formats.kind_of(task), [shown(picture) for picture in pictures]

@@ -30,4 +30,5 @@ def pictures_of(run: Run, table: ResultsTable) -> Iterator[Picture]:
         for method in dict.fromkeys(("base", subject_of(evaluation.predictions))):
             if method in evaluation.predictions:
                 name = f"reliability-{file_name(evaluation.name)}-{file_name(method)}"
-                yield reliability_picture(evaluation.predictions[method], task.metrics[method], name=name)
+                found = evaluation.predictions[method]
+                yield reliability_picture(found, task.metrics[method], name=name, among=table.methods)

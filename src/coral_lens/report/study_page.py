@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from coral_lens.manifest import write_atomic
 from coral_lens.report import study_formats
 from coral_lens.report.formats import percent
-from coral_lens.report.page import flat, shown, text_of
+from coral_lens.report.page import flat, rendered, shown
+from coral_lens.report.study_paper import PAPER_NOTES, paper_tables
 from coral_lens.report.study_tables import (
     RELATIVE,
     StudyTable,
@@ -21,6 +22,7 @@ from coral_lens.report.study_tables import (
     row_label,
 )
 from coral_lens.report.style import INK, Picture, looks_of, panels
+from coral_lens.report.tables import UNSTEERED
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,7 +40,10 @@ class StudyRun:
 def write_study(record: Mapping[str, Any], runs: Sequence[StudyRun], out: Path) -> Path:
     """Write tables, figures and report.html of a study; return the page."""
     tables = [t for run in runs for t in read_tables(run.folder, model=run.model, mixture=run.mixture)]
-    write_atomic(out / "tables.md", study_formats.markdown(record["name"], tables).encode())
+    paper = paper_tables(
+        [run.model for run in runs], {name: about["source"] for name, about in record["tests"].items()}
+    )
+    write_atomic(out / "tables.md", study_formats.markdown(record["name"], tables, paper).encode())
     write_atomic(out / "tables.tex", study_formats.latex(tables).encode())
     write_atomic(out / "tables.csv", study_formats.csv_text(tables).encode())
     write_atomic(out / "tables.json", (json.dumps(study_formats.json_ready(tables), indent=1) + "\n").encode())
@@ -54,6 +59,16 @@ def write_study(record: Mapping[str, Any], runs: Sequence[StudyRun], out: Path) 
     return page
 
 
+CONTENTS = {
+    "summary": "Summary",
+    "tables": "Tables",
+    "paper": "The paper's numbers",
+    "questions": "Questions",
+    "runs": "Reports of each model",
+    "provenance": "Provenance",
+}
+
+
 def render_study(
     record: Mapping[str, Any],
     tables: Sequence[StudyTable],
@@ -61,33 +76,35 @@ def render_study(
     links: Sequence[tuple[str, str]],
 ) -> str:
     """Return the page."""
-    from jinja2 import Environment, StrictUndefined
-    from markupsafe import Markup
-
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(text_of("study.html")).render(
-        title=record["name"],
-        css=Markup(text_of("page.css")),
-        headline=headline(tables),
-        pictures=[shown(p) for p in pictures],
-        heads=study_formats.IMPROVEMENT_HEADS,
-        improvements=study_formats.improvement_rows(tables),
-        tables=[(t, study_formats.columns_of(t), study_formats.lines_of(t)) for t in tables],
-        notes=study_formats.NOTES,
-        questions={
+    sources = {name: about["source"] for name, about in record["tests"].items()}
+    paper = paper_tables(dict.fromkeys(t.model for t in tables), sources)
+    content = {
+        "what": "study",
+        "title": record["name"],
+        "headline": headline(tables),
+        "contents": [(place, name) for place, name in CONTENTS.items() if paper or place != "paper"],
+        "pictures": [shown(p) for p in pictures],
+        "heads": study_formats.IMPROVEMENT_HEADS,
+        "improvements": study_formats.improvement_rows(tables),
+        "tables": [(t, study_formats.columns_of(t), study_formats.lines_of(t)) for t in tables],
+        "notes": study_formats.NOTES,
+        "paper": paper,
+        "paper_notes": PAPER_NOTES,
+        "questions": {
             **{f"Training: {name}": list(flat("", about)) for name, about in record["mixtures"].items()},
             **{f"Test: {name}": list(flat("", about)) for name, about in record["tests"].items()},
         },
-        runs=links,
-        provenance=list(flat("", {"study": record["study"], "versions": record["versions"]})),
-    )
+        "runs": links,
+        "provenance": list(flat("", {"study": record["study"], "versions": record["versions"]})),
+    }
+    return rendered("study.html", content)
 
 
 def headline(tables: Sequence[StudyTable]) -> list[str]:
     """Say what each method did on average, gains and losses alike."""
     sentences = []
     for one in improvements(tables):
-        if set(one.means) >= set(RELATIVE) and one.method != "temperature":
+        if set(one.means) >= set(RELATIVE) and one.method not in UNSTEERED:
             tests = "held-out questions of its training tasks" if one.kind == "held-out" else "tasks it never saw"
             accuracy, ece = (percent(sign * one.means[m], sign=True) for m, sign in (("accuracy", 1), ("ece", -1)))
             changed = f"accuracy by {accuracy} %" + (f" and ECE by {ece} %" if one.ranks else "")

@@ -14,8 +14,10 @@ from typing import Any
 from coral_lens.manifest import read_json
 from coral_lens.metrics import METRICS, Metrics
 from coral_lens.report.formats import label_of
-from coral_lens.report.tables import may_rank
+from coral_lens.report.tables import ABOUT_ALL, may_rank
 
+COLUMNS = ABOUT_ALL.columns
+"""The metrics of a study's tables."""
 FEW_SHOT = "base"
 """The row that improvements are counted from: the unsteered model on the prompts that every method sees."""
 RELATIVE = ("accuracy", "ece")

@@ -65,20 +65,20 @@ KNOWN = {
     "listwise": Look("#009e73", "^", ":"),
     "listwise tempered": Look("#a3568c", "v", "-"),
 }
-SPARE = (
-    Look("#b8860b", "P", ":"),
-    Look("#7f5539", "X", ":"),
-    Look("#332288", "*", "--"),
-    Look("#6b8e23", "<", "-."),
-    Look("#008b8b", ">", ":"),
-    Look("#aa4466", "p", "--"),
-)
+COLOURS = ("#b8860b", "#7f5539", "#332288", "#6b8e23", "#008b8b", "#aa4466", "#3d5afe")
+MARKERS = ("P", "X", "*", "<", ">", "p", "h", "d", "8", "H", "1")
+LINES = (":", "--", "-.", "-")
+"""Of methods without a look of their own. Their numbers share no divisor, so that 308 methods differ."""
 
 
 def looks_of(methods: Sequence[str]) -> dict[str, Look]:
     """Return a look for each method: the same one in every figure of a report."""
     others = [m for m in methods if m not in KNOWN]
-    return {m: KNOWN[m] if m in KNOWN else SPARE[others.index(m) % len(SPARE)] for m in methods}
+    spare = {
+        m: Look(COLOURS[i % len(COLOURS)], MARKERS[i % len(MARKERS)], LINES[i % len(LINES)])
+        for i, m in enumerate(others)
+    }
+    return {m: KNOWN[m] if m in KNOWN else spare[m] for m in methods}
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,8 @@ def test_the_papers_numbers_average_to_its_abstract() -> None:
     # by hand: CommonsenseQA with Qwen, 85.01 / 84.68 - 1; RACE with Deepseek, 73.06 / 55.67 - 1
     assert one.worst["accuracy"] == pytest.approx(0.0039, abs=1e-4)
     assert one.best["accuracy"] == pytest.approx(0.3124, abs=1e-4)
-    assert "accuracy by +10.1 % and ECE by −49.1 %" in headline(paper_tables())[0]
+    (said,) = headline(paper_tables())
+    assert said.endswith("accuracy changed relative to few-shot (mean of 9): CORAL +10.1 %. ECE: CORAL −49.1 %.")
 
 
 def test_kinds_of_tests_are_averaged_apart_and_a_perfect_base_has_no_relative_change() -> None:
@@ -103,7 +104,7 @@ def test_ece_marks_nothing_below_a_thousand_questions() -> None:
     (_, coral) = improvements([table])
     assert not coral.ranks
     assert "+50.0 % (+50.0 to +50.0) †" in markdown("x", [table])
-    assert "too few questions to say what it did to ECE" in headline([table])[0]
+    assert "too few questions to rank methods by ECE" in headline([table])[0]
 
 
 COMPARISON = {
@@ -122,6 +123,17 @@ def test_differences_stand_below_the_methods_with_their_corrected_p_values() -> 
     rows = list(csv.DictReader(io.StringIO(csv_text([table]))))
     (row,) = [r for r in rows if r["against"] == "base" and r["metric"] == "accuracy"]
     assert (row["value"], row["high"], row["p_holm"]) == ("0.1", "", "0.0001")
+
+
+def test_clear_gains_and_losses_are_counted_by_their_corrected_p_values() -> None:
+    worse = COMPARISON | {"p_values": {"accuracy": 0.2, "brier": 0.049, "nll": 0.05}}
+    tables = [table_of(f"{i}:test", "m", ROWS, comparisons=(c,)) for i, c in enumerate((COMPARISON, COMPARISON, worse))]
+    coral = next(i for i in improvements(tables) if i.method == "coral")
+    # every difference is +0.1: a gain in accuracy, a loss in Brier
+    assert coral.verdicts == {"accuracy": (2, 0), "brier": (0, 1), "nll": (0, 0)}
+    assert "| 2 better | 1 worse | none |" in markdown("x", tables)
+    temperature = next(i for i in improvements(tables) if i.method == "temperature")
+    assert set(temperature.verdicts.values()) == {(0, 0)}
 
 
 def test_latex_escapes_what_it_would_take_for_its_own_and_closes_what_it_opens() -> None:
@@ -163,7 +175,7 @@ def test_the_papers_numbers_stand_beside_those_of_its_own_models_and_for_scale_b
     table = table_of("race_question:test", "smollm2", ROWS)
     text = markdown("x", [table], [others])
     assert "| CORAL, Deepseek-7B-Chat | **73.06** |" in text
-    assert "| the paper | held-out | CORAL, as its abstract says | 3 × 3 | +10 % | +50 % |" in text
+    assert "| the paper | held-out | CORAL, as its abstract says | 3 × 3 | +10 % | +50 % | not tested |" in text
 
 
 def test_the_page_shows_tables_figures_and_what_was_dropped() -> None:

@@ -43,7 +43,8 @@ from coral_lens.study import MethodEntry, Source, Study
 if TYPE_CHECKING:
     from coral_lens.models import Model
 
-FORMAT = 1
+FORMAT = 2
+"""Of what a study writes; another one makes its reports again."""
 Rows = dict[str, dict[str, Predictions]]
 """By test set, then by row of its table."""
 
@@ -352,7 +353,7 @@ def add_scores(scores: dict[str, dict[str, list[float]]], found: dict[str, Predi
 def write_run(run: Run, folder: Path) -> None:
     """Save a run, and make its tables, figures and page unless they were made of the very same run before."""
     save_run(run, folder)
-    mark, key = folder / "finished.json", digest_file(folder / "run.json")
+    mark, key = folder / "finished.json", digest([FORMAT, digest_file(folder / "run.json")])
     if mark.exists() and read_json(mark).get("run") == key:
         return
     table = results_table(run, scope=ABOUT_ALL)

@@ -11,7 +11,16 @@ from coral_lens.metrics import METRICS, Score
 from coral_lens.report.exports import clean, numbers
 from coral_lens.report.formats import Cell, Row, markdown_cell, p_text, percent
 from coral_lens.report.study_paper import PAPER_NOTES, PaperTable, abstract_line
-from coral_lens.report.study_tables import COLUMNS, RELATIVE, Improvement, StudyRow, StudyTable, improvements, row_label
+from coral_lens.report.study_tables import (
+    COLUMNS,
+    RELATIVE,
+    TALLIED,
+    Improvement,
+    StudyRow,
+    StudyTable,
+    improvements,
+    row_label,
+)
 from coral_lens.report.tables import ENOUGH, may_rank
 
 NOTES = (
@@ -91,11 +100,36 @@ def averages_of(one: Improvement) -> dict[str, dict[str, float]]:
 def improvement_rows(tables: Sequence[StudyTable]) -> list[list[str]]:
     """Return the summary: one line for each mixture, kind of test and method, and what the paper's abstract says."""
     found = improvements(tables)
-    ours = [[i.mixture, i.kind, row_label(i.method), str(i.n_cells), *improvement_cells(i)] for i in found]
-    return ours + [abstract_line(kind) for kind in dict.fromkeys(i.kind for i in found)]
+    ours = [
+        [
+            i.mixture,
+            i.kind,
+            row_label(i.method),
+            str(i.n_cells),
+            *improvement_cells(i),
+            *map(tally_text, i.verdicts.values()),
+        ]
+        for i in found
+    ]
+    unsaid = ["not tested"] * len(TALLIED)
+    return ours + [[*abstract_line(kind), *unsaid] for kind in dict.fromkeys(i.kind for i in found)]
 
 
-IMPROVEMENT_HEADS = ["trained on", "tests", "method", "models × tests", "accuracy", "ECE"]
+def tally_text(counts: tuple[int, int]) -> str:
+    """Return `2 better, 1 worse`."""
+    said = [f"{n} {word}" for n, word in zip(counts, ("better", "worse"), strict=True) if n]
+    return ", ".join(said) or "none"
+
+
+IMPROVEMENT_HEADS = [
+    *("trained on", "tests", "method", "models × tests", "accuracy", "ECE"),
+    *(f"{METRICS[m].label}: clear" for m in TALLIED),
+]
+SUMMARY_NOTES = (
+    "Each value's improvement relative to the few-shot value, averaged over models and tests, as the paper's abstract does; in "
+    "brackets the worst and the best. A small few-shot ECE makes its relative change large in either direction.",
+    "Clear: in how many tables the paired difference to few-shot is a gain or a loss at a Holm-corrected p below 0.05.",
+)
 
 
 # ------------------------------------------------------------------------------------------------------- Markdown
@@ -107,8 +141,8 @@ def markdown(title: str, tables: Sequence[StudyTable], paper: Sequence[PaperTabl
     parts = [
         f"# {title}",
         "## Relative improvement on the few-shot row",
-        "Mean over models and tests (worst to best).",
         summary,
+        "\n".join(f"- {note}" for note in SUMMARY_NOTES),
     ]
     for table in tables:
         parts += [f"## {heading_of(table)}", markdown_results(columns_of(table), lines_of(table))]
@@ -217,6 +251,7 @@ def json_ready(tables: Sequence[StudyTable]) -> dict[str, Any]:
                 "method": i.method,
                 "n_cells": i.n_cells,
                 "ece_ranks": i.ranks,
+                "clear": {m: {"better": up, "worse": down} for m, (up, down) in i.verdicts.items()},
                 **averages_of(i),
             }
             for i in improvements(tables)

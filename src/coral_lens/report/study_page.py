@@ -15,6 +15,7 @@ from coral_lens.report.page import flat, rendered, shown
 from coral_lens.report.study_paper import PAPER_NOTES, paper_tables
 from coral_lens.report.study_tables import (
     RELATIVE,
+    Improvement,
     StudyTable,
     improvements,
     read_tables,
@@ -85,6 +86,7 @@ def render_study(
         "contents": [(place, name) for place, name in CONTENTS.items() if paper or place != "paper"],
         "pictures": [shown(p) for p in pictures],
         "heads": study_formats.IMPROVEMENT_HEADS,
+        "summary_notes": study_formats.SUMMARY_NOTES,
         "improvements": study_formats.improvement_rows(tables),
         "tables": [(t, study_formats.columns_of(t), study_formats.lines_of(t)) for t in tables],
         "notes": study_formats.NOTES,
@@ -100,19 +102,24 @@ def render_study(
     return rendered("study.html", content)
 
 
+TESTS = {"held-out": "other questions of the same tasks", "transfer": "tasks that it never saw"}
+
+
 def headline(tables: Sequence[StudyTable]) -> list[str]:
-    """Say what each method did on average, gains and losses alike."""
+    """Say for each mixture and kind of test what the methods did on average, gains and losses alike."""
+    found = [i for i in improvements(tables) if i.method not in UNSTEERED and set(i.means) >= set(RELATIVE)]
     sentences = []
-    for one in improvements(tables):
-        if set(one.means) >= set(RELATIVE) and one.method not in UNSTEERED:
-            tests = "held-out questions of its training tasks" if one.kind == "held-out" else "tasks it never saw"
-            accuracy, ece = (percent(sign * one.means[m], sign=True) for m, sign in (("accuracy", 1), ("ece", -1)))
-            changed = f"accuracy by {accuracy} %" + (f" and ECE by {ece} %" if one.ranks else "")
-            silent = "" if one.ranks else "; there are too few questions to say what it did to ECE"
-            sentences.append(
-                f"{row_label(one.method)}, trained on {one.mixture}, changed {changed} relative to few-shot on {tests} (mean of "
-                f"{one.n_cells}){silent}."
-            )
+    for mixture, kind in dict.fromkeys((i.mixture, i.kind) for i in found):
+        some = [i for i in found if (i.mixture, i.kind) == (mixture, kind)]
+
+        def listed(metric: str, sign: int, some: Sequence[Improvement] = some) -> str:
+            return ", ".join(f"{row_label(i.method)} {percent(sign * i.means[metric], sign=True)} %" for i in some)
+
+        ece = f"ECE: {listed('ece', -1)}." if some[0].ranks else "There are too few questions to rank methods by ECE."
+        sentences.append(
+            f"Trained on {mixture} and asked {TESTS[kind]}, accuracy changed relative to few-shot (mean of {some[0].n_cells}): "
+            f"{listed('accuracy', 1)}. {ece}"
+        )
     return sentences
 
 

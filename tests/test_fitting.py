@@ -13,7 +13,6 @@ import torch
 from conftest import toy_questions
 
 from coral_lens import choosing, mlp, ridge
-from coral_lens.baselines.temperature import apply_temperature
 from coral_lens.choosing import GAMMAS, SHRINKAGES
 from coral_lens.errors import CoralError
 from coral_lens.fitting import FitSettings, check_questions, fit, fit_store
@@ -28,6 +27,7 @@ from coral_lens.records import UNKNOWN, OptionTable, Predictions, Question, Styl
 from coral_lens.splits import rows_of, split_mask
 from coral_lens.steering import base_probs, softmax
 from coral_lens.store import ActivationStore
+from coral_lens.temperature import apply_temperature
 from coral_lens.tempering import SMALLEST
 
 WIDTH, LAYERS, SIGNAL = 10, (0, 1, 2, 3), 2
@@ -304,7 +304,7 @@ def test_the_mlp_tries_its_grid_on_the_best_layers_and_keeps_the_best_setting(
     assert lens.layers == (SIGNAL,)
     assert [row["layer"] for row in lens.trace["layers"]] == list(LAYERS), "ridge says which layers are worth it"
     assert lens.trace["chosen"]["settings"] == [
-        {"weight_decay": 1.0, "output_penalty": 0.0, "learning_rate": 1e-2, "hidden": [16, 8]}
+        {"weight_decay": 1.0, "output_penalty": 0.0, "learning_rate": 1e-2, "hidden": [16, 8], "max_epochs": 12}
     ]
     fresh = scores(lens, Planted(300, strength=2.0, seed=7), "accuracy")
     assert fresh["coral"] > fresh["base"] + 0.15

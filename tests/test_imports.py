@@ -15,7 +15,11 @@ HEAVY = {"torch", "transformers", "lm_eval", "datasets", "sklearn", "scipy", "ma
 
 LINES = (
     "errors records metrics stats",
-    "errors manifest models",
+    "errors manifest fingerprints models loading",
+    "manifest scratch store",
+    "scratch probes",
+    "scratch listwise",
+    "scratch tempering",
     "errors assets task_index tasks questions",
     "errors assets task_data tasks",
     "records tasks",
@@ -23,7 +27,7 @@ LINES = (
     "terms fitting",
     "records splits samples",
     "records splits lens",
-    "records steering baselines lens",
+    "records steering temperature lens",
     "records steering listwise inputs samples listwise_mlp kinds choosing simulation fitting",
     "choosing learning_curve fitting",
     "metrics samples",
@@ -52,18 +56,24 @@ LINES = (
     "engine doctor cli",
     "questions cli",
     "errors study planning running cli",
+    "store sae cli",
+    "edits sae",
     "tasks questions planning",
     "splits planning",
-    "fitting methods running",
+    "errors manifest costs predicting running",
+    "fitting jobs lens_method baselines methods predicting running",
+    "store jobs",
+    "store variants baselines",
+    "layout readers edits baselines",
     "report running",
     "runs running",
-    "models cli",
+    "models loading cli",
     "errors lm_eval_requests lm_eval_scoring lm_eval_model lm_eval_command cli",
     "prompts lm_eval_scoring",
     "store readers lm_eval_scoring",
     "token_budget lm_eval_scoring",
     "lens lm_eval_model",
-    "models lm_eval_model",
+    "models loading lm_eval_model",
     "metrics lm_eval_metrics lm_eval_command",
     "tasks lm_eval_metrics",
     "lm_eval_requests lm_eval_logs cli",
@@ -74,7 +84,7 @@ LEAVES = {"errors", "prefixes", "progress", "terms"}
 """Import nothing of ours."""
 LIGHT = {"__init__", "cli", "errors", "records", "metrics", "stats", "tasks", "questions", "assets", "task_index",
          "task_data", "terms", "manifest", "splits", "steering", "prefixes", "prompts", "runs", "progress", "card", "hub",
-         "conformal", "listwise", "inputs", "tempering", "lm_eval_requests", "lm_eval_logs", "lm_eval_metrics",
+         "conformal", "scratch", "listwise", "inputs", "tempering", "lm_eval_requests", "lm_eval_logs", "lm_eval_metrics",
          "lm_eval_command", "study", "planning"}  # fmt: skip
 """Import nothing heavy when they are imported themselves."""
 
@@ -175,7 +185,8 @@ def test_nothing_imports_the_command_line_and_only_it_imports_the_demo_and_the_d
 
 def test_metrics_and_reports_do_not_know_which_method_made_predictions() -> None:
     methods = {"lens", "fitting", "probes", "ridge", "mlp", "steering", "baselines", "splits", "engine", "store", "models",
-               "listwise", "kinds", "choosing", "samples", "shift", "tempering", "simulation", "conformal", "search"}  # fmt: skip
+               "listwise", "temperature", "kinds", "choosing", "samples", "shift", "tempering", "simulation", "conformal",
+               "search", "jobs"}  # fmt: skip
     for module in ("metrics", "stats", "runs", "report"):
         assert not reachable(module) & methods
 

@@ -26,8 +26,9 @@ from coral_lens.fitting import FitSettings, fit
 from coral_lens.lm_eval_command import kinds_of, run_lm_eval
 from coral_lens.lm_eval_logs import run_of_logs
 from coral_lens.lm_eval_scoring import Shape
+from coral_lens.loading import load_model
 from coral_lens.metrics import score
-from coral_lens.models import Model, load_model
+from coral_lens.models import Model
 from coral_lens.questions import load_questions
 from coral_lens.records import Question
 from coral_lens.runs import load_run

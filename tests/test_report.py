@@ -18,12 +18,12 @@ from scipy.stats import binomtest
 from coral_lens.metrics import evaluate
 from coral_lens.records import Predictions, Question, offsets_of
 from coral_lens.report import exports, formats
+from coral_lens.report.confidence import wilson
 from coral_lens.report.curves import curve_picture, flatness, gamma_curve, layer_curve
 from coral_lens.report.examples import changes_of, shortened
-from coral_lens.report.figures import metric_picture, reliability_picture, wilson
+from coral_lens.report.figures import metric_picture, reliability_picture
 from coral_lens.report.headline import headline
 from coral_lens.report.page import render_report, write_report
-from coral_lens.report.style import looks_of
 from coral_lens.report.tables import (
     COLUMNS,
     Comparison,
@@ -421,11 +421,3 @@ def test_gamma_zero_is_the_base_under_the_papers_rule_only() -> None:
     assert listwise is not None
     assert paper.controls["base"]["brier"] == 0.65
     assert listwise.controls["base"]["brier"] == 0.9
-
-
-def test_many_methods_look_different_and_each_the_same_in_every_figure_of_a_report() -> None:
-    methods = ["base", *(f"method {i}" for i in range(40)), "coral"]
-    looks = looks_of(methods)
-    assert len(set(looks.values())) == len(methods)
-    assert len({(look.marker, look.line) for look in looks.values()}) == len(methods), "without colour too"
-    assert looks_of([*methods, "one more"])["method 7"] == looks["method 7"]

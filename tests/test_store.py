@@ -31,11 +31,13 @@ from coral_lens.layout import plan_for
 from coral_lens.models import Model
 from coral_lens.prefixes import PrefixGroup
 from coral_lens.prompts import prepare
+from coral_lens.readers import HeadInputs
 from coral_lens.records import Question, Style
 from coral_lens.store import (
     ActivationStore,
     Extraction,
     Journal,
+    Readings,
     all_layers,
     compact,
     digest_tensor,
@@ -252,6 +254,23 @@ def test_a_layer_that_was_not_extracted_is_refused_with_those_that_were(tiny: Mo
     assert store.layers == (1, 3)
     with pytest.raises(CoralError, match=r"\[1, 3\], not 2"):
         store.layer(2)
+
+
+def test_what_else_is_read_of_each_option_is_kept_in_the_order_of_the_questions(tiny: Model, tmp_path: Path) -> None:
+    def reading(*layers: int) -> Readings:
+        return Readings((HeadInputs(layers, 4),), {"heads": list(layers)}, row_bytes=2**20)
+
+    what = replace(WHAT, layers=(), readings=reading(1, 3))
+    store = extract(tiny, store_questions(), tmp_path / "heads", what=what)
+    assert len(list((tmp_path / "heads").glob("shard-*"))) > 1
+    heads = store.reading("heads.3")
+    assert heads.shape == (len(store.table.logprobs), 4, 8)
+    alone = extract(tiny, store_questions()[5:6], tmp_path / "alone", what=what)
+    rows = slice(*store.table.offsets[5:7])
+    np.testing.assert_allclose(heads[rows], alone.reading("heads.3"), rtol=2e-3, atol=2e-3)
+    for other in (None, reading(1)):
+        with pytest.raises(CoralError, match=r"holds activations of something else: readings is"):
+            extract(tiny, store_questions(), tmp_path / "heads", what=replace(what, readings=other))
 
 
 def test_all_layers_are_the_embeddings_and_every_block(tiny: Model) -> None:

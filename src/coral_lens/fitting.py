@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Bool, Float
 
-from coral_lens.baselines.temperature import apply_temperature, fit_temperature
 from coral_lens.choosing import SHOWN, Asked, Candidate, Parts, choose, cost_of, fit_parts, screen_of
 from coral_lens.errors import CoralError, nearest
 from coral_lens.inputs import check_inputs
@@ -35,6 +34,7 @@ from coral_lens.simulation import fit_do_no_harm
 from coral_lens.splits import question_keys, rows_of, split_mask
 from coral_lens.steering import BASE_SCORES, BaseRule, base_probs, residuals
 from coral_lens.store import Extraction, all_layers, extract
+from coral_lens.temperature import apply_temperature, fit_temperature
 from coral_lens.tempering import SMALLEST
 from coral_lens.terms import terms_of
 

@@ -3,7 +3,7 @@
     manifest.json             what the activations are of, and how they were made
     questions.jsonl           the questions, without their prompts
     journal.jsonl             one line per finished shard, with a digest for each of its tensors
-    shard-00000.safetensors   one tensor per layer, and the scores of the options
+    shard-00000.safetensors   one tensor per layer, whatever else was read, and the scores of the options
 
 Nothing is ever changed in place: files are written under a temporary name and renamed. Never pickle.
 """
@@ -27,7 +27,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from coral_lens.engine import TOKEN_BUDGET, PooledResidual, choose_packing, layer_name, score
+from coral_lens.engine import TOKEN_BUDGET, Edit, PooledResidual, Reader, choose_packing, layer_name, score
 from coral_lens.errors import CoralError
 from coral_lens.layout import Packing, Plan, plan_for
 from coral_lens.manifest import (
@@ -42,6 +42,7 @@ from coral_lens.manifest import (
 )
 from coral_lens.prompts import Prepared, prepare
 from coral_lens.records import OptionTable, Prompt, Question, Style, offsets_of
+from coral_lens.scratch import let_go, room
 from coral_lens.token_budget import choose_budget
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ if TYPE_CHECKING:
 FORMAT = 1
 SHARD_BYTES = 32 * 2**20
 """Aimed-at size of a shard: small enough to lose little when killed, large enough to be read at the disk's speed."""
+BARE_ROW_BYTES = SHARD_BYTES // 1024
+"""What a row without states counts as: scores alone are tiny, but computing them is not, so that shards stay short."""
 FLOAT16_MAX = 65504.0
 
 Progress = Callable[[int], None]
@@ -57,15 +60,51 @@ Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True)
+class Edited:
+    """Changes to the hidden states on the way."""
+
+    edits: tuple[Edit, ...]
+    about: dict[str, Any]
+    """What they depend on, as JSON: it tells one edited store from another."""
+
+
+@dataclass(frozen=True)
+class Readings:
+    """What else is kept of each option: all that these readers take, which must be one row per option."""
+
+    readers: tuple[Reader, ...]
+    about: dict[str, Any]
+    """What it is, as JSON: it tells one store from another."""
+    row_bytes: int
+    """Of an option, about; shards are cut by it."""
+
+
+@dataclass(frozen=True)
 class Extraction:
     """What to extract and how; part of the store's identity."""
 
     layers: tuple[int, ...]
+    """None at all: no pooled states are kept."""
     style: Style = Style()  # noqa: RUF009  (frozen)
     token_budget: int | None = None
     """Tokens in a batch. None: what is fastest for this model on this machine, timed at its first use."""
     packing: Packing | None = None
     """None: the tree, unless a self-check shows that this model does not take it."""
+    edited: Edited | None = None
+    """None: the model as it is."""
+    readings: Readings | None = None
+    """None: nothing else is read."""
+
+    def row_bytes(self, width: int) -> int:
+        """Return the size of an option in a shard, for a model of this width."""
+        least = 0 if self.layers else BARE_ROW_BYTES
+        return max(least, 2 * width * len(self.layers) + (self.readings.row_bytes if self.readings else 0))
+
+    @property
+    def about(self) -> dict[str, str]:
+        """What edits and readings depend on, as text."""
+        parts = {"edited": self.edited, "readings": self.readings}
+        return {name: canonical(part.about) for name, part in parts.items() if part}
 
 
 def all_layers(model: Model) -> tuple[int, ...]:
@@ -92,7 +131,7 @@ def extract(
         manifest = open_manifest(folder, describe(model, asked, what))
         write_questions(folder, asked.questions)
         plan = plan_for(asked.prompts, token_budget=what.token_budget, packing=what.packing, border=model.rope_border)
-        shards = cut_shards(plan, asked.prompts, row_bytes=2 * model.width * max(1, len(what.layers)))
+        shards = cut_shards(plan, asked.prompts, row_bytes=what.row_bytes(model.width))
         journal = Journal(folder)
         journal.drop_damaged()
         done = sum(count_questions(shards[i]) for i in journal.entries)
@@ -101,7 +140,7 @@ def extract(
         todo = [i for i in range(len(shards)) if i not in journal.entries]
         with thread_count(manifest["threads"]):
             for i in todo:
-                journal.add(i, compute_shard(model, asked, shards[i], layers=what.layers, progress=progress))
+                journal.add(i, compute_shard(model, asked, shards[i], what=what, progress=progress))
         journal.finish(len(shards))
     store = ActivationStore(folder)
     warn_broken(model, store.broken)
@@ -150,6 +189,7 @@ def describe(model: Model, asked: Prepared, what: Extraction) -> dict[str, Any]:
         "n_truncated": sum(p.truncated for p in prompts),
         "threads": torch.get_num_threads(),
         "versions": versions(),
+        **what.about,
     }
 
 
@@ -184,8 +224,9 @@ def open_manifest(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
         write_json(path, wanted)
         return wanted
     found = read_json(path)
-    here = flat(found)
-    for key, value in flat(wanted).items():
+    none = {"edited": "", "readings": ""}
+    here = none | flat(found)
+    for key, value in (none | flat(wanted)).items():
         if key not in here or (not {key, key.split(".")[0]} & MAY_DIFFER and here[key] != value):
             raise CoralError(
                 f"{folder} holds activations of something else: {key} is {shorten(here.get(key))}, not "
@@ -274,20 +315,21 @@ def count_questions(plan: Plan) -> int:
 
 
 def compute_shard(
-    model: Model, asked: Prepared, shard: Plan, *, layers: tuple[int, ...], progress: Progress | None
+    model: Model, asked: Prepared, shard: Plan, *, what: Extraction, progress: Progress | None
 ) -> dict[str, Tensor]:
     """Score the questions of one shard and return its tensors; those that are broken are listed in one of their own."""
     prompts, rendered = asked.prompts, asked.rendered
-    reader = PooledResidual(layers)
+    readers: list[Reader] = [PooledResidual(what.layers), *(what.readings.readers if what.readings else ())]
+    edits = what.edited.edits if what.edited else ()
     # an empty piece of each, so that a shard of which nothing is left has its columns too
     parts = {"question": [torch.zeros(0, dtype=torch.int64)], "logprob": [torch.zeros(0, dtype=torch.float64)]}
-    parts |= {layer_name(layer): [torch.zeros(0, model.width)] for layer in layers}
+    parts |= {layer_name(layer): [torch.zeros(0, model.width)] for layer in what.layers}
     broken: list[int] = []
-    for scored in score(model, prompts, shard, readers=[reader], on_broken=broken.append):
+    for scored in score(model, prompts, shard, readers=readers, edits=edits, on_broken=broken.append):
         parts["question"].append(torch.tensor(scored.batch.questions))
         parts["logprob"].append(scored.logprobs)
         for name, tensor in scored.readings.items():
-            parts[name].append(tensor)
+            parts.setdefault(name, []).append(tensor)
         if progress:
             progress(len(scored.batch.questions))
     tensors = {name: compact(torch.cat(some)) for name, some in parts.items()}
@@ -465,28 +507,46 @@ class ActivationStore:
         )
 
     def layer(self, layer: int) -> Float[np.ndarray, "row width"]:
-        """Return one layer's pooled states in float32, reading and checking that layer only."""
+        """Return one layer's pooled states in float32, reading and checking that layer only, a shard at a time."""
         if layer not in self.layers:
             raise CoralError(
                 f"{self.folder} holds layers {list(self.layers)}, not {layer}; extract again with --layers {layer}."
             )
-        return self._gather(layer_name(layer)).astype(np.float32)
+        out = None
+        for shard, rows in self._places.items():
+            states = self._column(layer_name(layer), shard)
+            out = room(int(self._offsets[-1]), states.shape[1]) if out is None else out
+            out[rows] = states
+            let_go(out)
+        assert out is not None, "a store that can be opened has a shard"
+        return out
+
+    def reading(self, name: str) -> Float[np.ndarray, "row ..."]:
+        """Return what a reader took of each option, as it was kept."""
+        return self._gather(name)
 
     @cached_property
     def _offsets(self) -> Int[np.ndarray, " edge"]:
         return offsets_of([len(q.options) for q in self.questions])
 
+    @cached_property
+    def _places(self) -> dict[int, Int[np.ndarray, " row"]]:
+        """Where the rows of each shard belong in the order of the questions; a shard of which nothing is left has none."""
+        broken, places = sorted(self._broken), {}
+        for shard in self._journal:
+            order = self._column("question", shard)
+            order = order - np.searchsorted(broken, order)  # numbers among the questions that have scores
+            sizes = np.diff(self._offsets)[order]
+            within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+            if len(order):
+                places[shard] = np.repeat(self._offsets[:-1][order], sizes) + within
+        return places
+
     def _gather(self, name: str) -> np.ndarray:
         """Concatenate a column over the shards and put its rows into the order of the questions."""
-        parts = [self._column(name, i) for i in self._journal]
-        order = np.concatenate([self._column("question", i) for i in self._journal])
-        order -= np.searchsorted(sorted(self._broken), order)  # numbers among the questions that have scores
-        sizes = np.diff(self._offsets)[order]
-        starts = np.repeat(self._offsets[:-1][order], sizes)
-        within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        values = np.concatenate(parts)
+        values = np.concatenate([self._column(name, shard) for shard in self._places])
         out = np.empty_like(values)
-        out[starts + within] = values
+        out[np.concatenate(list(self._places.values()))] = values
         return out
 
     def _column(self, name: str, shard: int) -> np.ndarray:

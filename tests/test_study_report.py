@@ -103,7 +103,7 @@ def test_ece_marks_nothing_below_a_thousand_questions() -> None:
     assert "ECE ↓ †" in markdown("x", [table])
     (_, coral) = improvements([table])
     assert not coral.ranks
-    assert "+50.0 % (+50.0 to +50.0) †" in markdown("x", [table])
+    assert "+50.0 % † [+50.0 to +50.0]" in markdown("x", [table])
     assert "too few questions to rank methods by ECE" in headline([table])[0]
 
 

@@ -82,13 +82,15 @@ def difference_of(comparison: dict[str, Any], metric: str) -> Cell:
     return Cell(percent(d["value"], sign=True), interval, p_text(p) if p is not None else "")
 
 
-def improvement_cells(one: Improvement) -> list[str]:
-    """Return `+10.1 % (+0.4 to +31.2)` for each metric, with a mark where ECE means little."""
+def improvement_cells(one: Improvement) -> list[Cell]:
+    """Return the mean with the worst and the best of each metric, with a mark where ECE means little."""
     cells = []
     for m in RELATIVE:
         mark = " †" if m == "ece" and not one.ranks else ""
         signed = {k: percent(v[m], sign=True) for k, v in averages_of(one).items() if m in v}
-        cells.append(f"{signed['mean']} % ({signed['worst']} to {signed['best']}){mark}" if signed else "n/a")
+        cells.append(
+            Cell(f"{signed['mean']} %{mark}", f"{signed['worst']} to {signed['best']}") if signed else Cell("n/a")
+        )
     return cells
 
 
@@ -97,22 +99,20 @@ def averages_of(one: Improvement) -> dict[str, dict[str, float]]:
     return {"mean": one.means, "worst": one.worst, "best": one.best}
 
 
-def improvement_rows(tables: Sequence[StudyTable]) -> list[list[str]]:
+def improvement_rows(tables: Sequence[StudyTable]) -> list[list[Cell]]:
     """Return the summary: one line for each mixture, kind of test and method, and what the paper's abstract says."""
     found = improvements(tables)
     ours = [
         [
-            i.mixture,
-            i.kind,
-            row_label(i.method),
-            str(i.n_cells),
+            *map(Cell, (i.mixture, i.kind, row_label(i.method), str(i.n_cells))),
             *improvement_cells(i),
-            *map(tally_text, i.verdicts.values()),
+            *(Cell(tally_text(v)) for v in i.verdicts.values()),
         ]
         for i in found
     ]
     unsaid = ["not tested"] * len(TALLIED)
-    return ours + [[*abstract_line(kind), *unsaid] for kind in dict.fromkeys(i.kind for i in found)]
+    kinds = dict.fromkeys(i.kind for i in found)
+    return ours + [[Cell(text) for text in (*abstract_line(kind), *unsaid)] for kind in kinds]
 
 
 def tally_text(counts: tuple[int, int]) -> str:
@@ -137,7 +137,8 @@ SUMMARY_NOTES = (
 
 def markdown(title: str, tables: Sequence[StudyTable], paper: Sequence[PaperTable] = ()) -> str:
     """Return the summary, a section for each table, and the paper's numbers."""
-    summary = markdown_table(IMPROVEMENT_HEADS, improvement_rows(tables))
+    rows = [[markdown_cell(cell) for cell in row] for row in improvement_rows(tables)]
+    summary = markdown_table(IMPROVEMENT_HEADS, rows)
     parts = [
         f"# {title}",
         "## Relative improvement on the few-shot row",

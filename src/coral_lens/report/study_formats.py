@@ -126,8 +126,8 @@ IMPROVEMENT_HEADS = [
     *(f"{METRICS[m].label}: clear" for m in TALLIED),
 ]
 SUMMARY_NOTES = (
-    "Each value's improvement relative to the few-shot value, averaged over models and tests, as the paper's abstract does; in "
-    "brackets the worst and the best. A small few-shot ECE makes its relative change large in either direction.",
+    "Each value's improvement relative to the few-shot value, averaged over models and tests, as the paper's abstract does, with "
+    "the worst and the best. A small few-shot ECE makes its relative change large in either direction.",
     "Clear: in how many tables the paired difference to few-shot is a gain or a loss at a Holm-corrected p below 0.05.",
 )
 

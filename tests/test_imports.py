@@ -58,7 +58,7 @@ LINES = (
     "models cli",
     "errors lm_eval_requests lm_eval_scoring lm_eval_model lm_eval_command cli",
     "prompts lm_eval_scoring",
-    "store readers lm_eval_scoring",
+    "engine readers store lm_eval_scoring",
     "token_budget lm_eval_scoring",
     "lens lm_eval_model",
     "models lm_eval_model",

@@ -95,6 +95,9 @@ def extract(
     out: Annotated[Path, typer.Option(help="Folder for the activation store.")],
     model: ModelName = "smollm2",
     layers: Annotated[str | None, typer.Option(help="Layers to keep, e.g. `12-20` or `0,16`. Default: all.")] = None,
+    heads: Annotated[
+        str | None, typer.Option(help="Keep the heads of these blocks too, e.g. `1-30`, or `all`. Default: none.")
+    ] = None,
     style: StyleKind = "text",
     num_fewshot: Shots = None,
     fixed_shots: Fixed = False,
@@ -110,18 +113,20 @@ def extract(
     Example: `coral extract commonsense_qa_cloze:validation --out states/csqa --layers 12-20`
     """
     from coral_lens.progress import questions_bar
-    from coral_lens.store import Extraction, all_layers
+    from coral_lens.store import Extraction, all_blocks, all_layers
     from coral_lens.store import extract as run
 
     loaded = open_model(model, device=device, dtype=dtype, device_map=device_map)
     options = task_options(loaded, Asked(num_fewshot, fixed_shots, limit, data, apply_chat_template))
     questions = gather(source, options)
     chosen = parse_layers(layers) or all_layers(loaded)
-    what = Extraction(layers=chosen, style=make_style(style, apply_chat_template))
+    blocks = all_blocks(loaded) if heads == "all" else parse_layers(heads, "--heads") or ()
+    what = Extraction(layers=chosen, style=make_style(style, apply_chat_template), heads=blocks)
     with questions_bar("extracting", len(questions)) as advance:
         run(loaded, questions, out, what=what, progress=advance)
     size = sum(f.stat().st_size for f in out.iterdir()) / 2**20
-    typer.echo(f"{len(questions)} questions, {len(chosen)} layers, {size:,.0f} MiB in {out}")
+    kept = f"{len(chosen)} layers" + (f", the heads of {len(blocks)} blocks" if blocks else "")
+    typer.echo(f"{len(questions)} questions, {kept}, {size:,.0f} MiB in {out}")
 
 
 @app.command()
@@ -586,7 +591,7 @@ def gather(sources: list[str], options: TaskOptions) -> list[Question]:
     return questions
 
 
-def parse_layers(text: str | None) -> tuple[int, ...] | None:
+def parse_layers(text: str | None, option: str = "--layers") -> tuple[int, ...] | None:
     """Return the layers of `0,16` or `12-20`, or None for all."""
     if text is None:
         return None
@@ -594,7 +599,7 @@ def parse_layers(text: str | None) -> tuple[int, ...] | None:
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,4})\s*(?:-\s*(\d{1,4})\s*)?", part, re.ASCII)
         if match is None or (match[2] and int(match[2]) < int(match[1])):
-            raise CoralError(f"--layers must look like 0,16 or 12-20. Got {text!r} instead.")
+            raise CoralError(f"{option} must look like 0,16 or 12-20. Got {text!r} instead.")
         layers.update(range(int(match[1]), int(match[2] or match[1]) + 1))
     return tuple(sorted(layers))
 

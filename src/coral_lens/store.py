@@ -3,7 +3,7 @@
     manifest.json             what the activations are of, and how they were made
     questions.jsonl           the questions, without their prompts
     journal.jsonl             one line per finished shard, with a digest for each of its tensors
-    shard-00000.safetensors   one tensor per layer, and the scores of the options
+    shard-00000.safetensors   one tensor per layer, where asked for one per block's heads, and the scores of the options
 
 Nothing is ever changed in place: files are written under a temporary name and renamed. Never pickle.
 """
@@ -27,7 +27,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from coral_lens.engine import TOKEN_BUDGET, PooledResidual, choose_packing, layer_name, score
+from coral_lens.engine import TOKEN_BUDGET, PooledResidual, Reader, choose_packing, layer_name, score
 from coral_lens.errors import CoralError
 from coral_lens.layout import Packing, Plan, plan_for
 from coral_lens.manifest import (
@@ -41,6 +41,7 @@ from coral_lens.manifest import (
     write_json,
 )
 from coral_lens.prompts import Prepared, prepare
+from coral_lens.readers import HeadInputs, heads_name
 from coral_lens.records import OptionTable, Prompt, Question, Style, offsets_of
 from coral_lens.token_budget import choose_budget
 
@@ -66,11 +67,18 @@ class Extraction:
     """Tokens in a batch. None: what is fastest for this model on this machine, timed at its first use."""
     packing: Packing | None = None
     """None: the tree, unless a self-check shows that this model does not take it."""
+    heads: tuple[int, ...] = ()
+    """Blocks whose heads are kept too, each head's output before the projection at the option's last token."""
 
 
 def all_layers(model: Model) -> tuple[int, ...]:
     """Return every layer of a model: the embeddings and each block's output."""
     return tuple(range(model.n_layers + 1))
+
+
+def all_blocks(model: Model) -> tuple[int, ...]:
+    """Return every block of a model, numbered as the layer that it puts out: those that have heads."""
+    return tuple(range(1, model.n_layers + 1))
 
 
 def extract(
@@ -83,6 +91,7 @@ def extract(
     out with a warning that names it.
     """
     refuse_layers(model, what.layers)
+    refuse_heads(model, what.heads)
     what = settled(model, folder, what)
     assert what.packing is not None
     assert what.token_budget is not None
@@ -92,7 +101,7 @@ def extract(
         manifest = open_manifest(folder, describe(model, asked, what))
         write_questions(folder, asked.questions)
         plan = plan_for(asked.prompts, token_budget=what.token_budget, packing=what.packing, border=model.rope_border)
-        shards = cut_shards(plan, asked.prompts, row_bytes=2 * model.width * max(1, len(what.layers)))
+        shards = cut_shards(plan, asked.prompts, row_bytes=2 * model.width * max(1, len(what.layers + what.heads)))
         journal = Journal(folder)
         journal.drop_damaged()
         done = sum(count_questions(shards[i]) for i in journal.entries)
@@ -101,7 +110,7 @@ def extract(
         todo = [i for i in range(len(shards)) if i not in journal.entries]
         with thread_count(manifest["threads"]):
             for i in todo:
-                journal.add(i, compute_shard(model, asked, shards[i], layers=what.layers, progress=progress))
+                journal.add(i, compute_shard(model, asked, shards[i], what=what, progress=progress))
         journal.finish(len(shards))
     store = ActivationStore(folder)
     warn_broken(model, store.broken)
@@ -143,6 +152,7 @@ def describe(model: Model, asked: Prepared, what: Extraction) -> dict[str, Any]:
         "prompts": digest([[p.contexts[0], [c for c in p.contexts if c != p.contexts[0]], p.options] for p in prompts]),
         "style": str(what.style),
         "layers": list(what.layers),
+        "heads": list(what.heads),
         "token_budget": what.token_budget,
         "packing": what.packing,
         "n_questions": len(prompts),
@@ -158,6 +168,15 @@ def refuse_layers(model: Model, layers: Sequence[int]) -> None:
     unknown = [layer for layer in layers if not 0 <= layer <= model.n_layers]
     if unknown:
         raise CoralError(f"Layer {unknown[0]} does not exist: {model.name!r} has layers 0 to {model.n_layers}.")
+
+
+def refuse_heads(model: Model, blocks: Sequence[int]) -> None:
+    """Refuse heads that the model does not have, before anything is written."""
+    if blocks and not model.projections:
+        raise CoralError(f"{model.name!r} has no attention output projection, so that its heads cannot be read.")
+    unknown = [block for block in blocks if not 1 <= block <= model.n_layers]
+    if unknown:
+        raise CoralError(f"Block {unknown[0]} has no heads: the blocks of {model.name!r} are 1 to {model.n_layers}.")
 
 
 def settled(model: Model, folder: Path, what: Extraction) -> Extraction:
@@ -184,7 +203,7 @@ def open_manifest(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
         write_json(path, wanted)
         return wanted
     found = read_json(path)
-    here = flat(found)
+    here = {"heads": []} | flat(found)  # a store from before heads could be kept has none
     for key, value in flat(wanted).items():
         if key not in here or (not {key, key.split(".")[0]} & MAY_DIFFER and here[key] != value):
             raise CoralError(
@@ -274,16 +293,19 @@ def count_questions(plan: Plan) -> int:
 
 
 def compute_shard(
-    model: Model, asked: Prepared, shard: Plan, *, layers: tuple[int, ...], progress: Progress | None
+    model: Model, asked: Prepared, shard: Plan, *, what: Extraction, progress: Progress | None
 ) -> dict[str, Tensor]:
     """Score the questions of one shard and return its tensors; those that are broken are listed in one of their own."""
     prompts, rendered = asked.prompts, asked.rendered
-    reader = PooledResidual(layers)
+    readers: list[Reader] = [PooledResidual(what.layers)]
+    if what.heads:
+        readers.append(HeadInputs(what.heads, model.n_heads))
     # an empty piece of each, so that a shard of which nothing is left has its columns too
     parts = {"question": [torch.zeros(0, dtype=torch.int64)], "logprob": [torch.zeros(0, dtype=torch.float64)]}
-    parts |= {layer_name(layer): [torch.zeros(0, model.width)] for layer in layers}
+    parts |= {layer_name(layer): [torch.zeros(0, model.width)] for layer in what.layers}
+    parts |= {heads_name(block): [torch.zeros(0, model.n_heads, model.head_dim)] for block in what.heads}
     broken: list[int] = []
-    for scored in score(model, prompts, shard, readers=[reader], on_broken=broken.append):
+    for scored in score(model, prompts, shard, readers=readers, on_broken=broken.append):
         parts["question"].append(torch.tensor(scored.batch.questions))
         parts["logprob"].append(scored.logprobs)
         for name, tensor in scored.readings.items():
@@ -471,6 +493,21 @@ class ActivationStore:
                 f"{self.folder} holds layers {list(self.layers)}, not {layer}; extract again with --layers {layer}."
             )
         return self._gather(layer_name(layer)).astype(np.float32)
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """The blocks whose heads can be read."""
+        return tuple(self.manifest.get("heads", ()))
+
+    def heads(self, block: int) -> Float[np.ndarray, "row head head_dim"]:
+        """Return what each head of a block puts out at the options' last tokens, in float32."""
+        if block not in self.blocks:
+            held = f"the heads of blocks {list(self.blocks)}" if self.blocks else "no heads"
+            raise CoralError(
+                f"{self.folder} holds {held}, not those of block {block}; make a store that does: "
+                "`coral extract TASK --out NEW_FOLDER --heads all`."
+            )
+        return self._gather(heads_name(block)).astype(np.float32)
 
     @cached_property
     def _offsets(self) -> Int[np.ndarray, " edge"]:

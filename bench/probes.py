@@ -26,16 +26,9 @@ import numpy as np
 import torch
 
 from coral_lens.errors import CoralError
-from coral_lens.probes import (
-    PENALTIES,
-    LayerData,
-    MlpSettings,
-    fit_mlp,
-    fit_ridge_folds,
-    fit_ridge_path,
-    fit_standardiser,
-    r_squared,
-)
+from coral_lens.mlp import LayerData, MlpSettings, fit_mlp
+from coral_lens.probes import fit_standardiser, r_squared
+from coral_lens.ridge import PENALTIES, fit_ridge_folds, fit_ridge_path
 from coral_lens.search import GRID, Found, SearchBudget, planned_epochs, search_mlp
 from coral_lens.splits import rows_of, split_mask
 from coral_lens.steering import base_probs, residuals

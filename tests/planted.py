@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from sklearn.model_selection import GroupKFold
 
 from coral_lens.fitting import FitSettings, training_data
 from coral_lens.records import OptionTable, Question, offsets_of
@@ -73,3 +74,21 @@ def brier(store: PlantedStore, probs: np.ndarray, questions: Sequence[int] | np.
         y[answers[i]] = 1.0
         found.append(((probs[offsets[i] : offsets[i + 1]] - y) ** 2).sum())
     return float(np.mean(found))
+
+
+def planted_rows(n: int = 200, width: int = 12, *, seed: int = 0, noise: float = 0.1) -> tuple[np.ndarray, np.ndarray]:
+    """States and residuals that depend on them, by a fixed rule, and on noise."""
+    rng = np.random.default_rng(seed)
+    z = rng.normal(size=(n, width)).astype(np.float32)
+    weight = np.linspace(-0.3, 0.3, width)
+    return z, np.tanh(z @ weight) + noise * rng.normal(size=n)
+
+
+def ragged_folds(n: int, *, n_folds: int = 3, seed: int = 0) -> np.ndarray:
+    """The fold of each row, by scikit-learn, of questions with two to five options."""
+    sizes = np.random.default_rng(seed).integers(2, 6, size=n)
+    groups = np.repeat(np.arange(n), sizes)[:n]
+    folds = np.empty(n, dtype=np.int64)
+    for k, (_, held_out) in enumerate(GroupKFold(n_folds).split(groups, groups=groups)):
+        folds[held_out] = k
+    return folds

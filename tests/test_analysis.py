@@ -23,8 +23,9 @@ from coral_lens.analysis.layers import Forward, LayerAnalysis, analyse_layers
 from coral_lens.analysis.scores import r2_scores, scores_of
 from coral_lens.errors import CoralError
 from coral_lens.metrics import evaluate
-from coral_lens.probes import PENALTIES, fit_standardiser, r_squared, ridge_of
+from coral_lens.probes import fit_standardiser, r_squared
 from coral_lens.report.analysis_figures import write_pictures
+from coral_lens.ridge import PENALTIES, ridge_of
 
 
 class Deep(PlantedStore):

@@ -19,7 +19,7 @@ from coral_lens.analysis.heads import analyse_heads, cumulative_share, fold_part
 from coral_lens.analysis.stacked import StackData, fit_stack
 from coral_lens.errors import CoralError
 from coral_lens.metrics import Score
-from coral_lens.probes import LayerData, MlpSettings, MlpTraining
+from coral_lens.mlp import LayerData, MlpSettings, MlpTraining
 from coral_lens.report.analysis_figures import write_pictures
 
 SMALL = MlpSettings(hidden=(16, 8), batch_size=32, patience=3, max_epochs=12, learning_rate=3e-3)
@@ -147,7 +147,7 @@ def test_a_summary_by_hand() -> None:
 
 def test_a_store_without_heads_names_the_command_that_makes_one() -> None:
     store = PlantedStore(30)
-    with pytest.raises(CoralError, match="holds no heads; make a store that does: `coral extract"):
+    with pytest.raises(CoralError, match="The store holds no heads; make one that does: `coral extract"):
         analyse_heads(store, folded(store))
 
 

@@ -25,8 +25,8 @@ from coral_lens.errors import CoralError
 from coral_lens.fitting import FitSettings, fit_store
 from coral_lens.kinds import AUTO, KINDS
 from coral_lens.listwise import tilt
-from coral_lens.probes import LinearProbe
 from coral_lens.records import offsets_of
+from coral_lens.ridge import LinearProbe
 from coral_lens.splits import rows_of
 from coral_lens.steering import softmax, steer
 

@@ -21,7 +21,9 @@ from sklearn.utils.estimator_checks import check_estimator
 from coral_lens import estimators
 from coral_lens.errors import CoralError
 from coral_lens.estimators import REACH, MlpProbe, RidgeProbe, TargetMap, cv_errors, target_map
-from coral_lens.probes import HIDDEN, PENALTIES, LinearProbe, MlpSettings, NetworkProbe, fit_mlp, fit_standardiser
+from coral_lens.mlp import HIDDEN, MlpSettings, NetworkProbe, fit_mlp
+from coral_lens.probes import fit_standardiser
+from coral_lens.ridge import PENALTIES, LinearProbe
 
 
 @pytest.fixture(autouse=True, scope="module")

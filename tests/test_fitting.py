@@ -12,8 +12,7 @@ import pytest
 import torch
 from conftest import toy_questions
 
-from coral_lens import choosing, probes
-from coral_lens.baselines.temperature import apply_temperature
+from coral_lens import choosing, mlp, ridge
 from coral_lens.choosing import GAMMAS, SHRINKAGES
 from coral_lens.errors import CoralError
 from coral_lens.fitting import FitSettings, check_questions, fit, fit_store
@@ -21,12 +20,14 @@ from coral_lens.kinds import AUTO, KINDS
 from coral_lens.lens import Lens
 from coral_lens.listwise import DECAYS, centre
 from coral_lens.metrics import score
+from coral_lens.mlp import MlpSettings
 from coral_lens.models import Model
-from coral_lens.probes import MlpSettings, fit_standardiser
+from coral_lens.probes import fit_standardiser
 from coral_lens.records import UNKNOWN, OptionTable, Predictions, Question, Style, offsets_of
 from coral_lens.splits import rows_of, split_mask
 from coral_lens.steering import base_probs, softmax
 from coral_lens.store import ActivationStore
+from coral_lens.temperature import apply_temperature
 from coral_lens.tempering import SMALLEST
 
 WIDTH, LAYERS, SIGNAL = 10, (0, 1, 2, 3), 2
@@ -105,7 +106,7 @@ def scores(lens: Lens, store: Planted, metric: str) -> dict[str, float]:
 def test_the_layer_with_the_signal_is_chosen_and_the_probe_points_at_it(planted: Lens) -> None:
     assert planted.layers == (SIGNAL,)
     assert planted.gamma > 0
-    assert isinstance(planted.probe, probes.LinearProbe)
+    assert isinstance(planted.probe, ridge.LinearProbe)
     assert np.abs(planted.probe.weight).argmax() == 4
     r2 = {row["layer"]: row["r2"] for row in planted.trace["layers"]}
     others = [v for layer, v in r2.items() if layer != SIGNAL]
@@ -176,7 +177,7 @@ def test_the_trace_holds_what_every_layer_and_gamma_scored(planted: Lens) -> Non
         assert values["base"] == {k: trace["gammas"][0][k] for k in shown}
     assert trace["chosen"]["layers"] == [SIGNAL]
     (setting,) = trace["chosen"]["settings"]
-    known = {"residual": ("penalty", probes.PENALTIES), "listwise": ("weight_decay", DECAYS)}
+    known = {"residual": ("penalty", ridge.PENALTIES), "listwise": ("weight_decay", DECAYS)}
     name, settings = known[planted.rule]
     assert set(setting) == {name}
     assert setting[name] in settings
@@ -242,8 +243,8 @@ def test_validation_questions_change_neither_the_standardiser_nor_the_probe(
     for a, b in ((first.standardiser, second.standardiser), (first.shift.standardiser, second.shift.standardiser)):
         assert a.mean.tobytes() == b.mean.tobytes()
         assert a.scale.tobytes() == b.scale.tobytes()
-    assert isinstance(first.probe, probes.LinearProbe)
-    assert isinstance(second.probe, probes.LinearProbe)
+    assert isinstance(first.probe, ridge.LinearProbe)
+    assert isinstance(second.probe, ridge.LinearProbe)
     assert first.probe.weight.tobytes() == second.probe.weight.tobytes()
     assert first.probe.bias == second.probe.bias
     assert first.base_weight == second.base_weight
@@ -299,7 +300,7 @@ def test_the_mlp_tries_its_grid_on_the_best_layers_and_keeps_the_best_setting(
     monkeypatch.setattr(choosing, "NETWORK_LAYERS", 2)
     lens = fit_store(Planted(300, strength=2.0), FitSettings(lens="mlp"))
     assert searched == [(2, [replace(point, hidden=(16, 8)) for point in grid])]
-    assert isinstance(lens.probe, probes.NetworkProbe)
+    assert isinstance(lens.probe, mlp.NetworkProbe)
     assert lens.layers == (SIGNAL,)
     assert [row["layer"] for row in lens.trace["layers"]] == list(LAYERS), "ridge says which layers are worth it"
     assert lens.trace["chosen"]["settings"] == [
@@ -318,7 +319,7 @@ def test_depth_is_the_number_of_hidden_layers_and_a_linear_lens_has_none(
     monkeypatch.setattr(choosing, "GRID", (MlpSettings(max_epochs=2),))
     monkeypatch.setattr(choosing, "HIDDEN", (8, 4))
     fitted = fit_store(Planted(100, strength=2.0), FitSettings(lens=lens, depth=depth))
-    assert isinstance(fitted.probe, probes.NetworkProbe)
+    assert isinstance(fitted.probe, mlp.NetworkProbe)
     assert fitted.probe.hidden == hidden
     assert (fitted.kind, fitted.rule) == (lens, "residual")
 
@@ -399,7 +400,7 @@ def test_the_best_layers_are_read_side_by_side_where_several_are_asked_for() -> 
     store.states[0][:, 1] = store.states[SIGNAL][:, 4]
     lens = fit_store(store, FitSettings(lens="ridge", top_layers=2))
     assert lens.layers == (0, SIGNAL)
-    assert isinstance(lens.probe, probes.LinearProbe)
+    assert isinstance(lens.probe, ridge.LinearProbe)
     assert set(np.abs(lens.probe.weight).argsort()[-2:]) == {1, WIDTH + 4}
     assert lens.trace["chosen"]["layers"] == [0, SIGNAL]
 

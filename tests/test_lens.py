@@ -21,8 +21,8 @@ from coral_lens.errors import CoralError
 from coral_lens.fitting import FitSettings, fit
 from coral_lens.lens import Lens, load_lens
 from coral_lens.listwise import centre, tilt
+from coral_lens.mlp import MlpSettings
 from coral_lens.models import Model, wrap
-from coral_lens.probes import MlpSettings
 from coral_lens.records import UNKNOWN, Rendered, Style
 from coral_lens.steering import base_probs, steer
 from coral_lens.store import ActivationStore, Extraction, extract

@@ -16,7 +16,7 @@ from coral_lens.kinds import KINDS
 from coral_lens.lens import load_lens
 from coral_lens.listwise import fit_listwise_path
 from coral_lens.listwise_mlp import ListwiseMlpSettings, fit_listwise_mlp, loss, rows_of_sample
-from coral_lens.probes import build_mlp
+from coral_lens.mlp import build_mlp
 from coral_lens.records import offsets_of
 from coral_lens.samples import Sample
 from coral_lens.steering import softmax

@@ -6,7 +6,7 @@ import csv
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coral_lens import methods, running, store
+from coral_lens import lens_method, predicting, running, store
 from coral_lens.errors import CoralError
+from coral_lens.jobs import Job, Method, Predict, QuestionSet, no_options
 from coral_lens.joined import predictions_of
-from coral_lens.methods import METHODS, Job, Method, Predict, QuestionSet
+from coral_lens.methods import METHODS
 from coral_lens.models import Model
 from coral_lens.planning import loader, plan_study
-from coral_lens.records import Predictions
+from coral_lens.records import Predictions, Question, Style
 from coral_lens.report.style import Picture
 from coral_lens.report.tables import results_table
 from coral_lens.running import Places, prepare_study, run_study
@@ -135,9 +136,11 @@ def walk(study: Study, root: Path, data: Path, opening: Callable[[str], Model]) 
 
 
 def files_of(root: Path) -> dict[str, bytes]:
-    """Everything that was written, but for locks."""
+    """Everything that was written, but for locks and costs."""
     found = {p.relative_to(root).as_posix(): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
-    return {name: content for name, content in found.items() if not name.endswith(".lock")}
+    return {
+        name: c for name, c in found.items() if not name.endswith((".lock", "/cost.json", "/costs.json", "/costs.md"))
+    }
 
 
 @pytest.fixture(scope="module")
@@ -201,6 +204,14 @@ def test_tables_agree_with_the_report_of_the_run(undisturbed: Path) -> None:
             assert (row["model"], row["mixture"], row["kind"]) == ("tiny", "both", task["kind"])
 
 
+def test_a_run_says_what_each_method_took(undisturbed: Path) -> None:
+    costs = json.loads((undisturbed / "out/runs/tiny/both/costs.json").read_text("utf-8"))["methods"]
+    assert [c["method"] for c in costs] == ["base", "temperature", "coral", "listwise"]
+    for cost in costs:  # all start from the shared scores, and pay for them
+        assert cost["relative"] >= 1.0
+        assert cost["questions_per_second"] > 0
+
+
 def test_a_finished_study_is_not_done_again_and_loads_no_model(undisturbed: Path, data: Path, tmp_path: Path) -> None:
     shutil.copytree(undisturbed, tmp_path / "copy")
     before = files_of(tmp_path / "copy")
@@ -217,13 +228,13 @@ def test_one_more_method_costs_no_model_and_no_fit_of_the_others(
 ) -> None:
     shutil.copytree(undisturbed, tmp_path / "copy")
     fitted: list[str] = []
-    usual = methods.load_or_fit
+    usual = lens_method.load_or_fit
 
     def counting(store: Any, settings: Any, *rest: Any, **more: Any) -> Any:
         fitted.append(settings.lens)
         return usual(store, settings, *rest, **more)
 
-    monkeypatch.setattr(methods, "load_or_fit", counting)
+    monkeypatch.setattr(lens_method, "load_or_fit", counting)
     more = study_of(method=[*STUDY["method"], {"kind": "ensemble"}])
     walk(more, tmp_path / "copy", data, lambda name: pytest.fail(name))
     assert fitted == ["ensemble"]
@@ -234,7 +245,7 @@ def test_studies_that_share_their_work_share_states_and_lenses(
 ) -> None:
     """Probe 1 unchanged: the guard keeps out of training what the first study tests on, so that the lens is the same."""
     shutil.copytree(undisturbed / "work", tmp_path / "work")
-    monkeypatch.setattr(methods, "load_or_fit", lambda *_, **__: pytest.fail("fitted again"))
+    monkeypatch.setattr(lens_method, "load_or_fit", lambda *_, **__: pytest.fail("fitted again"))
     tests = [t for t in STUDY["test"] if t["task"] == "arc_challenge"]
     guard = [t for t in STUDY["test"] if t["task"] != "arc_challenge"]
     walk(study_of(name="transfer", test=tests, guard=guard), tmp_path, data, lambda name: pytest.fail(name))
@@ -271,10 +282,10 @@ DEATHS = [
     (running, "claim", 1, True),
     (store, "compute_shard", 2, False),
     (running, "extract", 3, True),
-    (methods, "load_or_fit", 1, True),
-    (methods, "load_or_fit", 2, False),
-    (running, "write_atomic", 2, False),
-    (running, "write_atomic", 8, True),
+    (lens_method, "load_or_fit", 1, True),
+    (lens_method, "load_or_fit", 2, False),
+    (predicting, "write_atomic", 2, False),
+    (predicting, "write_atomic", 8, True),
     (running, "save_run", 1, True),
     (running, "write_pictures", 1, True),
     (running, "write_report", 1, True),
@@ -425,12 +436,24 @@ def test_a_new_method_is_one_row_of_the_table(
 
         return predict
 
-    monkeypatch.setitem(METHODS, "uniform", Method(methods.no_options, fit_uniform))
+    monkeypatch.setitem(METHODS, "uniform", Method(no_options, fit_uniform))
     walk(study_of(method=[{"kind": "uniform"}]), tmp_path, data, Opening(tiny))
     run = load_run(tmp_path / "out/runs/tiny/both")
     for evaluation in run.evaluations:
         assert set(evaluation.predictions["uniform"].probs.tolist()) == {0.25}
     assert "Few-shot" in (tmp_path / "out" / "tables.md").read_text("utf-8")
+
+
+def test_a_method_looks_at_all_questions_before_a_model_is_loaded(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[tuple[int, str]] = []
+
+    def look(questions: Sequence[Question], style: Style, settings: None) -> None:
+        looked.append((len(questions), str(style)))
+        assert all(q.rendered for q in questions)
+
+    monkeypatch.setitem(METHODS, "picky", Method(no_options, lambda *_: pytest.fail("fitted"), check=look))
+    prepare_study(study_of(method=[{"kind": "picky"}]), data)
+    assert looked == [(n, "text") for n in (49, 57, 32, 29, 30)]
 
 
 def test_seeds_give_a_spread_and_models_a_run_each(tiny: Model, data: Path, tmp_path: Path) -> None:

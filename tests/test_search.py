@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 
-from coral_lens import probes
+from coral_lens import mlp
 from coral_lens.errors import CoralError
-from coral_lens.probes import HIDDEN, LayerData, MlpSettings, MlpTraining, fit_mlp, r_squared
+from coral_lens.mlp import HIDDEN, LayerData, MlpSettings, MlpTraining, fit_mlp
+from coral_lens.probes import r_squared
 from coral_lens.search import GRID, PAPER_GRID, Found, SearchBudget, in_turns, planned_epochs, search_mlp
 
 PLANTED = 5
@@ -65,7 +66,7 @@ def same_bytes(a: Found, b: Found) -> bool:
 def count_epochs(monkeypatch: pytest.MonkeyPatch, *, killed_after: int | None = None) -> list[int]:
     """Note the steps of the optimiser before each epoch, and break off when so many have been trained."""
     steps: list[int] = []
-    real = probes.train_epoch
+    real = mlp.train_epoch
 
     def counting(network: object, optimiser: torch.optim.Optimizer, *rest: object) -> None:
         if killed_after is not None and len(steps) >= killed_after:
@@ -74,7 +75,7 @@ def count_epochs(monkeypatch: pytest.MonkeyPatch, *, killed_after: int | None = 
         steps.append(int(state[0]["step"]) if state else 0)
         real(network, optimiser, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(probes, "train_epoch", counting)
+    monkeypatch.setattr(mlp, "train_epoch", counting)
     return steps
 
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import log_softmax
 
-from coral_lens.baselines.temperature import BOUNDS, apply_temperature, fit_temperature
 from coral_lens.records import offsets_of
 from coral_lens.steering import softmax
+from coral_lens.temperature import BOUNDS, apply_temperature, fit_temperature
 
 
 def nll_at(temperature: float, p: np.ndarray, offsets: np.ndarray, answers: np.ndarray) -> float:

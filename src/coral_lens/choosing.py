@@ -13,8 +13,10 @@ from coral_lens.errors import CoralError
 from coral_lens.kinds import KINDS, Fitted, Kind, Setting
 from coral_lens.manifest import digest, digest_bytes
 from coral_lens.metrics import METRICS
-from coral_lens.probes import HIDDEN, LinearProbe, MlpSettings, Probe, Standardiser, r_squared
+from coral_lens.mlp import HIDDEN, MlpSettings
+from coral_lens.probes import Probe, Standardiser, r_squared
 from coral_lens.progress import Bar, silent
+from coral_lens.ridge import LinearProbe
 from coral_lens.samples import TrainingData
 from coral_lens.search import GRID, LayerData, planned_epochs, search_mlp
 from coral_lens.splits import rows_of

@@ -22,7 +22,9 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted, c
 from torch import nn
 
 from coral_lens.errors import CoralError
-from coral_lens.probes import HIDDEN, PENALTIES, MlpSettings, fit_mlp, fit_ridge_path, fit_standardiser
+from coral_lens.mlp import HIDDEN, MlpSettings, fit_mlp
+from coral_lens.probes import fit_standardiser
+from coral_lens.ridge import PENALTIES, fit_ridge_path
 
 REACH = 0.9
 """Scaled targets end here: tanh comes near 1 only with weights that grow without end."""

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Bool, Float
 
-from coral_lens.baselines.temperature import apply_temperature, fit_temperature
 from coral_lens.choosing import SHOWN, Asked, Candidate, Parts, choose, cost_of, fit_parts, screen_of
 from coral_lens.errors import CoralError, nearest
 from coral_lens.inputs import check_inputs
@@ -27,7 +26,7 @@ from coral_lens.learning_curve import brier_by_question, learning_curve
 from coral_lens.lens import Lens, cooled, load_lens
 from coral_lens.manifest import digest, versions
 from coral_lens.metrics import METRICS, evaluate
-from coral_lens.probes import HIDDEN
+from coral_lens.mlp import HIDDEN
 from coral_lens.progress import Bar, silent
 from coral_lens.records import UNKNOWN, Question, Style, offsets_of
 from coral_lens.samples import TrainingData, fold_masks
@@ -35,6 +34,7 @@ from coral_lens.simulation import fit_do_no_harm
 from coral_lens.splits import question_keys, rows_of, split_mask
 from coral_lens.steering import BASE_SCORES, BaseRule, base_probs, residuals
 from coral_lens.store import Extraction, all_layers, extract
+from coral_lens.temperature import apply_temperature, fit_temperature
 from coral_lens.tempering import SMALLEST
 from coral_lens.terms import terms_of
 

@@ -7,10 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
+from torch import Tensor
 
 from coral_lens.listwise import DECAYS, fit_listwise_path
 from coral_lens.listwise_mlp import LISTWISE_GRID, ListwiseMlpSettings, fit_listwise_mlp
-from coral_lens.probes import PENALTIES, LinearProbe, MlpSettings, Probe, fit_mlp, fit_ridge_folds, fit_ridge_path
+from coral_lens.mlp import MlpSettings, NetworkProbe, fit_mlp
+from coral_lens.probes import Probe
+from coral_lens.ridge import PENALTIES, LinearProbe, fit_ridge_folds, fit_ridge_path
 from coral_lens.samples import Sample
 from coral_lens.steering import Rule
 
@@ -108,3 +111,9 @@ KINDS: dict[str, Kind] = {
 """`mlp` and `linear` take their settings from the grid of the search (see `search`)."""
 AUTO = ("ridge", "listwise", "ensemble")
 """Among which `auto` chooses: those of closed form or convex, so that five folds of each cost little."""
+
+PROBES: dict[str, Callable[[dict[str, Tensor]], Probe]] = {
+    "ridge": LinearProbe.from_tensors,
+    "mlp": NetworkProbe.from_tensors,
+}
+"""How each kind of probe is made again from its saved tensors."""

@@ -23,21 +23,22 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from safetensors.torch import save as save_tensors
 
-from coral_lens.baselines.temperature import apply_temperature
 from coral_lens.card import card
 from coral_lens.conformal import Abstention, Conformal, abstains, prediction_sets
 from coral_lens.errors import CoralError
 from coral_lens.hub import local_folder
 from coral_lens.inputs import build_inputs
 from coral_lens.joined import Scored, predictions_of
+from coral_lens.kinds import PROBES
 from coral_lens.listwise import tilt
 from coral_lens.manifest import digest, digest_file, fresh_folder, read_json, write_atomic, write_json
-from coral_lens.probes import PROBES, Probe, Standardiser
+from coral_lens.probes import Probe, Standardiser
 from coral_lens.records import OptionTable, Predictions, Question, Style
 from coral_lens.shift import ShiftModel
 from coral_lens.splits import question_keys
 from coral_lens.steering import BaseRule, Rule, base_probs, steer
 from coral_lens.store import ActivationStore, Extraction, Progress, extract
+from coral_lens.temperature import apply_temperature
 from coral_lens.tempering import SMALLEST, Tempering, evidence_of
 
 if TYPE_CHECKING:

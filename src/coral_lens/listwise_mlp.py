@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from coral_lens.probes import NetworkProbe, build_mlp
+from coral_lens.mlp import NetworkProbe, build_mlp
 from coral_lens.samples import Sample
 
 

@@ -2,32 +2,34 @@
 
     WORK/MODEL/states/SOURCE/           what the model made of a source, whoever asks for it
     WORK/MODEL/MIXTURE/METHOD/SEED/     what a method keeps (a lens), and its predictions, one file for each test set
-    OUT/runs/MODEL/MIXTURE/             predictions of all methods, tables, figures, report.html
+    OUT/runs/MODEL/MIXTURE/             predictions of all methods, tables, figures, report.html, costs.md
     OUT/study.json                      the study, its questions and what was dropped
 
-A killed walk goes on where it was and ends with the same bytes as an undisturbed one.
+A killed walk goes on where it was and ends with the same bytes as an undisturbed one, but for the costs.
 """
 
 from __future__ import annotations
 
 import gc
-import hashlib
-import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from coral_lens.costs import FILE as COST_FILE
+from coral_lens.costs import Stopwatch, add_scoring, method_cost, read_steps, scoring_cost, write_costs
 from coral_lens.errors import CoralError
 from coral_lens.fitting import FitSettings, check_questions
-from coral_lens.joined import JoinedStore, Part, predictions_of
-from coral_lens.manifest import canonical, digest, digest_file, read_json, versions, write_atomic, write_json
-from coral_lens.methods import CONTROLS, METHODS, Job, QuestionSet, read_method
+from coral_lens.jobs import Job, QuestionSet, prompts_digest
+from coral_lens.joined import JoinedStore, Part
+from coral_lens.manifest import digest, digest_file, read_json, versions, write_json
+from coral_lens.methods import CONTROLS, METHODS, read_method
 from coral_lens.metrics import score
 from coral_lens.planning import Load, MixturePlan, Plan, Selection, definitions_of, loader, plan_study, selected
+from coral_lens.predicting import Rows, method_folder, method_predictions
 from coral_lens.progress import Bar, silent
 from coral_lens.records import Predictions, Question, Style
 from coral_lens.report.page import write_report
@@ -42,8 +44,6 @@ if TYPE_CHECKING:
     from coral_lens.models import Model
 
 FORMAT = 1
-Rows = dict[str, dict[str, Predictions]]
-"""By test set, then by row of its table."""
 
 
 @dataclass(frozen=True)
@@ -101,8 +101,13 @@ def prepare_study(study: Study, data: Path | None) -> Prepared:
     methods = tuple((entry, read_method(entry)) for entry in entries)
     load = loader(study, data)
     plan = plan_study(study, load)
+    style = Style(study.style, study.chat)
+    parts = [part for mixture in plan.mixtures for part in mixture.parts] + [test.part for test in plan.tests]
     for mixture in plan.mixtures:
         check_questions([q for part in mixture.parts for q in selected(part, load)])
+    for entry, settings in methods:
+        for part in parts:
+            METHODS[entry.kind].check(selected(part, load), style, settings)
     return Prepared(study, methods, load, plan)
 
 
@@ -178,8 +183,17 @@ class Walk:
             return ActivationStore(folder)
         model, questions = self.model(), self._asked(source)
         what = Extraction(layers=self.study.layers or all_layers(model), style=self._style)
+        done: list[int] = []
+        watch = Stopwatch()
         with self.bar(source.label, len(questions), "questions") as advance:
-            store = extract(model, questions, folder, what=what, progress=advance)
+
+            def progress(n: int) -> None:
+                done.append(n)
+                advance(n)
+
+            store = extract(model, questions, folder, what=what, progress=progress)
+        # the first number is of questions that were scored before
+        add_scoring(folder, watch.read(sum(done[1:]), model.device.type))
         write_json(mark, {"key": key})
         return store
 
@@ -217,14 +231,24 @@ class Walk:
             at = method_folder(place, entry, settings)
             for i, seed in enumerate(self.study.seeds):
                 job = Job(self.model, train, self._common(plan, seed), at / str(seed), self.bar)
-                for test, found in self.predictions(job, entry, settings, tests).items():
+                for test, found in method_predictions(job, entry, settings, tests).items():
                     if i == 0:
                         rows[test] |= found
                     add_scores(seeds[test], found)
         folder = self.runs / file_name(plan.mixture.name)
         write_run(self._run(plan, tests, rows, place), folder)
         write_json(folder / "seeds.json", {"seeds": list(self.study.seeds), "scores": seeds})
+        self._write_costs(place, folder)
         return folder
+
+    def _write_costs(self, place: Path, folder: Path) -> None:
+        """Write what each method took under the first seed."""
+        scoring = {t.name: scoring_cost(self.states(t.part.source).folder) for t in self.prepared.plan.tests}
+        rows = []
+        for entry, settings in self.prepared.methods:
+            steps = read_steps(method_folder(place, entry, settings) / str(self.study.seeds[0]) / COST_FILE)
+            rows.append(method_cost(entry.row, steps, scoring, from_scores=METHODS[entry.kind].from_scores))
+        write_costs(rows, folder)
 
     def _common(self, plan: MixturePlan, seed: int) -> FitSettings:
         return FitSettings(
@@ -234,25 +258,6 @@ class Walk:
             validation=plan.mixture.validation_of_rest,
             seed=seed,
         )
-
-    def predictions(self, job: Job, entry: MethodEntry, settings: Any, tests: Sequence[QuestionSet]) -> Rows:
-        """Return a method's predictions of every test set; it is fitted only if some are not on the disk yet."""
-        about = [entry.kind, plain(settings), plain(job.common), digest(job.train.states.manifest)]
-        keys = {t.name: digest([*about, digest(t.states.manifest)]) for t in tests}
-        paths = {t.name: job.folder / "predictions" / f"{file_name(t.name)}.json" for t in tests}
-        found = {t.name: read_rows(paths[t.name], keys[t.name], t) for t in tests}
-        missing = [t for t in tests if found[t.name] is None]
-        if missing:
-            predict = METHODS[entry.kind].fit(job, settings)
-            for test in missing:
-                rows = predict(test)
-                record = {"key": keys[test.name], "rows": {k: p.probs.tolist() for k, p in rows.items()}}
-                write_atomic(paths[test.name], canonical(record).encode())
-                found[test.name] = rows
-        return {
-            name: {f"{entry.row}{k}": p.renamed(f"{entry.row}{k}") for k, p in (rows or {}).items()}
-            for name, rows in found.items()
-        }
 
     # -------------------------------------------------------------------------------------------------- runs
 
@@ -289,32 +294,6 @@ class Walk:
             if entry.row == subject and record.exists():
                 return {k: v for k, v in read_json(record).items() if k not in ("tensors", "digest")}
         return {"model": test.states.manifest["model"], "base": self.study.base}
-
-
-def method_folder(place: Path, entry: MethodEntry, settings: Any) -> Path:
-    """Return where a method keeps its work on a mixture: another one for other settings."""
-    return place / f"{file_name(entry.row)}-{digest([entry.kind, plain(settings)])[:8]}"
-
-
-def plain(settings: Any) -> Any:
-    """Return settings as JSON would read them back."""
-    return json.loads(json.dumps(asdict(settings) if is_dataclass(settings) else settings))  # type: ignore[arg-type]
-
-
-def prompts_digest(questions: Sequence[Question]) -> str:
-    """Return a digest of the questions as they are asked."""
-    found = hashlib.sha256()
-    for q in questions:
-        asked = [sorted(set(q.rendered.contexts)), q.rendered.continuations] if q.rendered else [q.passage, q.text]
-        found.update(canonical([q.id, q.group, q.answer, q.options, *asked]).encode())
-    return found.hexdigest()
-
-
-def read_rows(path: Path, key: str, test: QuestionSet) -> dict[str, Predictions] | None:
-    """Return predictions that were made before; None where there are none, or others than are asked for."""
-    if not path.exists() or (record := read_json(path)).get("key") != key:
-        return None
-    return {k: predictions_of(k, test.states, np.array(probs)) for k, probs in record["rows"].items()}
 
 
 def add_scores(scores: dict[str, dict[str, list[float]]], found: dict[str, Predictions]) -> None:

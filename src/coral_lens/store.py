@@ -27,7 +27,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
-from coral_lens.engine import TOKEN_BUDGET, PooledResidual, Reader, choose_packing, layer_name, score
+from coral_lens.engine import TOKEN_BUDGET, Edit, PooledResidual, Reader, choose_packing, layer_name, score
 from coral_lens.errors import CoralError
 from coral_lens.layout import Packing, Plan, plan_for
 from coral_lens.manifest import (
@@ -51,6 +51,8 @@ if TYPE_CHECKING:
 FORMAT = 1
 SHARD_BYTES = 32 * 2**20
 """Aimed-at size of a shard: small enough to lose little when killed, large enough to be read at the disk's speed."""
+BARE_ROW_BYTES = SHARD_BYTES // 1024
+"""What a row without states counts as: scores alone are tiny, but computing them is not, so that shards stay short."""
 FLOAT16_MAX = 65504.0
 
 Progress = Callable[[int], None]
@@ -58,15 +60,27 @@ Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True)
+class Edited:
+    """Changes to the hidden states on the way."""
+
+    edits: tuple[Edit, ...]
+    about: dict[str, Any]
+    """What they depend on, as JSON: it tells one edited store from another."""
+
+
+@dataclass(frozen=True)
 class Extraction:
     """What to extract and how; part of the store's identity."""
 
     layers: tuple[int, ...]
+    """None at all: only scores are kept."""
     style: Style = Style()  # noqa: RUF009  (frozen)
     token_budget: int | None = None
     """Tokens in a batch. None: what is fastest for this model on this machine, timed at its first use."""
     packing: Packing | None = None
     """None: the tree, unless a self-check shows that this model does not take it."""
+    edited: Edited | None = None
+    """None: the model as it is."""
     heads: tuple[int, ...] = ()
     """Blocks whose heads are kept too, each head's output before the projection at the option's last token."""
 
@@ -101,7 +115,8 @@ def extract(
         manifest = open_manifest(folder, describe(model, asked, what))
         write_questions(folder, asked.questions)
         plan = plan_for(asked.prompts, token_budget=what.token_budget, packing=what.packing, border=model.rope_border)
-        shards = cut_shards(plan, asked.prompts, row_bytes=2 * model.width * max(1, len(what.layers + what.heads)))
+        row_bytes = 2 * model.width * len(what.layers + what.heads) or BARE_ROW_BYTES
+        shards = cut_shards(plan, asked.prompts, row_bytes=row_bytes)
         journal = Journal(folder)
         journal.drop_damaged()
         done = sum(count_questions(shards[i]) for i in journal.entries)
@@ -145,6 +160,8 @@ def warn_of(reasons: Sequence[str]) -> None:
 def describe(model: Model, asked: Prepared, what: Extraction) -> dict[str, Any]:
     """Return the manifest of a store: everything that its bytes depend on."""
     prompts = asked.prompts
+    edited = {"edited": canonical(what.edited.about)} if what.edited else {}
+    heads = {"heads": list(what.heads)} if what.heads else {}
     return {
         "format": FORMAT,
         "model": {"name": model.name, **model.fingerprint, "dtype": str(model.dtype), "layers": model.n_layers},
@@ -152,7 +169,6 @@ def describe(model: Model, asked: Prepared, what: Extraction) -> dict[str, Any]:
         "prompts": digest([[p.contexts[0], [c for c in p.contexts if c != p.contexts[0]], p.options] for p in prompts]),
         "style": str(what.style),
         "layers": list(what.layers),
-        "heads": list(what.heads),
         "token_budget": what.token_budget,
         "packing": what.packing,
         "n_questions": len(prompts),
@@ -160,6 +176,8 @@ def describe(model: Model, asked: Prepared, what: Extraction) -> dict[str, Any]:
         "n_truncated": sum(p.truncated for p in prompts),
         "threads": torch.get_num_threads(),
         "versions": versions(),
+        **edited,
+        **heads,
     }
 
 
@@ -196,6 +214,10 @@ MAY_DIFFER = {"threads", "versions", "model.name"}
 model may be called by another name."""
 
 
+LEFT_OUT: dict[str, Any] = {"edited": "", "heads": []}
+"""What a manifest does not mention where there is none of it."""
+
+
 def open_manifest(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
     """Write the manifest of a new store, or check that the one that is there is of the same things."""
     path = folder / "manifest.json"
@@ -203,8 +225,8 @@ def open_manifest(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
         write_json(path, wanted)
         return wanted
     found = read_json(path)
-    here = {"heads": []} | flat(found)  # a store from before heads could be kept has none
-    for key, value in flat(wanted).items():
+    here = {**LEFT_OUT, **flat(found)}
+    for key, value in {**LEFT_OUT, **flat(wanted)}.items():
         if key not in here or (not {key, key.split(".")[0]} & MAY_DIFFER and here[key] != value):
             raise CoralError(
                 f"{folder} holds activations of something else: {key} is {shorten(here.get(key))}, not "
@@ -297,6 +319,7 @@ def compute_shard(
 ) -> dict[str, Tensor]:
     """Score the questions of one shard and return its tensors; those that are broken are listed in one of their own."""
     prompts, rendered = asked.prompts, asked.rendered
+    edits = what.edited.edits if what.edited else ()
     readers: list[Reader] = [PooledResidual(what.layers)]
     if what.heads:
         readers.append(HeadInputs(what.heads, model.n_heads))
@@ -305,7 +328,7 @@ def compute_shard(
     parts |= {layer_name(layer): [torch.zeros(0, model.width)] for layer in what.layers}
     parts |= {heads_name(block): [torch.zeros(0, model.n_heads, model.head_dim)] for block in what.heads}
     broken: list[int] = []
-    for scored in score(model, prompts, shard, readers=readers, on_broken=broken.append):
+    for scored in score(model, prompts, shard, readers=readers, edits=edits, on_broken=broken.append):
         parts["question"].append(torch.tensor(scored.batch.questions))
         parts["logprob"].append(scored.logprobs)
         for name, tensor in scored.readings.items():

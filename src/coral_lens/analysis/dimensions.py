@@ -15,8 +15,8 @@ from coral_lens.analysis.folds import Folded
 from coral_lens.analysis.scores import r2_draws, scores_from
 from coral_lens.joined import Scored
 from coral_lens.metrics import Score
-from coral_lens.probes import PENALTIES, Moments, RidgeRows, column_scale, ridge_of, sum_moments
 from coral_lens.progress import Bar, silent
+from coral_lens.ridge import PENALTIES, Moments, RidgeRows, column_scale, ridge_of, sum_moments
 
 MOST = 100
 GROUP = 5

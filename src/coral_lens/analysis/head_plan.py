@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from coral_lens.analysis.heads import HEAD_MLP, STACK, STOPPING
+from coral_lens.analysis.heads import HEAD_MLP, STACK, STOPPING, HeadStore, blocks_of
 from coral_lens.analysis.stacked import Stack, stack_bytes
-from coral_lens.probes import MlpSettings
+from coral_lens.errors import CoralError
+from coral_lens.mlp import MlpSettings
 
 EPOCHS = 15
 """That a network is taken to train before it stops; on SmolLM2 most do so earlier (docs/results.md)."""
@@ -33,6 +35,22 @@ class HeadShape:
     def stack(self) -> int:
         """Heads in a stack: whole blocks."""
         return min(self.blocks, max(1, STACK // self.heads)) * self.heads
+
+
+def shape_of(text: str, rows: int) -> HeadShape:
+    """Return the shape of `30x32x128`: 30 blocks of 32 heads of 128 columns."""
+    match = re.fullmatch(r"(\d{1,4})x(\d{1,4})x(\d{1,5})", text, re.ASCII)
+    if match is None or "0" in match.groups() or rows < 100:
+        raise CoralError(f"--shape must look like 30x32x128, with 100 rows or more. Got {text!r} and {rows} rows.")
+    blocks, heads, head_dim = map(int, match.groups())
+    return HeadShape(blocks, heads, head_dim, rows)
+
+
+def shape_of_store(store: HeadStore) -> HeadShape:
+    """Return the shape of the heads that a store holds."""
+    blocks = blocks_of(store)
+    rows, heads, head_dim = store.heads(blocks[0]).shape
+    return HeadShape(len(blocks), heads, head_dim, rows)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -19,12 +20,26 @@ from coral_lens.analysis.folds import Folded
 from coral_lens.analysis.scores import r2_scores
 from coral_lens.analysis.stacked import StackData, fit_stack
 from coral_lens.errors import CoralError
+from coral_lens.joined import Scored
 from coral_lens.manifest import digest, digest_bytes, write_atomic
 from coral_lens.metrics import Score
-from coral_lens.probes import MlpSettings, fit_standardiser
+from coral_lens.mlp import MlpSettings
+from coral_lens.probes import fit_standardiser
 from coral_lens.progress import Bar, silent
 from coral_lens.splits import rows_of, split_mask
-from coral_lens.store import ActivationStore
+
+
+@runtime_checkable
+class HeadStore(Scored, Protocol):
+    """Scored questions with the outputs of heads."""
+
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """The blocks whose heads can be read."""
+
+    def heads(self, block: int) -> Float[np.ndarray, "row head head_dim"]:
+        """Return what each head of a block puts out at the options' last tokens."""
+
 
 HEAD_MLP = MlpSettings(hidden=(256, 128, 64, 32), batch_size=64, patience=5)
 """The paper's network for a head; where it is silent, as for the probe of a layer."""
@@ -70,7 +85,7 @@ class HeadAnalysis:
 
 
 def analyse_heads(
-    store: ActivationStore,
+    store: HeadStore,
     data: Folded,
     *,
     settings: MlpSettings = HEAD_MLP,
@@ -98,11 +113,11 @@ def analyse_heads(
     return summarise(store, rows)
 
 
-def blocks_of(store: ActivationStore) -> tuple[int, ...]:
+def blocks_of(store: HeadStore) -> tuple[int, ...]:
     """Return the blocks whose heads a store holds, or name the command that makes one that has them."""
     if not store.blocks:
         raise CoralError(
-            f"{store.folder} holds no heads; make a store that does: `coral extract TASK --out NEW_FOLDER --heads all`."
+            "The store holds no heads; make one that does: `coral extract TASK --out NEW_FOLDER --heads all`."
         )
     return store.blocks
 
@@ -115,7 +130,7 @@ def stacks(blocks: Sequence[int], n_heads: int) -> Iterator[tuple[int, ...]]:
 
 
 def predict_heads(
-    store: ActivationStore,
+    store: HeadStore,
     blocks: Sequence[int],
     data: Folded,
     settings: MlpSettings,
@@ -141,7 +156,7 @@ def predict_heads(
 
 def fold_parts(data: Folded, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return which questions train, which say when to stop and which are predicted when fold k is held out."""
-    others = np.flatnonzero(data.fold != k)
+    others = np.flatnonzero(data.fold != k).tolist()
     stop = np.zeros(len(data.fold), dtype=bool)
     stop[others] = split_mask([data.questions[i] for i in others], fraction=STOPPING, seed=k)
     return (data.fold != k) & ~stop, stop, data.fold == k
@@ -151,7 +166,7 @@ class Kept:
     """The predictions of one stack on the disk, under a name that says all that they depend on."""
 
     def __init__(
-        self, folder: Path, store: ActivationStore, data: Folded, settings: MlpSettings, blocks: tuple[int, ...]
+        self, folder: Path, store: HeadStore, data: Folded, settings: MlpSettings, blocks: tuple[int, ...]
     ) -> None:
         inputs = [digest(store.manifest), digest_bytes(data.r.tobytes() + data.fold.tobytes()), asdict(settings)]
         self.path = folder / f"heads-{digest([*inputs, list(blocks)])[:16]}.safetensors"
@@ -174,7 +189,7 @@ class Kept:
 # ------------------------------------------------------------------------------------------------------------- summary
 
 
-def summarise(store: ActivationStore, rows: tuple[HeadRow, ...]) -> HeadAnalysis:
+def summarise(store: HeadStore, rows: tuple[HeadRow, ...]) -> HeadAnalysis:
     """Say how the signal is spread."""
     values = np.array([row.r2.value for row in rows])
     cumulative = cumulative_share(values)

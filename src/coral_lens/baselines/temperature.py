@@ -1,35 +1,36 @@
-"""Temperature scaling of the base probabilities: one number, which moves confidence and never the answer."""
+"""The two controls that stand in every table: the model as it is, and its probabilities scaled by one temperature."""
 
 from __future__ import annotations
 
-import numpy as np
-from jaxtyping import Float, Int
-
-from coral_lens.steering import softmax
-
-BOUNDS = (0.02, 50.0)
-
-
-def apply_temperature(
-    p: Float[np.ndarray, " row"], offsets: Int[np.ndarray, " edge"], *, temperature: float
-) -> Float[np.ndarray, " row"]:
-    """Return softmax(log p / T) over the options of each question."""
-    return softmax(np.log(np.maximum(p, 1e-300)) / temperature, offsets)
+from coral_lens.fitting import temperature_on
+from coral_lens.jobs import Job, Method, Predict, QuestionSet, no_options
+from coral_lens.joined import predictions_of
+from coral_lens.records import Predictions
+from coral_lens.steering import base_probs
+from coral_lens.temperature import apply_temperature
 
 
-def fit_temperature(
-    p: Float[np.ndarray, " row"], offsets: Int[np.ndarray, " edge"], answers: Int[np.ndarray, " question"]
-) -> float:
-    """Return the temperature with the lowest NLL. The NLL is convex in 1 / T, so a bounded search finds it."""
-    from scipy.optimize import minimize_scalar
+def fit_nothing(job: Job, _: None) -> Predict:
+    """Leave the model as it is: the row that papers call few-shot."""
 
-    starts = offsets[:-1]
-    logs = np.log(np.maximum(p, 1e-300))
-    # relative to the right option: the NLL is then a log-sum-exp, exact where a probability would underflow
-    behind = logs - np.repeat(logs[starts + answers], np.diff(offsets))
+    def predict(test: QuestionSet) -> dict[str, Predictions]:
+        return {"": predictions_of("base", test.states, base_probs(test.states.table, job.common.base))}
 
-    def nll(inverse: float) -> float:
-        return float(np.logaddexp.reduceat(inverse * behind, starts).mean())
+    return predict
 
-    low, high = (1.0 / b for b in reversed(BOUNDS))
-    return float(1.0 / minimize_scalar(nll, bounds=(low, high), method="bounded", options={"xatol": 1e-6}).x)
+
+def fit_temperature(job: Job, _: None) -> Predict:
+    """Scale the base probabilities by one temperature, fitted on the validation questions."""
+    data = job.data
+    temperature = temperature_on(data.p, data.table.offsets, data.table.answers, data.covered)
+
+    def predict(test: QuestionSet) -> dict[str, Predictions]:
+        table = test.states.table
+        probs = apply_temperature(base_probs(table, job.common.base), table.offsets, temperature=temperature)
+        return {"": predictions_of("temperature", test.states, probs)}
+
+    return predict
+
+
+BASE = Method(no_options, fit_nothing)
+TEMPERATURE = Method(no_options, fit_temperature)

@@ -210,7 +210,7 @@ def head_map(record: Record) -> Picture:
         image = axes.imshow(grid, cmap="PuOr_r", vmin=-most, vmax=most, aspect="auto", origin="lower")
         dots = [(i, j) for i, b in enumerate(blocks) for j, h in enumerate(heads) if at[b, h]["low"] > 0]
         if dots:
-            axes.scatter(*zip(*dots, strict=True), s=7, color=INK, linewidths=0)
+            axes.plot([i for i, _ in dots], [j for _, j in dots], "o", markersize=2.4, color=INK)
         axes.set_xticks([i for i, b in enumerate(blocks) if b % 5 == 0], [b for b in blocks if b % 5 == 0])
         axes.set_yticks([j for j in range(len(heads)) if len(heads) <= 16 or j % 4 == 0])
         axes.grid(False)

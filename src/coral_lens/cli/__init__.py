@@ -1,0 +1,67 @@
+"""The `coral` command: argument parsing and printing only. Everything heavy is imported by the command that needs it.
+
+Each file here is a group of commands. A new group is a new file with `app = typer.Typer()` and one line below: without a
+name its commands stand at the top (`coral fit`), with one they stand under it (`coral sae train`).
+"""
+
+from __future__ import annotations
+
+import errno
+import sys
+import warnings
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from coral_lens.cli import analysing, answering, learning, looking, studies
+from coral_lens.errors import CoralError
+
+INTERRUPTED = "Interrupted. Finished work is kept; the same command goes on where it was."
+
+
+class Commands(TyperGroup):
+    """The commands, with Ctrl-C answered like every other end: typer itself would leave without a word."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise CoralError(INTERRUPTED) from None
+
+
+app = typer.Typer(
+    name="coral",
+    cls=Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    help="Steer and calibrate a frozen language model's answers to multiple-choice questions. Start with `coral demo`.",
+)
+app.add_typer(learning.app)
+app.add_typer(answering.app)
+app.add_typer(studies.app)
+app.add_typer(looking.app)
+app.add_typer(analysing.app, name="analyse")
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one sentence and exit code 2."""
+    warnings.showwarning = lambda message, *_: typer.secho(f"coral: {message}", fg="yellow", err=True)
+    try:
+        app()
+    except CoralError as error:
+        fail(str(error))
+    except KeyboardInterrupt:
+        fail(INTERRUPTED)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        fail("No space left on the disk. Finished work is kept; make room and run the same command again.")
+
+
+def fail(message: str) -> None:
+    """Print one sentence and exit with code 2."""
+    typer.secho(f"coral: {message}", fg="red", err=True)
+    sys.exit(2)

@@ -93,13 +93,14 @@ def analyse_layers(
 ) -> LayerAnalysis:
     """Analyse all layers of a store. Without `forward` the vocabulary head counts nothing."""
     layers = store.layers
-    if len(layers) < max(TOP):
+    if len(layers) < 2:
         raise CoralError(
-            f"The store holds {len(layers)} layer(s); comparing layers needs {max(TOP)} or more: extract again with all "
-            "layers, which is what `coral extract` does without --layers."
+            f"The store holds layer {layers[0]} only, and layers are to be compared; make one that has all: `coral extract "
+            "TASK --out NEW_FOLDER`, without --layers."
         )
+    sizes = [m for m in TOP if m <= len(layers)]
     blind = data.blind()
-    with bar("analysing layers", len(layers) + len(TOP), "fits") as advance:
+    with bar("analysing layers", len(layers) + len(sizes), "fits") as advance:
         steered, exits = [], []
         for layer in layers:
             x = store.layer(layer)
@@ -109,7 +110,7 @@ def analyse_layers(
         best = best_of(steered)
         single = combined(steered, best, data)
         top = []
-        for m in TOP:
+        for m in sizes:
             top.append(side_by_side(store, data, m, steered, single))
             advance(1)
     cost = forward or Forward(1, 0, int(store.manifest["model"].get("layers", max(layers))))

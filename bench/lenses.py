@@ -21,8 +21,8 @@ from coral_lens.choosing import Recipe, fit_parts
 from coral_lens.fitting import FitSettings, fit_store, training_data
 from coral_lens.joined import JoinedStore, Part
 from coral_lens.lens import Lens, load_lens
+from coral_lens.loading import load_model
 from coral_lens.metrics import score
-from coral_lens.models import load_model
 from coral_lens.progress import questions_bar, shown
 from coral_lens.questions import load_questions
 from coral_lens.records import Predictions

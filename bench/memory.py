@@ -34,7 +34,7 @@ def main() -> None:
 
 def child(name: str, task: str, n: int) -> None:
     """Extract n questions and print this process's peak resident memory in KiB."""
-    from coral_lens.models import load_model
+    from coral_lens.loading import load_model
     from coral_lens.questions import load_questions
     from coral_lens.store import Extraction, all_layers, extract
     from coral_lens.tasks import TaskOptions

@@ -69,7 +69,7 @@ def open_store(folder: Path, data: Path | None, n: int) -> ActivationStore:
             return ActivationStore(folder)
         except CoralError:
             pass  # not finished: extract goes on
-    from coral_lens.models import load_model
+    from coral_lens.loading import load_model
     from coral_lens.questions import load_questions
     from coral_lens.tasks import TaskOptions
 

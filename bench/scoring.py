@@ -22,7 +22,8 @@ import torch
 
 from coral_lens.engine import TOKEN_BUDGET, PooledResidual, score
 from coral_lens.layout import build_tree, lay_out, plan_for
-from coral_lens.models import Model, load_model
+from coral_lens.loading import load_model
+from coral_lens.models import Model
 from coral_lens.prompts import render, tokenize
 from coral_lens.questions import load_questions
 from coral_lens.records import Prompt, Question, Rendered, Style

@@ -56,7 +56,8 @@ from transformers import (  # noqa: E402
     Qwen3ForCausalLM,
 )
 
-from coral_lens.models import Model, load_model, wrap  # noqa: E402
+from coral_lens.loading import load_model  # noqa: E402
+from coral_lens.models import Model, wrap  # noqa: E402
 from coral_lens.records import Question  # noqa: E402
 
 if TYPE_CHECKING:

@@ -189,6 +189,20 @@ def test_eval_leaves_out_known_questions_and_writes_a_run_with_a_report(work: Wo
     assert "<html" in (work.folder / "run" / "report.html").read_text("utf-8")
 
 
+def test_analyse_confidence_writes_tables_and_figures_beside_the_run(work: Work, coral: Coral, tmp_path: Path) -> None:
+    run = work.folder / "run"
+    outcome = coral("analyse", "confidence", run, "--out", tmp_path / "found")
+    assert outcome.code == 0, outcome.err
+    names = {path.name for path in (tmp_path / "found").iterdir()}
+    stems = {name.rsplit(".", 1)[0] for name in names}
+    assert {stem.split("-")[0] for stem in stems} >= {"reliability", "risk", "histogram"}
+    assert names == {f"{stem}.{kind}" for stem in stems for kind in ("csv", "json", "svg", "png")}
+    assert "no method 'corl'" in coral("analyse", "confidence", run, "--method", "corl").complaint
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").write_text("mine")
+    assert "other files" in coral("analyse", "confidence", run, "--out", tmp_path / "mine").complaint
+
+
 def test_report_makes_the_same_page_again(work: Work, coral: Coral, tmp_path: Path) -> None:
     run = Path(shutil.copytree(work.folder / "run", tmp_path / "run"))
     page = (run / "report.html").read_bytes()

@@ -29,7 +29,8 @@ from coral_lens.engine import (
 )
 from coral_lens.errors import CoralError
 from coral_lens.layout import Batch, Packing, PlannedBatch, build_tree, collate, lay_out, plan_for
-from coral_lens.models import Model, load_model, wrap
+from coral_lens.loading import load_model
+from coral_lens.models import Model, wrap
 from coral_lens.prefixes import PrefixGroup
 from coral_lens.prompts import fit_length, render, tokenize
 from coral_lens.records import Prompt, Style

@@ -22,8 +22,8 @@ from coral_lens import lm_eval_model
 from coral_lens.cli import main
 from coral_lens.fitting import FitSettings, fit
 from coral_lens.lm_eval_command import kinds_of, run_lm_eval
+from coral_lens.loading import load_model
 from coral_lens.metrics import score
-from coral_lens.models import load_model
 from coral_lens.records import Question
 from coral_lens.runs import load_run
 

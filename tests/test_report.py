@@ -18,9 +18,10 @@ from scipy.stats import binomtest
 from coral_lens.metrics import evaluate
 from coral_lens.records import Predictions, Question, offsets_of
 from coral_lens.report import exports, formats
+from coral_lens.report.confidence import wilson
 from coral_lens.report.curves import curve_picture, flatness, gamma_curve, layer_curve
 from coral_lens.report.examples import changes_of, shortened
-from coral_lens.report.figures import metric_picture, reliability_picture, wilson
+from coral_lens.report.figures import metric_picture, reliability_picture
 from coral_lens.report.headline import headline
 from coral_lens.report.page import render_report, write_report
 from coral_lens.report.tables import (

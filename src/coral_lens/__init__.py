@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from coral_lens.errors import CoralError
     from coral_lens.fitting import FitSettings, fit
     from coral_lens.lens import Answer, Lens, load_lens
+    from coral_lens.loading import load_model
     from coral_lens.metrics import Metrics, evaluate
-    from coral_lens.models import Model, load_model, wrap
+    from coral_lens.models import Model, wrap
     from coral_lens.questions import load_questions
     from coral_lens.records import OptionTable, Predictions, Question, Style
     from coral_lens.store import ActivationStore, Extraction, extract
@@ -26,8 +27,9 @@ _HOMES = {
     "errors": ("CoralError",),
     "fitting": ("FitSettings", "fit"),
     "lens": ("Answer", "Lens", "load_lens"),
+    "loading": ("load_model",),
     "metrics": ("Metrics", "evaluate"),
-    "models": ("Model", "load_model", "wrap"),
+    "models": ("Model", "wrap"),
     "questions": ("load_questions",),
     "records": ("OptionTable", "Predictions", "Question", "Style"),
     "store": ("ActivationStore", "Extraction", "extract"),

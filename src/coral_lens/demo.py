@@ -14,8 +14,9 @@ from jaxtyping import Bool
 
 from coral_lens.evaluation import TestSet, evaluate_lenses
 from coral_lens.fitting import FitSettings, load_or_fit
+from coral_lens.loading import load_model
 from coral_lens.manifest import versions
-from coral_lens.models import Model, load_model
+from coral_lens.models import Model
 from coral_lens.progress import questions_bar
 from coral_lens.questions import load_questions
 from coral_lens.records import Question

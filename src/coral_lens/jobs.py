@@ -112,7 +112,7 @@ class Method:
     """Makes settings of what the study says, before any model is loaded, and refuses what it does not know."""
     fit: Callable[[Job, Any], Predict]
     check: Callable[[Sequence[Question], Style, Any], None] = accept
-    """Refuses questions (of one source, with their prompts) that it cannot be used on, before any model is loaded."""
+    """Refuses questions (of a mixture and of all tests, with prompts) that it cannot be used on, before a model is loaded."""
     from_scores: bool = True
     """Whether it starts from the scores and states that all methods share, which its cost per question then includes. A
     method that asks or scores in its own way, and needs no others, says False."""

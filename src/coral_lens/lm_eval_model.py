@@ -38,8 +38,9 @@ from coral_lens.lm_eval_requests import (
     refuse_without_options,
 )
 from coral_lens.lm_eval_scoring import Options, ScoredRequests, Shape, choose_shape, score_requests
+from coral_lens.loading import load_model, load_outline, resolve
 from coral_lens.metrics import SMALLEST
-from coral_lens.models import Model, load_model, load_outline, resolve
+from coral_lens.models import Model
 from coral_lens.progress import shown, silent
 
 NAME = "coral"

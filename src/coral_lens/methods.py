@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from coral_lens.baselines.controls import BASE_ONLY, RANDOM, UNTRAINED
 from coral_lens.baselines.isotonic import ISOTONIC
+from coral_lens.baselines.letter_bias import BATCH, CONTEXTUAL, CYCLIC, PRIDE
 from coral_lens.baselines.temperature import BASE, TEMPERATURE
+from coral_lens.baselines.vector_scaling import VECTOR_SCALING
 from coral_lens.errors import CoralError, nearest
 from coral_lens.jobs import Method
 from coral_lens.kinds import KINDS
@@ -24,6 +27,14 @@ BASELINES: dict[str, Method] = {
     "base": BASE,
     "temperature": TEMPERATURE,
     "isotonic": ISOTONIC,
+    "vector-scaling": VECTOR_SCALING,
+    "contextual-calibration": CONTEXTUAL,
+    "batch-calibration": BATCH,
+    "pride": PRIDE,
+    "cyclic": CYCLIC,
+    "control-random": RANDOM,
+    "control-untrained": UNTRAINED,
+    "control-base": BASE_ONLY,
 }
 METHODS: dict[str, Method] = BASELINES | dict.fromkeys((*KINDS, "auto"), LENS)
 

@@ -1,4 +1,4 @@
-"""Load a causal language model and name its parts. All knowledge of architectures is here, and nowhere else.
+"""Name the parts of a causal language model and run them. All knowledge of architectures is here, and nowhere else.
 
 Layers are numbered as in the paper and in Hugging Face: 0 is the embedding output, l the residual stream after block l,
 *before* the final norm. (Hugging Face's own last hidden state is after the norm: states are therefore read with hooks.)
@@ -6,27 +6,22 @@ Layers are numbered as in the paper and in Hugging Face: 0 is the embedding outp
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from coral_lens.assets import cache_dir, embedded_model
 from coral_lens.attention import Block, block_attention
 from coral_lens.errors import CoralError
-from coral_lens.manifest import digest, digest_bytes, digest_file, fresh_folder
+from coral_lens.fingerprints import tokenizer_digest, weights_digest
 
 if TYPE_CHECKING:
     from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
-EMBEDDED = "smollm2"
 DEFAULT_MAX_LENGTH = 2048
 HEAD_BLOCK = 2048
 """Words of the vocabulary whose logits are computed at a time."""
@@ -331,68 +326,7 @@ def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
     return mask.masked_fill_(~allowed, torch.finfo(dtype).min)[:, None]
 
 
-# -------------------------------------------------------------------------------------------------------- loading
-
-
-def load_model(
-    name: str,
-    *,
-    device: str | None = None,
-    dtype: str | None = None,
-    device_map: str | None = None,
-    revision: str | None = None,
-    trust_remote_code: bool = False,
-) -> Model:
-    """Load a model by hub id, local folder, `.gguf` file, or `smollm2` (the embedded one).
-
-    Weights are always dense. Without a GPU the default is float32 on the CPU; with one, the checkpoint's own dtype on
-    `cuda`. Code from the hub is run only if `trust_remote_code` is given.
-    """
-    from transformers import AutoTokenizer
-
-    on_gpu = torch.cuda.is_available() and device != "cpu"
-    device = device or ("cuda" if on_gpu else "cpu")
-    source = resolve(name)
-    common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
-    with quiet_loading(), loading_errors(name):
-        tokenizer = AutoTokenizer.from_pretrained(source, **common)
-        weights = torch_dtype(dtype or ("auto" if on_gpu else "float32"))
-        hf = load_weights(name, source, {"dtype": weights, "device_map": device_map, **common})
-        ensure_bos(tokenizer, hf.config)
-        if device_map is None:
-            hf.to(torch.device(device))  # type: ignore[arg-type]
-    return wrap(hf, tokenizer, name=name)
-
-
-@dataclass(frozen=True, slots=True)
-class Outline:
-    """What can be known of a model before its weights are read."""
-
-    n_layers: int
-    width: int
-    tokenizer: str
-    """The tokenizer's fingerprint, as in `Model.fingerprint`."""
-    block_parameters: int
-    """Of one block."""
-    head_parameters: int
-    """Of the vocabulary head."""
-
-
-def load_outline(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Outline:
-    """Read a model's configuration and tokenizer, and none of its weights."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
-    common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
-    source = resolve(name)
-    with quiet_loading(), loading_errors(name):
-        config = AutoConfig.from_pretrained(source, **common)
-        tokenizer = AutoTokenizer.from_pretrained(source, **common)
-        ensure_bos(tokenizer, config)
-        with torch.device("meta"):
-            parts = find_parts(AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code))
-    text = config.get_text_config()
-    block, head = (sum(p.numel() for p in m.parameters()) for m in (parts["blocks"][0], parts["head"]))
-    return Outline(int(text.num_hidden_layers), int(text.hidden_size), tokenizer_digest(tokenizer), block, head)
+# ------------------------------------------------------------------------------------------------------ structure
 
 
 def wrap(hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str) -> Model:
@@ -412,116 +346,13 @@ def wrap(hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str) 
     )
 
 
-def resolve(name: str) -> Path | str:
-    """Return the folder to load `name` from, converting a GGUF file on first use, or the hub id itself."""
-    if name == EMBEDDED:
-        gguf = embedded_model()
-        if gguf is None:
-            raise CoralError("The embedded model is not installed; run `coral assets` to fetch it.")
-        return converted(gguf)
-    path = Path(name).expanduser()
-    if name.endswith(".gguf"):
-        if not path.is_file():
-            raise CoralError(f"Model file {name} does not exist; check the path.")
-        return converted(path)
-    if path.is_dir() and not (path / "config.json").is_file():
-        raise CoralError(f"Folder {name!r} holds no config.json; give the folder of a saved model.")
-    return path if path.is_dir() else name
-
-
-def converted(gguf: Path) -> Path:
-    """Return a folder with the dense weights of a GGUF file, made once and kept in the cache under its content's digest."""
-    folder = cache_dir() / "models" / digest_file(gguf)[:32]
-    if (folder / "config.json").exists():
-        return folder
-    from transformers import AutoTokenizer, GgufConfig
-
-    with quiet_loading(), loading_errors(str(gguf)), fresh_folder(folder) as temporary:
-        common = {"gguf_file": gguf.name}
-        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **common)
-        dense = {"quantization_config": GgufConfig(dequantize=True), "dtype": torch.float32}
-        hf = load_weights(str(gguf), gguf.parent, {**dense, **common})
-        # transformers refuses to save a model that still bears the mark of its quantisation
-        hf.hf_quantizer = None  # type: ignore[assignment]
-        if hasattr(hf.config, "quantization_config"):
-            del hf.config.quantization_config
-        hf.save_pretrained(temporary)
-        tokenizer.save_pretrained(temporary)
-    return folder
-
-
-def load_weights(name: str, source: Path | str, settings: dict[str, Any]) -> PreTrainedModel:
-    """Load a causal model; one that lacks some of its weights is refused: transformers would fill in random numbers."""
-    from transformers import AutoModelForCausalLM
-
-    loaded: Any = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True, **settings)
-    hf, info = loaded
-    if missing := sorted(info["missing_keys"]):
-        raise CoralError(
-            f"Model {name!r} lacks {len(missing)} of its weights, first {missing[0]!r}; "
-            "its files are incomplete, get them again."
-        )
-    return hf
-
-
-@contextmanager
-def loading_errors(name: str) -> Iterator[None]:
-    """Turn what transformers raises for a wrong name, a damaged file or remote code into one sentence."""
-    try:
-        yield
-    except CoralError:
-        raise
-    except Exception as error:  # tokenizers raises Exception itself, safetensors and struct errors of their own
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(" .:")
-        raise CoralError(
-            f"Cannot load model {name!r}: {first}. Give a hub id, a local folder, a .gguf file or {EMBEDDED!r}."
-        ) from error
-
-
-@contextmanager
-def quiet_loading() -> Iterator[None]:
-    """Silence transformers' progress bars and advice while a model is loaded, and only then."""
-    from transformers.utils import logging
-
-    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if bars:
-            logging.enable_progress_bar()
-
-
-def ensure_bos(tokenizer: PreTrainedTokenizerBase, config: Any) -> None:
-    """Make the tokenizer of a Gemma model add BOS, without which it is lost; one read from a GGUF file may not."""
-    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
-    bos = tokenizer.bos_token
-    if not config.model_type.startswith("gemma") or backend is None or not isinstance(bos, str):
-        return
-    if tokenizer.encode("a")[:1] != [tokenizer.bos_token_id]:
-        from tokenizers.processors import TemplateProcessing
-
-        backend.post_processor = TemplateProcessing(
-            single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, tokenizer.bos_token_id)]
-        )
-
-
-def torch_dtype(name: str) -> torch.dtype | str:
-    """Return the torch dtype of that name, or `auto` for the checkpoint's own."""
-    known: dict[str, torch.dtype | str] = {
-        "float32": torch.float32,
-        "bfloat16": torch.bfloat16,
-        "float16": torch.float16,
-        "auto": "auto",
-    }
-    if name not in known:
-        raise CoralError(f"Unknown dtype {name!r}; use one of {', '.join(known)}.")
-    return known[name]
-
-
-# ------------------------------------------------------------------------------------------------------ structure
+def untrained_copy(model: Model, *, seed: int) -> Model:
+    """Return a model of the same configuration and tokenizer whose weights are initialised anew, under a seed."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        hf = type(model.hf)(deepcopy(model.hf.config))
+    hf.to(model.device, model.dtype)  # type: ignore[arg-type]
+    return wrap(hf, model.tokenizer, name=f"{model.name} untrained")
 
 
 def find_parts(hf: PreTrainedModel) -> dict[str, Any]:
@@ -568,36 +399,3 @@ def max_length(config: Any, tokenizer: PreTrainedTokenizerBase) -> int:
     from lm_eval.models.utils import resolve_max_length
 
     return int(resolve_max_length(config, tokenizer, default=DEFAULT_MAX_LENGTH))
-
-
-# ---------------------------------------------------------------------------------------------------- fingerprints
-
-
-def weights_digest(hf: PreTrainedModel) -> str:
-    """Return a digest of the weights that does not depend on the dtype or device they were loaded in.
-
-    Every weight is rounded to bfloat16 first: a checkpoint has the same digest in float32 and in bfloat16.
-    """
-
-    def one(item: tuple[str, Tensor]) -> str:
-        name, weight = item
-        if weight.is_meta:
-            return f"{name}:{tuple(weight.shape)}:offloaded"
-        raw = weight.detach().to(torch.bfloat16).contiguous().cpu().view(torch.uint8).numpy()
-        return f"{name}:{tuple(weight.shape)}:{digest_bytes(raw.data)}"
-
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        return digest(sorted(pool.map(one, hf.named_parameters())))
-
-
-def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return a digest of the tokenizer's vocabulary, rules and special tokens.
-
-    Padding and truncation do not count: they change with every use of a tokenizer, and never reach a score.
-    """
-    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
-    rules: Any = sorted(tokenizer.get_vocab().items())
-    if backend is not None:
-        rules = {**json.loads(backend.to_str()), "padding": None, "truncation": None}
-    special = {name: str(token) for name, token in tokenizer.special_tokens_map.items() if name != "pad_token"}
-    return digest({"rules": rules, "special": special})

@@ -93,3 +93,20 @@ def print_study(page: Path) -> None:
         table.add_row(one["mixture"], f"{one['kind']}, {one['n_cells']}", one["method"], gains[0], gains[1] + mark)
     Console().print(table)
     typer.echo(f"Mean relative improvement on the unsteered model with the same prompts (few-shot).\nReport: {page}")
+
+
+def print_quality(quality: dict[str, Any]) -> None:
+    """Print how good autoencoders are on states that they were not trained on."""
+    head = f"{'':<6}{'features':>9}{'L0':>8}{'explained':>11}{'raw':>8}{'dead':>8}   loss: clean, patched, zeroed; recovered"
+    typer.echo(head)
+    for name, found in quality.items():
+        loss = found["loss"]
+        shown = (
+            f"{loss['clean']:.3f}, {loss['patched']:.3f}, {loss['zeroed']:.3f}; {loss['share']:.1%}" if loss else "-"
+        )
+        typer.echo(
+            f"{name:<6}{found['n_features']:>9}{found['l0']:>8.1f}{found['explained']:>11.1%}{found['explained_raw']:>8.1%}"
+            f"{found['dead']:>8.1%}   {shown}"
+        )
+    n = next(iter(quality.values()))
+    typer.echo(f"On {n['n_states']:,} held-out states and {n['loss'].get('n_questions', 0)} held-out questions.")

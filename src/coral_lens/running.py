@@ -102,12 +102,12 @@ def prepare_study(study: Study, data: Path | None) -> Prepared:
     load = loader(study, data)
     plan = plan_study(study, load)
     style = Style(study.style, study.chat)
-    parts = [part for mixture in plan.mixtures for part in mixture.parts] + [test.part for test in plan.tests]
+    tested = [q for test in plan.tests for q in selected(test.part, load)]
     for mixture in plan.mixtures:
-        check_questions([q for part in mixture.parts for q in selected(part, load)])
-    for entry, settings in methods:
-        for part in parts:
-            METHODS[entry.kind].check(selected(part, load), style, settings)
+        trained = [q for part in mixture.parts for q in selected(part, load)]
+        check_questions(trained)
+        for entry, settings in methods:
+            METHODS[entry.kind].check([*trained, *tested], style, settings)
     return Prepared(study, methods, load, plan)
 
 

@@ -78,7 +78,7 @@ class Machine:
 
     def open(self, name: str) -> Model:
         """Load a model with a word on standard error, since it can take a while."""
-        from coral_lens.models import load_model
+        from coral_lens.loading import load_model
 
         typer.echo(f"loading {name} ...", err=True)
         return load_model(name, device=self.device, dtype=self.dtype, device_map=self.device_map)

@@ -4,39 +4,27 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from jaxtyping import Float, Int
-
 from coral_lens.metrics import METRICS, Metrics, Reliability, reliability
 from coral_lens.records import Predictions
+from coral_lens.report.confidence import N_BINS, wilson
 from coral_lens.report.formats import kind_of, label_of, percent
-from coral_lens.report.style import FAINT, INK, Look, Picture, looks_of, panels
+from coral_lens.report.style import FAINT, INK, Look, Picture, clipped, looks_of, method_key, panels
 from coral_lens.report.tables import ResultsTable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-N_BINS = 10
-"""Of a reliability diagram: wide enough that a bin of a few hundred questions says something. ECE itself uses 25."""
 FEW = 10
 """A bin with fewer questions is drawn hollow."""
-
-
-def wilson(right: Float[np.ndarray, " bin"], count: Int[np.ndarray, " bin"]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the 95 % Wilson interval of a share of right answers; sensible even for 0 of 3."""
-    z, share = 1.959964, right / count
-    middle = (share + z**2 / (2 * count)) / (1 + z**2 / count)
-    half = z / (1 + z**2 / count) * np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
-    return middle - half, middle + half
 
 
 # --- reliability ------------------------------------------------------------------------------------------------------
 
 
-def reliability_picture(predictions: Predictions, metrics: Metrics, *, name: str) -> Picture:
+def reliability_picture(predictions: Predictions, metrics: Metrics, *, name: str, look: Look | None = None) -> Picture:
     """Return the diagram of one method on one task: is the model right as often as it says?"""
     bins = reliability(predictions, n_bins=N_BINS)
-    look = looks_of([metrics.method])[metrics.method]
+    look = look or looks_of([metrics.method])[metrics.method]
     ece, floor, accuracy = metrics.scores["ece"].value, metrics.ece_floor, metrics.scores["accuracy"].value
     mean = float((bins.confidence * bins.count).sum() / bins.count.sum())
     title = f"{label_of(metrics.method)}: ECE {percent(ece)} (floor {percent(floor)})"
@@ -70,8 +58,8 @@ def draw_gaps(axes: Any, bins: Reliability, look: Look) -> None:
     for some, face in ((many, look.colour), (~many, "white")):
         if not some.any():
             continue  # the layout engine gives an empty line that is not clipped no finite size
-        dots = {"color": look.colour, "markerfacecolor": face, "markersize": 6.5, "clip_on": False, "zorder": 3}
-        axes.plot(x[some], y[some], look.marker, **dots)
+        dots = {**look.dots, "linestyle": "", "markerfacecolor": face, "markersize": 6.5, "clip_on": False, "zorder": 3}
+        axes.plot(x[some], y[some], **dots)
     aside = {"transform": axes.transAxes, "color": FAINT, "style": "italic"}
     axes.text(0.04, 0.96, "not sure enough", ha="left", va="top", **aside)
     axes.text(1.02, 0.0, "too sure", ha="left", va="bottom", rotation=90, **aside)
@@ -121,7 +109,7 @@ def metric_picture(table: ResultsTable, metric: str, *, name: str) -> Picture:
         axes.locator_params(axis="x", nbins=7, steps=[1, 2, 5, 10])
         axes.spines["left"].set_visible(False)
         axes.set_title(title)
-        draw_legend(figure, table, floor=metric == "ece")
+        method_key(figure, looks, more=[floor_key()] if metric == "ece" else [])
 
     alt = f"{METRICS[metric].label} by task and method. " + "; ".join(
         f"{task.name}: "
@@ -146,27 +134,13 @@ def draw_dot(axes: Any, metrics: Metrics, metric: str, *, at: float, look: Look)
     """Draw a value and its interval; beside an ECE, its noise floor."""
     score = metrics.scores[metric]
     axes.hlines(at, 100 * score.low, 100 * score.high, color=look.colour, linewidth=2)
-    axes.plot(100 * score.value, at, look.marker, color=look.colour, markersize=7)
+    axes.plot(100 * score.value, at, **{**look.dots, "linestyle": ""}, markersize=7)
     if metric == "ece":
         axes.plot(100 * metrics.ece_floor, at, "|", color=INK, markersize=9, markeredgewidth=1.6)
 
 
-def draw_legend(figure: Figure, table: ResultsTable, *, floor: bool) -> None:
-    """Put the key of markers below the axes: in one line where the names are short."""
+def floor_key() -> Any:
+    """Return the mark of an ECE's noise floor."""
     from matplotlib.lines import Line2D
 
-    labels = {m: clipped(label_of(m), 19) for m in table.methods}
-    keys = [
-        Line2D([], [], color=look.colour, marker=look.marker, label=labels[m], linewidth=2)
-        for m, look in looks_of(table.methods).items()
-    ]
-    if floor:
-        keys.append(Line2D([], [], color=INK, marker="|", linestyle="", markeredgewidth=1.6, label="floor"))
-    n_columns = 4 if sum(map(len, labels.values())) < 30 else 2
-    spacing = {"handlelength": 1.4, "handletextpad": 0.4, "columnspacing": 0.9, "borderpad": 0.1}
-    figure.legend(handles=keys, loc="outside lower left", ncols=n_columns, **spacing)
-
-
-def clipped(text: str, limit: int) -> str:
-    """Return a name that fits a figure."""
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+    return Line2D([], [], color=INK, marker="|", linestyle="", markeredgewidth=1.6, label="floor")

@@ -15,7 +15,7 @@ from coral_lens.report.curves import curve_picture, gamma_curve, layer_curve
 from coral_lens.report.examples import changes_of
 from coral_lens.report.figures import metric_picture, reliability_picture
 from coral_lens.report.headline import cards, headline
-from coral_lens.report.style import Picture
+from coral_lens.report.style import Picture, looks_of
 from coral_lens.report.tables import COLUMNS, ResultsTable, TaskTable, in_order, results_table
 from coral_lens.runs import Evaluation, Run
 
@@ -77,9 +77,10 @@ def results_of(run: Run, table: ResultsTable) -> dict[str, Any]:
 
 def reliability_figures(run: Run, table: ResultsTable) -> Iterator[tuple[TaskTable, str, list[dict[str, Any]]]]:
     """Yield each task with its diagrams, one per method."""
+    looks = looks_of(table.methods)
     for i, (evaluation, task) in enumerate(zip(in_order(run), table.tasks, strict=True)):
         pictures = [
-            reliability_picture(p, task.metrics[method], name=f"reliability-{i}-{j}")
+            reliability_picture(p, task.metrics[method], name=f"reliability-{i}-{j}", look=looks[method])
             for j, (method, p) in enumerate(evaluation.predictions.items())
         ]
         yield task, formats.kind_of(task), [shown(picture) for picture in pictures]

@@ -8,7 +8,7 @@ from pathlib import Path
 from coral_lens.manifest import write_atomic
 from coral_lens.report.curves import curve_picture, gamma_curve, layer_curve
 from coral_lens.report.figures import metric_picture, reliability_picture
-from coral_lens.report.style import Picture
+from coral_lens.report.style import Picture, looks_of
 from coral_lens.report.tables import COLUMNS, ResultsTable, in_order, subject_of
 from coral_lens.runs import Run, file_name
 
@@ -26,8 +26,10 @@ def pictures_of(run: Run, table: ResultsTable) -> Iterator[Picture]:
     for curve in (layer_curve(run.lens), gamma_curve(run.lens)):
         if curve:
             yield curve_picture(curve, name=f"chosen-{curve.what}")
+    looks = looks_of(table.methods)
     for evaluation, task in zip(in_order(run), table.tasks, strict=True):
         for method in dict.fromkeys(("base", subject_of(evaluation.predictions))):
             if method in evaluation.predictions:
                 name = f"reliability-{file_name(evaluation.name)}-{file_name(method)}"
-                yield reliability_picture(evaluation.predictions[method], task.metrics[method], name=name)
+                predictions, metrics = evaluation.predictions[method], task.metrics[method]
+                yield reliability_picture(predictions, metrics, name=name, look=looks[method])

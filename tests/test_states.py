@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from coral_lens.analysis import heads as heads_module
 from coral_lens.analysis.head_plan import HeadShape, shape_of
 from coral_lens.cli import app
-from coral_lens.cli.analysing import forward_of
+from coral_lens.cli.states import forward_of
 from coral_lens.errors import CoralError
 from coral_lens.joined import JoinedStore, first_questions
 from coral_lens.mlp import MlpSettings
@@ -96,7 +96,7 @@ def test_several_stores_are_read_as_one(store: Path) -> None:
 
 def test_the_real_model_is_counted_without_its_weights() -> None:
     """SmolLM2: a block has 3,540,096 parameters, the head 49,152 times 576."""
-    from coral_lens.models import load_outline
+    from coral_lens.loading import load_outline
 
     outline = load_outline("smollm2")
     assert (outline.n_layers, outline.block_parameters, outline.head_parameters) == (30, 3_540_096, 49_152 * 576)

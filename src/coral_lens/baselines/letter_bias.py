@@ -1,0 +1,158 @@
+"""Remedies of letter bias: contextual calibration, batch calibration, PriDe, and averaging over cyclic permutations.
+
+A model may prefer a letter whatever stands behind it. A probe that merely undoes this must not be credited with knowing answers,
+so its table should have these rows. All of them divide a preference for places out of the probabilities or average it away, and
+none of them looks at an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from jaxtyping import Float
+
+from coral_lens.baselines.letters import refuse_texts, reordered, without_content
+from coral_lens.errors import CoralError
+from coral_lens.jobs import Job, Method, Predict, QuestionSet, no_options, options_of
+from coral_lens.joined import Scored, predictions_of
+from coral_lens.records import Predictions, Question
+from coral_lens.steering import BaseRule, base_probs, softmax
+
+SMALLEST = 1e-12
+Priors = dict[int, np.ndarray]
+"""By number of options, the preference for each letter."""
+Ragged = Sequence[np.ndarray]
+"""For each question the probabilities of its options."""
+
+
+def per_question(scored: Scored, base: BaseRule) -> list[np.ndarray]:
+    """Return the base probabilities of each question."""
+    return np.split(base_probs(scored.table, base), scored.table.offsets[1:-1])
+
+
+def divided(probs: Ragged, priors: Ragged) -> Float[np.ndarray, " row"]:
+    """Return probabilities divided by the preference for their letters, renormalised."""
+    found = [p / np.maximum(prior, SMALLEST) for p, prior in zip(probs, priors, strict=True)]
+    return np.concatenate([q / q.sum() for q in found])
+
+
+def prior_for(priors: Priors, n: int) -> Float[np.ndarray, " letter"]:
+    """Return the preference among n letters; where it was measured only among more, among the first n of the fewest."""
+    known = min((k for k in priors if k >= n), default=None)
+    if known is None:
+        raise CoralError(
+            f"A test question has {n} options, but no validation question has more than {max(priors)}, so that the preference "
+            "for its letters is not known; train on questions with as many options."
+        )
+    return priors[known][:n] / priors[known][:n].sum()
+
+
+# --------------------------------------------------------------------------------------------------- contextual
+
+
+def fit_contextual(job: Job, _: None) -> Predict:
+    """Divide by what the model says of a prompt without content (Zhao et al. 2021), with the same worked examples."""
+
+    def predict(test: QuestionSet) -> dict[str, Predictions]:
+        empty = [without_content(q) for q in test.asked()]
+        keys = [q.rendered.contexts[0] if q.rendered else f"{bool(q.passage)} {len(q.options)}" for q in empty]
+        distinct = {key: replace(q, id=f"content-free {i}") for i, (key, q) in enumerate(zip(keys, empty, strict=True))}
+        scored = job.score(list(distinct.values()), "content-free")
+        priors = dict(zip(distinct, per_question(scored, job.common.base), strict=True))
+        probs = divided(per_question(test.states, job.common.base), [priors[key] for key in keys])
+        return {"": predictions_of("contextual-calibration", test.states, probs)}
+
+    return predict
+
+
+# -------------------------------------------------------------------------------------------------------- batch
+
+
+def batch_priors(probs: Ragged) -> Priors:
+    """Return the mean probability of each letter, by number of options (Zhou et al. 2024)."""
+    return {n: np.mean([p for p in probs if len(p) == n], axis=0) for n in sorted({len(p) for p in probs})}
+
+
+def fit_batch(job: Job, _: None) -> Predict:
+    """Divide by the mean probabilities of the validation questions."""
+    everyone = per_question(job.train.states, job.common.base)
+    priors = batch_priors([everyone[i] for i in job.validation()])
+    return dividing("batch-calibration", priors, job)
+
+
+def dividing(method: str, priors: Priors, job: Job) -> Predict:
+    """Return a function that divides the preferences out of a test set."""
+
+    def predict(test: QuestionSet) -> dict[str, Predictions]:
+        probs = per_question(test.states, job.common.base)
+        found = divided(probs, [prior_for(priors, len(p)) for p in probs])
+        return {"": predictions_of(method, test.states, found)}
+
+    return predict
+
+
+# ---------------------------------------------------------------------------------------- cyclic permutations
+
+
+def permuted(job: Job, asked: Sequence[Question], probs: Ragged, name: str) -> list[np.ndarray]:
+    """Return for each question [shift, letter]: the letters' probabilities under every cyclic order of its options."""
+    todo = [(i, shift) for i, q in enumerate(asked) for shift in range(1, len(q.options))]
+    scored = job.score([reordered(asked[i], shift) for i, shift in todo], name)
+    found: list[list[np.ndarray]] = [[p] for p in probs]
+    for (i, _), p in zip(todo, per_question(scored, job.common.base), strict=True):
+        found[i].append(p)
+    return [np.stack(some) for some in found]
+
+
+def letter_prior(observed: Float[np.ndarray, "shift letter"]) -> Float[np.ndarray, " letter"]:
+    """Return softmax of the mean over orders of log p: PriDe's estimate of the preference for each letter, of one question."""
+    logs = np.log(np.maximum(observed, SMALLEST)).mean(axis=0)
+    return softmax(logs, np.array([0, len(logs)]))
+
+
+def averaged(observed: Float[np.ndarray, "shift letter"]) -> Float[np.ndarray, " option"]:
+    """Return each option's mean probability over the orders: under a shift of s, letter j stands for option j + s."""
+    n = observed.shape[1]
+    return np.mean([np.roll(observed[s], s) for s in range(n)], axis=0)
+
+
+@dataclass(frozen=True)
+class PriDeSettings:
+    """How PriDe is fitted."""
+
+    questions: int = 100
+    """Validation questions, of each number of options, that are asked in every cyclic order."""
+
+    def __post_init__(self) -> None:
+        if self.questions < 1:
+            raise CoralError(f"questions must be at least 1. Got {self.questions} instead.")
+
+
+def fit_pride(job: Job, settings: PriDeSettings) -> Predict:
+    """Divide by the preference that cyclic orders of a few validation questions show (Zheng et al. 2024)."""
+    everyone, asked = per_question(job.train.states, job.common.base), job.train.asked()
+    priors: Priors = {}
+    for n in sorted({len(everyone[i]) for i in job.validation()}):
+        some = [i for i in job.validation() if len(everyone[i]) == n][: settings.questions]
+        observed = permuted(job, [asked[i] for i in some], [everyone[i] for i in some], f"orders-of-{n}")
+        priors[n] = np.mean([letter_prior(o) for o in observed], axis=0)
+    return dividing("pride", priors, job)
+
+
+def fit_cyclic(job: Job, _: None) -> Predict:
+    """Ask every test question in every cyclic order of its options, and average what each option gets."""
+
+    def predict(test: QuestionSet) -> dict[str, Predictions]:
+        observed = permuted(job, test.asked(), per_question(test.states, job.common.base), "orders")
+        probs = np.concatenate([averaged(o) for o in observed])
+        return {"": predictions_of("cyclic", test.states, probs)}
+
+    return predict
+
+
+CONTEXTUAL = Method(no_options, fit_contextual, check=refuse_texts)
+BATCH = Method(no_options, fit_batch, check=refuse_texts)
+PRIDE = Method(options_of(PriDeSettings), fit_pride, check=refuse_texts)
+CYCLIC = Method(no_options, fit_cyclic, check=refuse_texts)

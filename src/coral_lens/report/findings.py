@@ -1,0 +1,147 @@
+"""A finding: a table with its figure, as files that any program reads and that the page of a run gathers.
+
+    NAME.csv  NAME.json     the numbers, as fractions and unrounded; JSON has title and caption too
+    NAME.svg  NAME.png      the figure
+
+Whatever lies under `analysis/` in a run's folder is gathered, whoever wrote it: only the files' names are agreed on.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coral_lens.errors import CoralError
+from coral_lens.manifest import fresh_folder, write_atomic
+from coral_lens.report.style import Picture
+
+FOLDER = "analysis"
+"""Where in a run's folder its findings are."""
+MOST_ROWS = 400
+"""Of a gathered table that are shown; the file holds all."""
+KINDS = (".csv", ".json", ".png", ".svg")
+Value = str | int | float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one analysis found."""
+
+    name: str
+    """Of its files."""
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Value, ...], ...]
+    picture: Picture
+
+
+def write_findings(findings: Iterable[Finding], folder: Path) -> list[str]:
+    """Write findings into a folder that holds nothing else, and return their names; those of an earlier run are replaced."""
+    if folder.exists() and any(path.suffix not in KINDS for path in folder.iterdir()):
+        raise CoralError(f"{folder} holds other files than findings; choose another folder for --out.")
+    names = []
+    with fresh_folder(folder) as temporary:
+        for finding in findings:
+            write_finding(finding, temporary)
+            names.append(finding.name)
+    return names
+
+
+def write_finding(finding: Finding, folder: Path) -> None:
+    """Write the four files of a finding."""
+    rows = [tuple(None if isinstance(x, float) and math.isnan(x) else x for x in row) for row in finding.rows]
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(finding.columns)
+    writer.writerows(rows)
+    picture = finding.picture
+    record: dict[str, Any] = {
+        "title": finding.title,
+        "caption": picture.caption,
+        "alt": picture.alt,
+        "columns": finding.columns,
+    }
+    record |= {"rows": [dict(zip(finding.columns, row, strict=True)) for row in rows]}
+    write_atomic(folder / f"{finding.name}.csv", out.getvalue().encode())
+    write_atomic(folder / f"{finding.name}.json", (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode())
+    write_atomic(folder / f"{finding.name}.svg", picture.svg().encode())
+    write_atomic(folder / f"{finding.name}.png", picture.png())
+
+
+# --- gathering --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """A finding as its files tell it."""
+
+    name: str
+    section: str
+    """The folder below `analysis/` that it lies in; empty for `analysis/` itself."""
+    title: str
+    caption: str
+    alt: str
+    svg: bytes
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    n_rows: int
+    """Of the whole table."""
+
+
+def gather_findings(run_folder: Path) -> list[Gathered]:
+    """Return the findings under a run's `analysis/`, in the order of their names: every figure, and tables without one."""
+    top = run_folder / FOLDER
+    stems = sorted({path.with_suffix("") for kind in ("svg", "csv") for path in top.rglob(f"*.{kind}")})
+    return [gathered(stem, top) for stem in stems]
+
+
+def gathered(stem: Path, top: Path) -> Gathered:
+    """Read the files of one finding; words that its JSON lacks are made of its name."""
+    record = read_record(beside(stem, "json"))
+    section = stem.parent.relative_to(top).as_posix().removeprefix(".")
+    plain = stem.name.replace("-", " ").replace("_", " ")
+    title = str(record.get("title") or plain[:1].upper() + plain[1:])
+    svg, table = beside(stem, "svg"), beside(stem, "csv")
+    columns, rows = read_table(table) if table.exists() else ((), ())
+    return Gathered(
+        name=f"{section}-{stem.name}".lstrip("-"),
+        section=section,
+        title=title,
+        caption=str(record.get("caption") or ""),
+        alt=str(record.get("alt") or record.get("caption") or title),
+        svg=svg.read_bytes() if svg.exists() else b"",
+        columns=columns,
+        rows=rows[:MOST_ROWS],
+        n_rows=len(rows),
+    )
+
+
+def beside(stem: Path, kind: str) -> Path:
+    """Return the file of a finding; its name may hold dots."""
+    return stem.parent / f"{stem.name}.{kind}"
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Return what a finding's JSON says of itself: nothing where there is none, or where it is a bare list of rows."""
+    if not path.exists():
+        return {}
+    try:
+        record = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise CoralError(f"{path} is not valid JSON ({error}); make the analysis again, or remove the file.") from None
+    return record if isinstance(record, dict) else {}
+
+
+def read_table(path: Path) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    """Return the head and the lines of a CSV file."""
+    try:
+        lines: Sequence[Sequence[str]] = list(csv.reader(io.StringIO(path.read_bytes().decode())))
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise CoralError(f"{path} cannot be read as CSV ({error}); make the analysis again, or remove it.") from None
+    return (tuple(lines[0]), tuple(map(tuple, lines[1:]))) if lines else ((), ())

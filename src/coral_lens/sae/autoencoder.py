@@ -1,0 +1,252 @@
+"""A sparse autoencoder of residual states: what it computes, and its folder. Never trains, never runs a model.
+
+    cfg.json                   SAELens' configuration; under `metadata.coral` where it comes from
+    sae_weights.safetensors    W_enc [width, feature], b_enc, W_dec [feature, width], b_dec
+    statistics.safetensors     mean and scale of the training states; SAELens does not look at it
+
+The paper's autoencoder sees z-scored states. Here the z-scoring is folded into the weights, as SAELens wants it: with
+z = (h - mean) / scale, the rows of W_dec are the paper's d_j * sigma, and b_dec holds the mean. So everything below is in
+the model's own units, and an autoencoder that SAELens trained is used in the same way.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from coral_lens.errors import CoralError
+from coral_lens.manifest import fresh_folder, read_json, write_atomic, write_json
+
+if TYPE_CHECKING:
+    from coral_lens.models import Model
+
+CONFIG, WEIGHTS, STATISTICS = "cfg.json", "sae_weights.safetensors", "statistics.safetensors"
+SAELENS = "6.0.0"
+"""The version whose layout this is; without it SAELens would look for the metadata where older ones had it."""
+Architecture = Literal["standard", "topk", "jumprelu"]
+ARCHITECTURES: tuple[Architecture, ...] = ("standard", "topk", "jumprelu")
+CHUNK = 512
+"""States encoded at a time: the codes of many features are wide."""
+
+
+def top_k(codes: Float[Tensor, "row feature"], k: int) -> Float[Tensor, "row feature"]:
+    """Return the k largest codes of each row and zeros elsewhere."""
+    values, at = codes.topk(k, dim=-1, sorted=False)
+    return torch.zeros_like(codes).scatter(-1, at, values)
+
+
+@dataclass(frozen=True)
+class Autoencoder:
+    """f = activation(h W_enc + b_enc) and h_hat = f W_dec + b_dec, in the units of the states themselves."""
+
+    w_enc: Float[Tensor, "width feature"]
+    b_enc: Float[Tensor, " feature"]
+    w_dec: Float[Tensor, "feature width"]
+    """Row j is what one unit of feature j adds to a state: the paper's d_j * sigma."""
+    b_dec: Float[Tensor, " width"]
+    layer: int
+    """The residual stream that it was trained on, as numbered in `models`."""
+    architecture: Architecture = "standard"
+    k: int = 0
+    """Features that `topk` keeps."""
+    threshold: Float[Tensor, " feature"] | None = None
+    """What a code of `jumprelu` must exceed."""
+    about: dict[str, Any] = field(default_factory=dict, repr=False)
+    """Model, training data and settings; empty for an autoencoder that was not trained here."""
+    statistics: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    """`mean` and `scale` of the states that it was trained on; empty likewise."""
+
+    @property
+    def width(self) -> int:
+        return self.w_dec.shape[1]
+
+    @property
+    def n_features(self) -> int:
+        return self.w_dec.shape[0]
+
+    def encode(self, states: Float[Tensor, "row width"]) -> Float[Tensor, "row feature"]:
+        """Return the activation of every feature."""
+        codes = torch.addmm(self.b_enc, states.float(), self.w_enc)
+        if self.architecture == "jumprelu":
+            assert self.threshold is not None
+            return codes.relu() * (codes > self.threshold)
+        codes = codes.relu_()
+        return top_k(codes, self.k) if self.architecture == "topk" else codes
+
+    def encode_some(
+        self, states: Float[Tensor, "row width"], features: Int[Tensor, " some"]
+    ) -> Float[Tensor, "row some"]:
+        """Return the activations of some features; where others do not matter to them, only theirs are computed."""
+        if self.architecture == "topk":
+            return self.encode(states)[:, features]
+        return self._part(features).encode(states)
+
+    def _part(self, features: Int[Tensor, " some"]) -> Autoencoder:
+        return replace(
+            self,
+            w_enc=self.w_enc[:, features],
+            b_enc=self.b_enc[features],
+            w_dec=self.w_dec[features],
+            threshold=None if self.threshold is None else self.threshold[features],
+        )
+
+    def decode(self, codes: Float[Tensor, "row feature"]) -> Float[Tensor, "row width"]:
+        """Return the states that codes stand for."""
+        return torch.addmm(self.b_dec, codes, self.w_dec)
+
+    def reconstruct(self, states: Float[Tensor, "row width"]) -> Float[Tensor, "row width"]:
+        """Return h_hat of every state, a few at a time."""
+        parts = [self.decode(self.encode(some)) for some in states.split(CHUNK)]
+        return torch.cat(parts) if parts else states.float()
+
+    @cached_property
+    def norms(self) -> Float[Tensor, " feature"]:
+        """The length of each feature's direction."""
+        return self.w_dec.norm(dim=1)
+
+    def check(self, model: Model) -> None:
+        """Refuse a model that the autoencoder cannot be of."""
+        if model.width != self.width or not 0 <= self.layer <= model.n_layers:
+            raise CoralError(
+                f"The autoencoder is of states of width {self.width} at layer {self.layer}, but {model.name!r} has width "
+                f"{model.width} and layers 0 to {model.n_layers}; use the model that it was trained on."
+            )
+        known = self.about.get("model", {}).get("weights")
+        if known and known != model.fingerprint["weights"]:
+            raise CoralError(
+                f"The autoencoder was trained on states of {self.about['model'].get('name')!r} (weights {known[:12]}), but "
+                f"{model.name!r} has weights {model.fingerprint['weights'][:12]}; use that model or train another."
+            )
+
+    # ------------------------------------------------------------------------------------------------------ folder
+
+    def save(self, folder: Path) -> None:
+        """Write the folder whole or not at all."""
+        tensors = {"W_enc": self.w_enc, "b_enc": self.b_enc, "W_dec": self.w_dec, "b_dec": self.b_dec}
+        if self.threshold is not None:
+            tensors["threshold"] = self.threshold
+        with fresh_folder(folder) as temporary:
+            write_atomic(temporary / WEIGHTS, save_tensors({n: t.contiguous() for n, t in tensors.items()}))
+            write_json(temporary / CONFIG, self.config())
+            if self.statistics:
+                write_atomic(temporary / STATISTICS, save_tensors(self.statistics))
+
+    def config(self) -> dict[str, Any]:
+        """Return SAELens' configuration; what is ours is in its metadata, which takes any key."""
+        config = {
+            "architecture": self.architecture,
+            "d_in": self.width,
+            "d_sae": self.n_features,
+            "dtype": "float32",
+            "device": "cpu",
+            "apply_b_dec_to_input": False,
+            "normalize_activations": "none",
+            "reshape_activations": "none",
+            "metadata": {
+                "sae_lens_version": SAELENS,
+                "model_name": self.about.get("model", {}).get("name"),
+                "hook_name": hook_name(self.layer),
+                "coral": self.about,
+            },
+        }
+        if self.architecture == "topk":
+            config |= {"k": self.k, "rescale_acts_by_decoder_norm": False}
+        return config
+
+
+def hook_name(layer: int) -> str:
+    """Return TransformerLens' name of a layer of the residual stream."""
+    return f"blocks.{layer - 1}.hook_resid_post" if layer else "blocks.0.hook_resid_pre"
+
+
+def layer_of(name: str) -> int | None:
+    """Return the layer that a TransformerLens hook reads, or None if it is not the residual stream."""
+    found = re.fullmatch(r"blocks\.(\d+)\.hook_resid_(pre|post)", name)
+    return int(found[1]) + (found[2] == "post") if found else None
+
+
+def load_autoencoder(folder: Path, *, layer: int | None = None) -> Autoencoder:
+    """Read a folder in SAELens' layout; `layer` says where it belongs if its configuration does not."""
+    config = read_json(folder / CONFIG)
+    metadata = {**config, **config.get("metadata", {})}  # before SAELens 6 all keys were at the top
+    tensors = read_weights(folder / WEIGHTS)
+    architecture = config.get("architecture", "standard")
+    k = config.get("k") or (config.get("activation_fn_kwargs") or {}).get("k", 0)
+    if architecture == "standard" and k:
+        architecture = "topk"
+    refuse_unreadable(folder, architecture, config)
+    at = layer_of(str(metadata.get("hook_name", ""))) if layer is None else layer
+    if at is None:
+        raise CoralError(
+            f"{folder} is of {metadata.get('hook_name')!r}, which is not a layer of the residual stream; choose another, "
+            "or say --layer if it is."
+        )
+    found = Autoencoder(
+        w_enc=tensors["W_enc"],
+        b_enc=tensors["b_enc"],
+        w_dec=tensors["W_dec"],
+        b_dec=tensors["b_dec"],
+        layer=at,
+        architecture=architecture,
+        k=int(k),
+        threshold=tensors.get("threshold"),
+        about=config.get("metadata", {}).get("coral") or {},
+        statistics=load_tensors((folder / STATISTICS).read_bytes()) if (folder / STATISTICS).exists() else {},
+    )
+    if config.get("rescale_acts_by_decoder_norm", False):
+        found = with_unit_rows(found)
+    if config.get("apply_b_dec_to_input", True):
+        found = replace(found, b_enc=found.b_enc - found.b_dec @ found.w_enc)
+    return found
+
+
+def with_unit_rows(sae: Autoencoder) -> Autoencoder:
+    """Move the lengths of the decoder's rows into the encoder: codes are then compared as SAELens' TopK compares them."""
+    norms = sae.norms
+    return replace(sae, w_enc=sae.w_enc * norms, b_enc=sae.b_enc * norms, w_dec=sae.w_dec / norms[:, None])
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Read the tensors in float32, or refuse a file that is not an autoencoder's."""
+    try:
+        tensors = {name: t.float() for name, t in load_tensors(path.read_bytes()).items()}
+    except (OSError, SafetensorError, ValueError, json.JSONDecodeError) as error:
+        raise CoralError(f"{path} cannot be read ({error}); it is missing or damaged, make it again.") from None
+    if missing := {"W_enc", "b_enc", "W_dec", "b_dec"} - set(tensors):
+        raise CoralError(f"{path} has no {sorted(missing)[0]}; it is not an autoencoder in SAELens' layout.")
+    width, n_features = tensors["W_enc"].shape
+    if tensors["W_dec"].shape != (n_features, width):
+        raise CoralError(
+            f"{path}: W_enc is {width} by {n_features}, but W_dec {' by '.join(map(str, tensors['W_dec'].shape))}; "
+            "the file is damaged, make it again."
+        )
+    return tensors
+
+
+def refuse_unreadable(folder: Path, architecture: str, config: dict[str, Any]) -> None:
+    """Refuse what SAELens can do and we cannot."""
+    if architecture not in ARCHITECTURES:
+        raise CoralError(f"{folder} has the architecture {architecture!r}; known are {', '.join(ARCHITECTURES)}.")
+    normalised = config.get("normalize_activations") or "none"
+    if normalised != "none":
+        raise CoralError(
+            f"{folder} normalises its inputs by {normalised!r} at run time; fold that into its weights with SAELens first."
+        )
+
+
+def expansions_in(folder: Path) -> Sequence[Path]:
+    """Return the autoencoders that lie in a folder of `coral sae train`, the smallest first."""
+    found = [p.parent for p in folder.glob(f"*x/{CONFIG}")]
+    return sorted(found, key=lambda p: int(re.sub(r"\D", "", p.name) or 0))

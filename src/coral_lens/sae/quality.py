@@ -1,0 +1,118 @@
+"""How good an autoencoder is: sparsity, variance explained, dead features, and what is lost when it is patched in.
+
+All of it on states and questions that training has not seen. A high share of variance explained says little by itself:
+massive activations of a few columns carry most of it, which is why the loss of the patched model stands beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from coral_lens.edits import ReplaceStates
+from coral_lens.engine import TOKEN_BUDGET, Edit, Site, choose_packing, score
+from coral_lens.errors import CoralError
+from coral_lens.layout import Plan, plan_for
+from coral_lens.records import Prompt
+from coral_lens.sae.autoencoder import CHUNK, Autoencoder
+from coral_lens.sae.tokens import StateSource
+
+if TYPE_CHECKING:
+    from coral_lens.models import Model
+
+
+@dataclass(frozen=True)
+class Fidelity:
+    """What an autoencoder makes of states."""
+
+    n_states: int
+    l0: float
+    """Features active in a state, on average."""
+    explained: float
+    """Share of the variance of the z-scored states, which the training's loss is about."""
+    explained_raw: float
+    """Share of the variance of the states themselves."""
+    dead: float
+    """Share of the features that no state activates."""
+
+
+@torch.inference_mode()
+def fidelity(sae: Autoencoder, source: StateSource, shards: Sequence[int]) -> Fidelity:
+    """Measure an autoencoder on some shards of states."""
+    n, active, seen = 0, 0, torch.zeros(sae.n_features, dtype=torch.bool)
+    left, whole = torch.zeros(sae.width, dtype=torch.float64), torch.zeros(sae.width, dtype=torch.float64)
+    states = torch.cat([source.states(shard) for shard in shards])
+    mean = states.double().mean(dim=0)
+    for some in states.split(CHUNK):
+        codes = sae.encode(some)
+        n, active = n + len(some), active + int((codes > 0).sum())
+        seen |= (codes > 0).any(dim=0)
+        left += (some - sae.decode(codes)).double().square().sum(dim=0)
+        whole += (some.double() - mean).square().sum(dim=0)
+    scale = sae.statistics.get("scale", whole.div(n).sqrt()).double().clamp_min(1e-12)
+    return Fidelity(
+        n_states=n,
+        l0=active / n,
+        explained=1.0 - float((left / scale**2).sum() / (whole / scale**2).sum()),
+        explained_raw=1.0 - float(left.sum() / whole.sum()),
+        dead=float((~seen).double().mean()),
+    )
+
+
+def refuse_dead(alive: Bool[Tensor, " feature"]) -> None:
+    """Refuse an autoencoder none of whose features is ever active."""
+    if not bool(alive.any()):
+        raise CoralError(
+            f"All {len(alive)} features of the autoencoder are dead on these questions; train with a smaller --penalty or "
+            "on more tokens."
+        )
+
+
+# ------------------------------------------------------------------------------------------------- the patched model
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """Mean loss per token of the correct options: as the model is, with the reconstruction in place, with zeros in place."""
+
+    clean: float
+    patched: float
+    zeroed: float
+    n_questions: int
+
+    @property
+    def share(self) -> float:
+        """1 where patching costs nothing, 0 where it is as bad as zeros."""
+        return (self.zeroed - self.patched) / (self.zeroed - self.clean)
+
+
+def patch(sae: Autoencoder, function: Callable[[Tensor], Tensor] | None = None) -> ReplaceStates:
+    """Return the edit that replaces the layer's output at all positions by its reconstruction, or by another function of it."""
+    return ReplaceStates(Site("residual", sae.layer), function or sae.reconstruct, "all")
+
+
+def loss_recovered(model: Model, sae: Autoencoder, prompts: Sequence[Prompt], answers: Sequence[int]) -> Recovered:
+    """Score questions with the layer as it is, reconstructed and zeroed."""
+    sae.check(model)
+    packing = choose_packing(model)
+    plan = plan_for(prompts, token_budget=TOKEN_BUDGET, packing=packing, border=model.rope_border)
+    runs: dict[str, list[Edit]] = {"clean": [], "patched": [patch(sae)], "zeroed": [patch(sae, torch.zeros_like)]}
+    losses = {name: answer_loss(model, prompts, plan, answers, edits) for name, edits in runs.items()}
+    return Recovered(**losses, n_questions=len(prompts))
+
+
+def answer_loss(
+    model: Model, prompts: Sequence[Prompt], plan: Plan, answers: Sequence[int], edits: Sequence[Edit]
+) -> float:
+    """Return the mean negative log-probability of the tokens of the correct options."""
+    total, n = 0.0, 0
+    for scored in score(model, prompts, plan, edits=edits):
+        for i, q in enumerate(scored.batch.questions):
+            total -= float(scored.logprobs[int(scored.batch.option_offsets[i]) + answers[q]])
+            n += len(prompts[q].options[answers[q]])
+    return total / n

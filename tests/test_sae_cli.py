@@ -1,0 +1,75 @@
+"""`coral sae ...` from questions to autoencoders and what follows from them, with a tiny model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from conftest import make_model, toy_questions
+from typer.testing import CliRunner
+
+from coral_lens.cli import app
+from coral_lens.errors import CoralError
+from coral_lens.records import Question
+from coral_lens.sae.autoencoder import load_autoencoder
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> object:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CORAL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder, tiny = tmp_path_factory.mktemp("models") / "tiny", make_model("llama")
+    tiny.hf.save_pretrained(folder)
+    tiny.tokenizer.save_pretrained(folder)
+    return folder
+
+
+def write(path: Path, questions: Sequence[Question]) -> Path:
+    lines = [{"id": q.id, "question": q.text, "options": q.options, "answer": q.answer} for q in questions]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return path
+
+
+def coral(*arguments: str | Path | int | float) -> str:
+    result = CliRunner().invoke(app, [*map(str, arguments)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def trained(model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """A folder with questions, and autoencoders of the tiny model."""
+    folder = tmp_path_factory.mktemp("sae")
+    write(folder / "train.jsonl", toy_questions(60))
+    said = coral("sae", "train", folder / "train.jsonl", "--model", model, "--out", folder / "sae", "--layer", 2,
+                 "--expansion", 2, "--expansion", 3, "--penalty", 0.3, "--batch-size", 64, "--epochs", 2)  # fmt: skip
+    return folder, said
+
+
+def test_train_makes_autoencoders_that_load_and_says_how_good_they_are(trained: tuple[Path, str]) -> None:
+    folder, said = trained
+    for expansion in (2, 3):
+        sae = load_autoencoder(folder / "sae" / f"{expansion}x")
+        assert (sae.layer, sae.width, sae.n_features) == (2, 32, 32 * expansion)
+    assert "recovered" in said
+    assert "3x" in said
+    quality = json.loads((folder / "sae" / "quality.json").read_text())
+    assert set(quality) == {"2x", "3x"}
+    assert quality["2x"]["loss"]["n_questions"] > 0
+
+
+def test_train_refuses_what_cannot_be_trained(trained: tuple[Path, str], model: Path, tmp_path: Path) -> None:
+    source = trained[0] / "train.jsonl"
+    with pytest.raises(CoralError, match="--where must be one of"):
+        coral("sae", "train", source, "--model", model, "--out", tmp_path, "--layer", 2, "--where", "stem")
+    with pytest.raises(CoralError, match="Layer 7 does not exist"):
+        coral("sae", "train", source, "--model", model, "--out", tmp_path, "--layer", 7)

@@ -257,9 +257,11 @@ def test_an_analysis_is_written_as_json_csv_and_pictures(analysed: LayerAnalysis
     record = write_analysis("layers", analysed, tmp_path)
     assert write_pictures(record, tmp_path) == ["layers", "layers-exit"]
     assert sorted(f.name for f in tmp_path.iterdir()) == [
-        "layers-exit.png", "layers-exit.svg", "layers.csv", "layers.json", "layers.png", "layers.svg"
+        "layers-exit.json", "layers-exit.png", "layers-exit.svg", "layers.csv", "layers.json", "layers.png", "layers.svg"
     ]  # fmt: skip
-    assert json.loads((tmp_path / "layers.json").read_text()) == record
+    found = json.loads((tmp_path / "layers.json").read_text())
+    assert {name: found[name] for name in record} == record
+    assert "R² is highest at layer 3" in found["caption"]
     rows = list(csv.DictReader((tmp_path / "layers.csv").read_text().splitlines()))
     assert [int(row["layer"]) for row in rows] == list(range(7))
     assert float(rows[3]["chosen.ece_low"]) == analysed.rows[3].chosen["ece"].low

@@ -9,21 +9,32 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coral_lens.manifest import write_atomic
+from coral_lens.manifest import write_atomic, write_json
 from coral_lens.metrics import METRICS
-from coral_lens.report.style import FAINT, INK, KNOWN, SPARE, Look, Picture, panels
+from coral_lens.report.style import FAINT, INK, KNOWN, Look, Picture, panels, spare_look
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Record = Mapping[str, Any]
-LOOKS = (KNOWN["coral"], KNOWN["temperature"], KNOWN["listwise"], KNOWN["listwise tempered"], *SPARE)
+LOOKS = (
+    KNOWN["coral"],
+    KNOWN["temperature"],
+    KNOWN["listwise"],
+    KNOWN["listwise tempered"],
+    *map(spare_look, range(6)),
+)
 
 
 def write_pictures(record: Record, folder: Path) -> list[str]:
-    """Draw an analysis into NAME.svg and NAME.png, and what needs a figure of its own into NAME-PART; return the names."""
+    """Draw an analysis into NAME.svg and NAME.png, and what needs a figure of its own into NAME-PART; return the names.
+
+    Title and caption of each go into its JSON, where the page of a run looks for them.
+    """
     found = PICTURES[record["analysis"]](record)
     for picture in found:
+        words = {"title": TITLES[picture.name], "caption": picture.caption, "alt": picture.alt}
+        write_json(folder / f"{picture.name}.json", {**words, **(record if picture.name == record["analysis"] else {})})
         write_atomic(folder / f"{picture.name}.svg", picture.svg().encode())
         write_atomic(folder / f"{picture.name}.png", picture.png())
     return [picture.name for picture in found]
@@ -44,15 +55,8 @@ def draw_curve(
     values, low, high = ([unit * s[part] for s in scores] for part in ("value", "low", "high"))
     few = len(x) <= 40
     axes.fill_between(x, low, high, color=look.colour, alpha=0.16, linewidth=0)
-    axes.plot(
-        x,
-        values,
-        look.line,
-        color=look.colour,
-        marker=look.marker if few else None,
-        markersize=3.4,
-        label=label or None,
-    )
+    look_of = look.dots if few else {"color": look.colour, "linestyle": look.line}
+    axes.plot(x, values, **look_of, markersize=3.4, label=label or None)
 
 
 def draw_level(axes: Any, score: Record, label: str, look: Look, *, unit: int = 100) -> None:
@@ -148,7 +152,7 @@ def dimension_pictures(record: Record) -> list[Picture]:
         for look, (name, rows) in zip(LOOKS, by_group.items(), strict=False):
             x = column(rows, "components")
             draw_curve(axes[0], x, column(rows, "r2"), look, unit=1, label=name)
-            axes[1].plot(x, [100 * v for v in column(rows, "explained")], look.line, color=look.colour)
+            axes[1].plot(x, [100 * v for v in column(rows, "explained")], linestyle=look.line, color=look.colour)
         axes[0].axhline(0.0, color=FAINT, linewidth=1.0)
         axes[0].set_title("R² of predicted residuals ↑", fontsize=10.5)
         axes[1].set_title("explained variance of the states, %", fontsize=10.5)
@@ -222,6 +226,13 @@ def head_map(record: Record) -> Picture:
     return Picture("heads-map", paint, min(6.0, 1.4 + 0.2 * len(heads)), caption, caption)
 
 
+TITLES = {
+    "layers": "Which layers know",
+    "layers-exit": "Leaving the forward pass early",
+    "dimensions": "How many directions the signal needs",
+    "heads": "How the signal is spread over heads",
+    "heads-map": "Where the heads are",
+}
 PICTURES: dict[str, Callable[[Record], list[Picture]]] = {
     "layers": layer_pictures,
     "dimensions": dimension_pictures,

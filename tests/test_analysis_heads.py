@@ -41,7 +41,7 @@ class Headed(PlantedStore):
         self.outputs = {b: rng.normal(size=(rows, 3, 4)).astype(np.float32) for b in (1, 2)}
         for block, head in KNOW:
             self.outputs[block][:, head, 1] += 2.5 * y.astype(np.float32)
-        self.manifest["heads"] = [1, 2]
+        self.blocks = (1, 2)
 
     def heads(self, block: int) -> np.ndarray:
         return self.outputs[block]
@@ -146,7 +146,8 @@ def test_a_summary_by_hand() -> None:
 
 
 def test_a_store_without_heads_names_the_command_that_makes_one() -> None:
-    store = PlantedStore(30)
+    store = Headed(30)
+    store.blocks = ()
     with pytest.raises(CoralError, match="The store holds no heads; make one that does: `coral extract"):
         analyse_heads(store, folded(store))
 

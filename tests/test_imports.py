@@ -61,6 +61,8 @@ LINES = (
     "errors manifest costs predicting running",
     "fitting jobs lens_method baselines methods predicting running",
     "store jobs",
+    "store variants baselines",
+    "layout readers edits baselines",
     "report running",
     "runs running",
     "models loading cli",

@@ -5,18 +5,23 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import make_model, toy_questions
+from plain_passes import plain_states
 from typer.testing import CliRunner
 
 from coral_lens.analysis import heads as heads_module
 from coral_lens.analysis.head_plan import HeadShape, shape_of
 from coral_lens.cli import app
 from coral_lens.cli.states import forward_of
+from coral_lens.engine import Site
 from coral_lens.errors import CoralError
 from coral_lens.joined import JoinedStore, first_questions
 from coral_lens.mlp import MlpSettings
-from coral_lens.store import ActivationStore, Extraction, extract
+from coral_lens.prompts import prepare
+from coral_lens.records import Style
+from coral_lens.store import ActivationStore, Extraction, all_blocks, extract, head_outputs
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -24,8 +29,10 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("states") / "toy"
-    what = Extraction(layers=(0, 1, 2, 3), packing="tree", token_budget=2000, heads=(2, 3))
-    extract(make_model("llama"), toy_questions(40), folder, what=what)
+    model = make_model("llama")
+    readings = head_outputs(model, (2, 3))
+    what = Extraction(layers=(0, 1, 2, 3), packing="tree", token_budget=2000, readings=readings)
+    extract(model, toy_questions(40), folder, what=what)
     return folder
 
 
@@ -82,6 +89,30 @@ def test_heads_of_a_large_model_are_planned_without_a_store(monkeypatch: pytest.
 def test_mistakes_get_one_sentence(store: Path, arguments: list[str], said: str) -> None:
     with pytest.raises(CoralError, match=said):
         run(*[str(store) if a == "STORE" else a for a in arguments])
+
+
+def test_a_store_gives_heads_as_the_projection_gets_them_at_the_last_token_and_names_those_it_lacks(
+    store: Path,
+) -> None:
+    model, found = make_model("llama"), ActivationStore(store)
+    prompts = prepare(toy_questions(40), Style(), model).prompts
+    heads = found.heads(3)
+    assert heads.shape == (len(found.table.logprobs), model.n_heads, model.head_dim)
+    for i in (0, 7, 39):
+        states = plain_states(model, prompts[i].contexts[1], prompts[i].options[1], Site("heads", 3))
+        row = heads[found.table.offsets[i] + 1].reshape(-1)
+        np.testing.assert_allclose(row, states[-1].numpy(), rtol=2e-3, atol=2e-3)
+    with pytest.raises(CoralError, match=r"the heads of blocks \[2, 3\], not those of block 1.*--heads all"):
+        found.heads(1)
+
+
+def test_blocks_that_have_no_heads_are_refused() -> None:
+    model = make_model("llama")
+    assert all_blocks(model) == (1, 2, 3)
+    with pytest.raises(CoralError, match=r"Block 0 has no heads: .* are 1 to 3"):
+        head_outputs(model, (0, 1))
+    with pytest.raises(CoralError, match="no attention output projection"):
+        head_outputs(make_model("mamba"), (1,))
 
 
 def test_several_stores_are_read_as_one(store: Path) -> None:

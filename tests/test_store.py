@@ -21,23 +21,23 @@ import torch
 from conftest import make_model, toy_questions
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from plain_passes import plain_states
 from safetensors import safe_open
 
 from coral_lens import layout
 from coral_lens import store as store_module
-from coral_lens.engine import Site, choose_packing
+from coral_lens.engine import choose_packing
 from coral_lens.errors import CoralError
 from coral_lens.layout import plan_for
 from coral_lens.models import Model
 from coral_lens.prefixes import PrefixGroup
 from coral_lens.prompts import prepare
+from coral_lens.readers import HeadInputs
 from coral_lens.records import Question, Style
 from coral_lens.store import (
     ActivationStore,
     Extraction,
     Journal,
-    all_blocks,
+    Readings,
     all_layers,
     compact,
     digest_tensor,
@@ -46,7 +46,7 @@ from coral_lens.store import (
     shard_path,
 )
 
-WHAT = Extraction(layers=(0, 1, 2, 3), token_budget=200, packing="tree", heads=(2, 3))
+WHAT = Extraction(layers=(0, 1, 2, 3), token_budget=200, packing="tree")
 N = 24
 PASSAGES = (
     "The tide comes in twice a day and covers the lower steps of the pier.",
@@ -155,42 +155,6 @@ def test_rows_are_the_scores_of_each_question_alone_in_the_order_of_the_question
         assert table.n_tokens[rows].tolist() == alone.table.n_tokens.tolist()
         for layer in WHAT.layers:
             np.testing.assert_allclose(whole.layer(layer)[rows], alone.layer(layer), rtol=2e-3, atol=2e-3)
-        for block in WHAT.heads:
-            np.testing.assert_allclose(whole.heads(block)[rows], alone.heads(block), rtol=2e-3, atol=2e-3)
-
-
-def test_heads_are_what_the_projection_is_given_at_the_last_token_of_each_option(
-    undisturbed: Path, tiny: Model
-) -> None:
-    store = ActivationStore(undisturbed)
-    prompts = prepare(store_questions(), WHAT.style, tiny).prompts
-    found = store.heads(3)
-    assert found.shape == (len(store.table.logprobs), tiny.n_heads, tiny.head_dim)
-    for i in (0, 7, N - 1):
-        row = int(store.table.offsets[i]) + 1
-        states = plain_states(tiny, prompts[i].contexts[1], prompts[i].options[1], Site("heads", 3))
-        np.testing.assert_allclose(found[row].reshape(-1), states[-1].numpy(), rtol=2e-3, atol=2e-3)
-
-
-def test_a_store_without_the_heads_asked_for_names_the_command_that_makes_one(
-    undisturbed: Path, tiny: Model, tmp_path: Path
-) -> None:
-    with pytest.raises(CoralError, match=r"the heads of blocks \[2, 3\], not those of block 1.*--heads all"):
-        ActivationStore(undisturbed).heads(1)
-    without = extract(tiny, toy_questions(3), tmp_path, what=replace(WHAT, heads=()))
-    assert without.blocks == ()
-    with pytest.raises(CoralError, match="holds no heads"):
-        without.heads(2)
-
-
-def test_a_store_from_before_heads_were_kept_is_read_and_goes_on(tiny: Model, tmp_path: Path) -> None:
-    what = replace(WHAT, heads=())
-    first = extract(tiny, toy_questions(3), tmp_path, what=what)
-    manifest = {k: v for k, v in first.manifest.items() if k != "heads"}
-    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
-    assert extract(tiny, toy_questions(3), tmp_path, what=what).blocks == ()
-    with pytest.raises(CoralError, match=r"heads is \[\], not \[2,3\]"):
-        extract(tiny, toy_questions(3), tmp_path, what=WHAT)
 
 
 @pytest.mark.parametrize("changed", [{"token_budget": 5000}, {"packing": "plain"}])
@@ -292,13 +256,21 @@ def test_a_layer_that_was_not_extracted_is_refused_with_those_that_were(tiny: Mo
         store.layer(2)
 
 
-def test_blocks_that_have_no_heads_are_refused_before_anything_is_written(tiny: Model, tmp_path: Path) -> None:
-    assert all_blocks(tiny) == (1, 2, 3)
-    with pytest.raises(CoralError, match=r"Block 0 has no heads: .* are 1 to 3"):
-        extract(tiny, toy_questions(3), tmp_path / "new", what=replace(WHAT, heads=(0, 1)))
-    with pytest.raises(CoralError, match="no attention output projection"):
-        extract(make_model("mamba"), toy_questions(3), tmp_path / "new", what=WHAT)
-    assert not (tmp_path / "new").exists()
+def test_what_else_is_read_of_each_option_is_kept_in_the_order_of_the_questions(tiny: Model, tmp_path: Path) -> None:
+    def reading(*layers: int) -> Readings:
+        return Readings((HeadInputs(layers, 4),), {"heads": list(layers)}, row_bytes=2**20)
+
+    what = replace(WHAT, layers=(), readings=reading(1, 3))
+    store = extract(tiny, store_questions(), tmp_path / "heads", what=what)
+    assert len(list((tmp_path / "heads").glob("shard-*"))) > 1
+    heads = store.reading("heads.3")
+    assert heads.shape == (len(store.table.logprobs), 4, 8)
+    alone = extract(tiny, store_questions()[5:6], tmp_path / "alone", what=what)
+    rows = slice(*store.table.offsets[5:7])
+    np.testing.assert_allclose(heads[rows], alone.reading("heads.3"), rtol=2e-3, atol=2e-3)
+    for other in (None, reading(1)):
+        with pytest.raises(CoralError, match=r"holds activations of something else: readings is"):
+            extract(tiny, store_questions(), tmp_path / "heads", what=replace(what, readings=other))
 
 
 def test_all_layers_are_the_embeddings_and_every_block(tiny: Model) -> None:
@@ -308,10 +280,10 @@ def test_all_layers_are_the_embeddings_and_every_block(tiny: Model) -> None:
 def test_a_family_that_takes_no_tree_is_extracted_plain_with_one_warning(plain_tiny: Model, tmp_path: Path) -> None:
     questions = store_questions()[:6]
     with pytest.warns(UserWarning, match="in a row of its own") as caught:
-        store = extract(plain_tiny, questions, tmp_path / "chosen", what=replace(WHAT, heads=(), packing=None))
+        store = extract(plain_tiny, questions, tmp_path / "chosen", what=replace(WHAT, packing=None))
     assert len(caught) == 1
     assert store.manifest["packing"] == "plain"
-    asked = extract(plain_tiny, questions, tmp_path / "asked", what=replace(WHAT, heads=(), packing="plain"))
+    asked = extract(plain_tiny, questions, tmp_path / "asked", what=replace(WHAT, packing="plain"))
     assert content(store.folder) == content(asked.folder)
 
 
@@ -818,5 +790,4 @@ def test_the_journal_lists_the_shards_in_order_with_a_digest_for_each_tensor(und
     entries = Journal(undisturbed).entries
     assert list(entries) == list(range(len(shards(undisturbed))))
     names = {"question", "logprob", "n_tokens", "n_chars", "n_bytes", "layer.0", "layer.1", "layer.2", "layer.3"}
-    names |= {"heads.2", "heads.3"}
     assert all(set(digests) == names for digests in entries.values())

@@ -81,9 +81,8 @@ class Job:
 
     def extract(self, model: Model, questions: Sequence[Question], name: str, *, what: Extraction) -> ActivationStore:
         """Score questions with any model, and keep the states that `what` names; every question must have scores."""
-        about = what.edited.about if what.edited else None
         # the seed of the job is in its folder's name, and the model in the folder above
-        key = digest([prompts_digest(questions), list(what.layers), about, model.fingerprint["weights"]])
+        key = digest([prompts_digest(questions), list(what.layers), what.about, model.fingerprint["weights"]])
         with self.bar(name, len(questions), "questions") as advance:
             store = extract(model, questions, self.folder / "scores" / f"{name}-{key[:8]}", what=what, progress=advance)
         if len(store.questions) < len(questions):

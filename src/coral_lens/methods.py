@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from coral_lens.baselines.ccps import CCPS
 from coral_lens.baselines.controls import BASE_ONLY, RANDOM, UNTRAINED
 from coral_lens.baselines.isotonic import ISOTONIC
+from coral_lens.baselines.iti import ITI
 from coral_lens.baselines.letter_bias import BATCH, CONTEXTUAL, CYCLIC, PRIDE
 from coral_lens.baselines.temperature import BASE, TEMPERATURE
 from coral_lens.baselines.vector_scaling import VECTOR_SCALING
@@ -35,6 +37,8 @@ BASELINES: dict[str, Method] = {
     "control-random": RANDOM,
     "control-untrained": UNTRAINED,
     "control-base": BASE_ONLY,
+    "iti": ITI,
+    "ccps": CCPS,
 }
 METHODS: dict[str, Method] = BASELINES | dict.fromkeys((*KINDS, "auto"), LENS)
 

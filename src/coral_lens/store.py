@@ -3,7 +3,7 @@
     manifest.json             what the activations are of, and how they were made
     questions.jsonl           the questions, without their prompts
     journal.jsonl             one line per finished shard, with a digest for each of its tensors
-    shard-00000.safetensors   one tensor per layer, where asked for one per block's heads, and the scores of the options
+    shard-00000.safetensors   one tensor per layer, whatever else was read, and the scores of the options
 
 Nothing is ever changed in place: files are written under a temporary name and renamed. Never pickle.
 """
@@ -69,11 +69,22 @@ class Edited:
 
 
 @dataclass(frozen=True)
+class Readings:
+    """What else is kept of each option: all that these readers take, which must be one row per option."""
+
+    readers: tuple[Reader, ...]
+    about: dict[str, Any]
+    """What it is, as JSON: it tells one store from another."""
+    row_bytes: int
+    """Of an option, about; shards are cut by it."""
+
+
+@dataclass(frozen=True)
 class Extraction:
     """What to extract and how; part of the store's identity."""
 
     layers: tuple[int, ...]
-    """None at all: only scores are kept."""
+    """None at all: no pooled states are kept."""
     style: Style = Style()  # noqa: RUF009  (frozen)
     token_budget: int | None = None
     """Tokens in a batch. None: what is fastest for this model on this machine, timed at its first use."""
@@ -81,8 +92,19 @@ class Extraction:
     """None: the tree, unless a self-check shows that this model does not take it."""
     edited: Edited | None = None
     """None: the model as it is."""
-    heads: tuple[int, ...] = ()
-    """Blocks whose heads are kept too, each head's output before the projection at the option's last token."""
+    readings: Readings | None = None
+    """None: nothing else is read."""
+
+    def row_bytes(self, width: int) -> int:
+        """Return the size of an option in a shard, for a model of this width."""
+        least = 0 if self.layers else BARE_ROW_BYTES
+        return max(least, 2 * width * len(self.layers) + (self.readings.row_bytes if self.readings else 0))
+
+    @property
+    def about(self) -> dict[str, str]:
+        """What edits and readings depend on, as text."""
+        parts = {"edited": self.edited, "readings": self.readings}
+        return {name: canonical(part.about) for name, part in parts.items() if part}
 
 
 def all_layers(model: Model) -> tuple[int, ...]:
@@ -95,6 +117,18 @@ def all_blocks(model: Model) -> tuple[int, ...]:
     return tuple(range(1, model.n_layers + 1))
 
 
+def head_outputs(model: Model, blocks: tuple[int, ...]) -> Readings:
+    """Return what keeps the outputs of these blocks' heads, before the projection and at the option's last token."""
+    if not model.projections:
+        raise CoralError(f"{model.name!r} has no attention output projection, so that its heads cannot be read.")
+    unknown = [block for block in blocks if not 1 <= block <= model.n_layers]
+    if unknown:
+        raise CoralError(f"Block {unknown[0]} has no heads: the blocks of {model.name!r} are 1 to {model.n_layers}.")
+    return Readings(
+        (HeadInputs(blocks, model.n_heads),), {"heads": list(blocks)}, row_bytes=2 * model.width * len(blocks)
+    )
+
+
 def extract(
     model: Model, questions: Sequence[Question], folder: Path, *, what: Extraction, progress: Progress | None = None
 ) -> ActivationStore:
@@ -105,7 +139,6 @@ def extract(
     out with a warning that names it.
     """
     refuse_layers(model, what.layers)
-    refuse_heads(model, what.heads)
     what = settled(model, folder, what)
     assert what.packing is not None
     assert what.token_budget is not None
@@ -115,8 +148,7 @@ def extract(
         manifest = open_manifest(folder, describe(model, asked, what))
         write_questions(folder, asked.questions)
         plan = plan_for(asked.prompts, token_budget=what.token_budget, packing=what.packing, border=model.rope_border)
-        row_bytes = 2 * model.width * len(what.layers + what.heads) or BARE_ROW_BYTES
-        shards = cut_shards(plan, asked.prompts, row_bytes=row_bytes)
+        shards = cut_shards(plan, asked.prompts, row_bytes=what.row_bytes(model.width))
         journal = Journal(folder)
         journal.drop_damaged()
         done = sum(count_questions(shards[i]) for i in journal.entries)
@@ -160,8 +192,6 @@ def warn_of(reasons: Sequence[str]) -> None:
 def describe(model: Model, asked: Prepared, what: Extraction) -> dict[str, Any]:
     """Return the manifest of a store: everything that its bytes depend on."""
     prompts = asked.prompts
-    edited = {"edited": canonical(what.edited.about)} if what.edited else {}
-    heads = {"heads": list(what.heads)} if what.heads else {}
     return {
         "format": FORMAT,
         "model": {"name": model.name, **model.fingerprint, "dtype": str(model.dtype), "layers": model.n_layers},
@@ -176,8 +206,7 @@ def describe(model: Model, asked: Prepared, what: Extraction) -> dict[str, Any]:
         "n_truncated": sum(p.truncated for p in prompts),
         "threads": torch.get_num_threads(),
         "versions": versions(),
-        **edited,
-        **heads,
+        **what.about,
     }
 
 
@@ -186,15 +215,6 @@ def refuse_layers(model: Model, layers: Sequence[int]) -> None:
     unknown = [layer for layer in layers if not 0 <= layer <= model.n_layers]
     if unknown:
         raise CoralError(f"Layer {unknown[0]} does not exist: {model.name!r} has layers 0 to {model.n_layers}.")
-
-
-def refuse_heads(model: Model, blocks: Sequence[int]) -> None:
-    """Refuse heads that the model does not have, before anything is written."""
-    if blocks and not model.projections:
-        raise CoralError(f"{model.name!r} has no attention output projection, so that its heads cannot be read.")
-    unknown = [block for block in blocks if not 1 <= block <= model.n_layers]
-    if unknown:
-        raise CoralError(f"Block {unknown[0]} has no heads: the blocks of {model.name!r} are 1 to {model.n_layers}.")
 
 
 def settled(model: Model, folder: Path, what: Extraction) -> Extraction:
@@ -214,10 +234,6 @@ MAY_DIFFER = {"threads", "versions", "model.name"}
 model may be called by another name."""
 
 
-LEFT_OUT: dict[str, Any] = {"edited": "", "heads": []}
-"""What a manifest does not mention where there is none of it."""
-
-
 def open_manifest(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
     """Write the manifest of a new store, or check that the one that is there is of the same things."""
     path = folder / "manifest.json"
@@ -225,8 +241,9 @@ def open_manifest(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
         write_json(path, wanted)
         return wanted
     found = read_json(path)
-    here = {**LEFT_OUT, **flat(found)}
-    for key, value in {**LEFT_OUT, **flat(wanted)}.items():
+    none = {"edited": "", "readings": ""}
+    here = none | flat(found)
+    for key, value in (none | flat(wanted)).items():
         if key not in here or (not {key, key.split(".")[0]} & MAY_DIFFER and here[key] != value):
             raise CoralError(
                 f"{folder} holds activations of something else: {key} is {shorten(here.get(key))}, not "
@@ -319,20 +336,17 @@ def compute_shard(
 ) -> dict[str, Tensor]:
     """Score the questions of one shard and return its tensors; those that are broken are listed in one of their own."""
     prompts, rendered = asked.prompts, asked.rendered
+    readers: list[Reader] = [PooledResidual(what.layers), *(what.readings.readers if what.readings else ())]
     edits = what.edited.edits if what.edited else ()
-    readers: list[Reader] = [PooledResidual(what.layers)]
-    if what.heads:
-        readers.append(HeadInputs(what.heads, model.n_heads))
     # an empty piece of each, so that a shard of which nothing is left has its columns too
     parts = {"question": [torch.zeros(0, dtype=torch.int64)], "logprob": [torch.zeros(0, dtype=torch.float64)]}
     parts |= {layer_name(layer): [torch.zeros(0, model.width)] for layer in what.layers}
-    parts |= {heads_name(block): [torch.zeros(0, model.n_heads, model.head_dim)] for block in what.heads}
     broken: list[int] = []
     for scored in score(model, prompts, shard, readers=readers, edits=edits, on_broken=broken.append):
         parts["question"].append(torch.tensor(scored.batch.questions))
         parts["logprob"].append(scored.logprobs)
         for name, tensor in scored.readings.items():
-            parts[name].append(tensor)
+            parts.setdefault(name, []).append(tensor)
         if progress:
             progress(len(scored.batch.questions))
     tensors = {name: compact(torch.cat(some)) for name, some in parts.items()}
@@ -517,10 +531,11 @@ class ActivationStore:
             )
         return self._gather(layer_name(layer)).astype(np.float32)
 
-    @property
+    @cached_property
     def blocks(self) -> tuple[int, ...]:
-        """The blocks whose heads can be read."""
-        return tuple(self.manifest.get("heads", ()))
+        """The blocks whose heads can be read, whoever had them kept."""
+        names = {name for digests in self._journal.values() for name in digests}
+        return tuple(b for b in range(1, self.manifest["model"]["layers"] + 1) if heads_name(b) in names)
 
     def heads(self, block: int) -> Float[np.ndarray, "row head head_dim"]:
         """Return what each head of a block puts out at the options' last tokens, in float32."""
@@ -532,14 +547,20 @@ class ActivationStore:
             )
         return self._gather(heads_name(block)).astype(np.float32)
 
+    def reading(self, name: str) -> Float[np.ndarray, "row ..."]:
+        """Return what a reader took of each option, as it was kept."""
+        return self._gather(name)
+
     @cached_property
     def _offsets(self) -> Int[np.ndarray, " edge"]:
         return offsets_of([len(q.options) for q in self.questions])
 
     def _gather(self, name: str) -> np.ndarray:
         """Concatenate a column over the shards and put its rows into the order of the questions."""
-        parts = [self._column(name, i) for i in self._journal]
-        order = np.concatenate([self._column("question", i) for i in self._journal])
+        columns = {i: self._column("question", i) for i in self._journal}
+        # a shard of which nothing is left has no readings either
+        parts = [self._column(name, i) for i, numbers in columns.items() if len(numbers)]
+        order = np.concatenate(list(columns.values()))
         order -= np.searchsorted(sorted(self._broken), order)  # numbers among the questions that have scores
         sizes = np.diff(self._offsets)[order]
         starts = np.repeat(self._offsets[:-1][order], sizes)

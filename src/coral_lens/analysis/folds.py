@@ -17,12 +17,12 @@ from jaxtyping import Bool, Float, Int
 from coral_lens.choosing import GAMMAS
 from coral_lens.errors import CoralError
 from coral_lens.fitting import check_questions
-from coral_lens.head_probes import chunks
 from coral_lens.joined import Scored
 from coral_lens.probes import r_squared
 from coral_lens.records import OptionTable, Predictions, Question, offsets_of
 from coral_lens.ridge import PENALTIES, Moments, RidgeRows, column_scale, ridge_of, sum_moments
 from coral_lens.samples import fold_masks
+from coral_lens.scratch import chunks
 from coral_lens.splits import rows_of
 from coral_lens.steering import BaseRule, base_probs, correct_rows, residuals, steer
 

@@ -16,6 +16,10 @@ HEAVY = {"torch", "transformers", "lm_eval", "datasets", "sklearn", "scipy", "ma
 LINES = (
     "errors records metrics stats",
     "errors manifest fingerprints models loading",
+    "manifest scratch store",
+    "scratch probes",
+    "scratch listwise",
+    "scratch tempering",
     "errors assets task_index tasks questions",
     "errors assets task_data tasks",
     "records tasks",
@@ -80,7 +84,7 @@ LEAVES = {"errors", "prefixes", "progress", "terms"}
 """Import nothing of ours."""
 LIGHT = {"__init__", "cli", "errors", "records", "metrics", "stats", "tasks", "questions", "assets", "task_index",
          "task_data", "terms", "manifest", "splits", "steering", "prefixes", "prompts", "runs", "progress", "card", "hub",
-         "conformal", "listwise", "inputs", "tempering", "lm_eval_requests", "lm_eval_logs", "lm_eval_metrics",
+         "conformal", "scratch", "listwise", "inputs", "tempering", "lm_eval_requests", "lm_eval_logs", "lm_eval_metrics",
          "lm_eval_command", "study", "planning"}  # fmt: skip
 """Import nothing heavy when they are imported themselves."""
 

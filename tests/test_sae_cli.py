@@ -22,6 +22,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> object:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CORAL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setattr("coral_lens.store.choose_budget", lambda _: 300)
         yield
 
 
@@ -65,6 +66,45 @@ def test_train_makes_autoencoders_that_load_and_says_how_good_they_are(trained: 
     quality = json.loads((folder / "sae" / "quality.json").read_text())
     assert set(quality) == {"2x", "3x"}
     assert quality["2x"]["loss"]["n_questions"] > 0
+
+
+@pytest.fixture(scope="module")
+def study(trained: tuple[Path, str], model: Path) -> tuple[Path, str]:
+    """The features of an autoencoder, selected on the first 40 questions."""
+    folder = trained[0]
+    said = coral("sae", "select", folder / "train.jsonl", "--limit", 40, "--model", model, "--sae", folder / "sae" / "3x",
+                 "--out", folder / "study", "--k", 6)  # fmt: skip
+    return folder / "study", said
+
+
+def test_select_and_ablate_use_different_questions_and_say_what_changes(
+    trained: tuple[Path, str], study: tuple[Path, str], model: Path
+) -> None:
+    folder, said = study
+    assert "by correlation: " in said
+    assert "by impact: " in said
+    chosen = json.loads((folder / "selection.json").read_text())
+    source = trained[0] / "train.jsonl"
+    for where in ("all", "answer"):
+        told = coral("sae", "ablate", source, "--study", folder, "--features", 4, "--random", 3, "--where", where)
+        assert "by correlation, ece: mean" in told
+        assert "less random, ECE" in told
+        found = json.loads((folder / f"ablation-correlation-{where}.json").read_text())
+        assert not set(found["questions"]) & set(chosen["questions"])
+        assert len(found["questions"]) == 20
+        assert not set(found["chosen"]) & set(found["random"])
+
+
+def test_a_study_that_is_not_there_or_not_its_own_is_refused(
+    trained: tuple[Path, str], study: tuple[Path, str], tmp_path: Path
+) -> None:
+    source = trained[0] / "train.jsonl"
+    with pytest.raises(CoralError, match="holds no selection of features"):
+        coral("sae", "ablate", source, "--study", tmp_path)
+    with pytest.raises(CoralError, match="not by 'size'"):
+        coral("sae", "ablate", source, "--study", study[0], "--by", "size")
+    with pytest.raises(CoralError, match="were used to select features"):
+        coral("sae", "ablate", source, "--study", study[0], "--limit", 40)
 
 
 def test_train_refuses_what_cannot_be_trained(trained: tuple[Path, str], model: Path, tmp_path: Path) -> None:

@@ -45,6 +45,12 @@ SMALL = TrainingSettings(
 )
 
 
+@pytest.fixture(autouse=True)
+def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of 300 tokens, without timing the machine for the best size."""
+    monkeypatch.setattr("coral_lens.store.choose_budget", lambda _: 300)
+
+
 class KnownStates:
     """Sparse sums of a few directions, which an autoencoder can find."""
 

@@ -12,6 +12,7 @@ from coral_lens.baselines.controls import BASE_ONLY, RANDOM, UNTRAINED
 from coral_lens.baselines.isotonic import ISOTONIC
 from coral_lens.baselines.iti import ITI
 from coral_lens.baselines.letter_bias import BATCH, CONTEXTUAL, CYCLIC, PRIDE
+from coral_lens.baselines.steerconf import STEERCONF
 from coral_lens.baselines.temperature import BASE, TEMPERATURE
 from coral_lens.baselines.vector_scaling import VECTOR_SCALING
 from coral_lens.errors import CoralError, nearest
@@ -34,6 +35,7 @@ BASELINES: dict[str, Method] = {
     "batch-calibration": BATCH,
     "pride": PRIDE,
     "cyclic": CYCLIC,
+    "steerconf": STEERCONF,
     "control-random": RANDOM,
     "control-untrained": UNTRAINED,
     "control-base": BASE_ONLY,

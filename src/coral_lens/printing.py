@@ -110,3 +110,33 @@ def print_quality(quality: dict[str, Any]) -> None:
         )
     n = next(iter(quality.values()))
     typer.echo(f"On {n['n_states']:,} held-out states and {n['loss'].get('n_questions', 0)} held-out questions.")
+
+
+def print_selection(selection: dict[str, Any]) -> None:
+    """Print the best features by either criterion."""
+    n, alive = selection["n_samples"], sum(a > 0 for a in selection["n_active"])
+    typer.echo(f"{n:,} options; {alive:,} of {len(selection['r']):,} features are active in one of them.")
+    for name, features in selection["chosen"].items():
+        typer.echo(f"by {name}: {len(features)} features, the first five:")
+        for j in features[:5]:
+            typer.echo(
+                f"  feature {j}: r {selection['r'][j]:+.3f}, active in {selection['n_active'][j] / n:.1%}, mean "
+                f"{selection['mean'][j]:.3f}, impact {selection['impact'][j]:+.2e}"
+            )
+
+
+def print_ablation(record: dict[str, Any]) -> None:
+    """Print what taking out single features does, on average and in quartiles, beside random ones."""
+    typer.echo(f"{record['n_questions']} questions; changes against the reconstruction, with 95 % intervals.")
+    for name, run in record["runs"].items():
+        typer.echo(f"  {name}: accuracy {run['accuracy']:.4f}, ECE {run['ece']:.4f}, Brier {run['brier']:.4f}")
+    for name, group in record["groups"].items():
+        for metric, found in group.items():
+            mean, (first, median, third) = found["mean"], found["quartiles"]
+            typer.echo(
+                f"  {found['n_features']} by {name}, {metric}: mean {mean['value']:+.2e} [{mean['low']:+.2e}, "
+                f"{mean['high']:+.2e}], quartiles {first:+.2e}, {median:+.2e}, {third:+.2e}, largest {found['largest']:.1e}"
+            )
+    for name, found in record.get("against random", {}).items():
+        ece = found["ece"]
+        typer.echo(f"  {name} less random, ECE: {ece['value']:+.2e} [{ece['low']:+.2e}, {ece['high']:+.2e}]")

@@ -23,7 +23,7 @@ from coral_lens.costs import FILE as COST_FILE
 from coral_lens.costs import Stopwatch, add_scoring, method_cost, read_steps, scoring_cost, write_costs
 from coral_lens.errors import CoralError
 from coral_lens.fitting import FitSettings, check_questions
-from coral_lens.jobs import Job, QuestionSet, prompts_digest
+from coral_lens.jobs import NOTES, Job, QuestionSet, prompts_digest
 from coral_lens.joined import JoinedStore, Part
 from coral_lens.manifest import digest, digest_file, read_json, versions, write_json
 from coral_lens.methods import CONTROLS, METHODS, read_method
@@ -135,6 +135,14 @@ def run_study(prepared: Prepared, places: Places, *, open_model: Callable[[str],
     return write_study(record, runs, places.out)
 
 
+def run_alone(prepared: Prepared, places: Places, *, open_model: Callable[[str], Model], bar: Bar = silent) -> Path:
+    """Walk a study of one model and one mixture, and leave its run in the folder for results itself; return that."""
+    (name,), (plan,) = prepared.study.models, prepared.plan.mixtures
+    if places.out.exists() and any(places.out.iterdir()) and not (places.out / "run.json").exists():
+        raise CoralError(f"{places.out} is not empty and holds no run; choose another --out.")
+    return Walk(prepared, places, name, open_model, bar).run(plan, places.out)
+
+
 def claim(folder: Path, record: dict[str, Any]) -> None:
     """Write the study's record, unless the folder belongs to something else."""
     path = folder / "study.json"
@@ -236,8 +244,8 @@ class Walk:
 
     # -------------------------------------------------------------------------------------------- predictions
 
-    def run(self, plan: MixturePlan) -> Path:
-        """Fit every method on a mixture, predict every test set, and write the run with its report."""
+    def run(self, plan: MixturePlan, folder: Path | None = None) -> Path:
+        """Fit every method on a mixture, predict every test set, and write the run with its report; return its folder."""
         train = self.question_set(plan.mixture.name, plan.parts)
         tests = [self.test_set(t) for t in self.prepared.plan.tests]
         place = self.work / file_name(f"{plan.mixture.name}-{digest(train.states.manifest)[:8]}")
@@ -251,7 +259,7 @@ class Walk:
                     if i == 0:
                         rows[test] |= found
                     add_scores(seeds[test], found)
-        folder = self.runs / file_name(plan.mixture.name)
+        folder = folder or self.runs / file_name(plan.mixture.name)
         write_run(self._run(plan, tests, rows, place), folder)
         write_json(folder / "seeds.json", {"seeds": list(self.study.seeds), "scores": seeds})
         self._write_costs(place, folder)
@@ -298,9 +306,18 @@ class Walk:
             "tests": record["tests"],
             "seed": self.study.seed,
             "versions": versions(),
+            **({"notes": notes} if (notes := self._notes(place)) else {}),
         }
         title = f"{self.study.name}: {self.name}, trained on {plan.mixture.name}"
         return Run(title, evaluations, self._lens(place, next(iter(rows.values())), tests[0]), provenance)
+
+    def _notes(self, place: Path) -> dict[str, Any]:
+        """Return what methods remarked under the first seed."""
+        paths = {
+            entry.row: method_folder(place, entry, settings) / str(self.study.seeds[0]) / NOTES
+            for entry, settings in self.prepared.methods
+        }
+        return {row: read_json(path) for row, path in paths.items() if path.exists()}
 
     def _lens(self, place: Path, rows: dict[str, Predictions], test: QuestionSet) -> dict[str, Any]:
         """Return the record of the lens that the report is about; where no method is a lens, of the model alone."""

@@ -42,6 +42,7 @@ from coral_lens.manifest import (
 )
 from coral_lens.prompts import Prepared, prepare
 from coral_lens.records import OptionTable, Prompt, Question, Style, offsets_of
+from coral_lens.scratch import let_go, room
 from coral_lens.token_budget import choose_budget
 
 if TYPE_CHECKING:
@@ -506,12 +507,19 @@ class ActivationStore:
         )
 
     def layer(self, layer: int) -> Float[np.ndarray, "row width"]:
-        """Return one layer's pooled states in float32, reading and checking that layer only."""
+        """Return one layer's pooled states in float32, reading and checking that layer only, a shard at a time."""
         if layer not in self.layers:
             raise CoralError(
                 f"{self.folder} holds layers {list(self.layers)}, not {layer}; extract again with --layers {layer}."
             )
-        return self._gather(layer_name(layer)).astype(np.float32)
+        out = None
+        for shard, rows in self._places.items():
+            states = self._column(layer_name(layer), shard)
+            out = room(int(self._offsets[-1]), states.shape[1]) if out is None else out
+            out[rows] = states
+            let_go(out)
+        assert out is not None, "a store that can be opened has a shard"
+        return out
 
     def reading(self, name: str) -> Float[np.ndarray, "row ..."]:
         """Return what a reader took of each option, as it was kept."""
@@ -521,19 +529,24 @@ class ActivationStore:
     def _offsets(self) -> Int[np.ndarray, " edge"]:
         return offsets_of([len(q.options) for q in self.questions])
 
+    @cached_property
+    def _places(self) -> dict[int, Int[np.ndarray, " row"]]:
+        """Where the rows of each shard belong in the order of the questions; a shard of which nothing is left has none."""
+        broken, places = sorted(self._broken), {}
+        for shard in self._journal:
+            order = self._column("question", shard)
+            order = order - np.searchsorted(broken, order)  # numbers among the questions that have scores
+            sizes = np.diff(self._offsets)[order]
+            within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+            if len(order):
+                places[shard] = np.repeat(self._offsets[:-1][order], sizes) + within
+        return places
+
     def _gather(self, name: str) -> np.ndarray:
         """Concatenate a column over the shards and put its rows into the order of the questions."""
-        columns = {i: self._column("question", i) for i in self._journal}
-        # a shard of which nothing is left has no readings either
-        parts = [self._column(name, i) for i, numbers in columns.items() if len(numbers)]
-        order = np.concatenate(list(columns.values()))
-        order -= np.searchsorted(sorted(self._broken), order)  # numbers among the questions that have scores
-        sizes = np.diff(self._offsets)[order]
-        starts = np.repeat(self._offsets[:-1][order], sizes)
-        within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        values = np.concatenate(parts)
+        values = np.concatenate([self._column(name, shard) for shard in self._places])
         out = np.empty_like(values)
-        out[starts + within] = values
+        out[np.concatenate(list(self._places.values()))] = values
         return out
 
     def _column(self, name: str, shard: int) -> np.ndarray:

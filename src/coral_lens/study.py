@@ -232,6 +232,15 @@ def load_study(path: Path) -> Study:
         raise CoralError(f"{path}{complaint(error, text)}") from None
 
 
+def study_of(content: dict[str, Any]) -> Study:
+    """Return the study that a command line describes; what is wrong with it is one sentence."""
+    try:
+        return Study.model_validate(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise CoralError(f"{', '.join(places(first['loc']))}: {first['msg'].removeprefix('Value error, ')}.") from None
+
+
 def frozen(value: Any) -> Any:
     """Return a value with tuples in place of lists, however deep."""
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Commands of sparse autoencoders: sae train."""
+"""Commands of sparse autoencoders: sae train, select, ablate."""
 
 from __future__ import annotations
 
@@ -67,3 +67,76 @@ def train(
     sampling = Sampling(layer, tokens, where, styling.made(), seed=seed)
     print_quality(train_on_tokens(opened(), questions, out, how=(sampling, settings), bar=shown))
     typer.echo(f"Autoencoders in {out}, in SAELens' layout.")
+
+
+StudyFolder = Annotated[Path, typer.Option("--study", help="Folder made by `coral sae select`.")]
+
+
+@app.command()
+@flat
+def select(
+    source: Annotated[list[str], typer.Argument(help="TASK[:SPLIT] or files of labelled questions.")],
+    sae: Annotated[Path, typer.Option(help="Folder of an autoencoder, such as SAE/16x; SAELens' own will do.")],
+    out: Annotated[Path, typer.Option(help="Folder for what is found of its features.")],
+    model: ModelName = "smollm2",
+    k: Annotated[int, typer.Option(help="Features to choose by each criterion.")] = 300,
+    base: Annotated[str, typer.Option(help="Base score: `sum`, `token` or `char`.")] = "token",
+    layer: Annotated[int | None, typer.Option(help="Of an autoencoder whose configuration does not say it.")] = None,
+    *,
+    styling: Styling,
+    asking: Asking,
+    machine: Machine,
+) -> None:
+    """Choose features by their correlation with the residual, and by what they should do to a ridge probe.
+
+    Example: `coral sae select commonsense_qa_cloze:train --limit 2000 --sae sae/16x --out features --data DIR`
+    """
+    from coral_lens.printing import print_selection
+    from coral_lens.progress import shown
+    from coral_lens.sae.workflow import Selecting, select_features
+    from coral_lens.steering import BASE_SCORES
+
+    if base not in BASE_SCORES:
+        raise CoralError(f"Unknown base {base!r}; use one of {', '.join(BASE_SCORES)}.")
+    opened = machine.opener(model)
+    questions = asking.gather(source, chat=opened if styling.apply_chat_template else None)
+    what = Selecting(sae, k, base, styling.made(), layer)  # type: ignore[arg-type]
+    print_selection(select_features(opened(), questions, out, what, bar=shown).record["selection"])
+    typer.echo(f"Features in {out}; ablate them with `coral sae ablate SOURCE --study {out}`.")
+
+
+@app.command()
+@flat
+def ablate(
+    source: Annotated[
+        list[str], typer.Argument(help="TASK[:SPLIT] or files; questions that select used are left out.")
+    ],
+    study: StudyFolder,
+    model: Annotated[str | None, typer.Option(help="Default: the model of the study.")] = None,
+    by: Annotated[str, typer.Option(help="Whose features: `correlation` or `impact`.")] = "correlation",
+    features: Annotated[int, typer.Option(help="So many of the selected features.")] = 300,
+    random: Annotated[int, typer.Option(help="Further features drawn at random, for comparison.")] = 100,
+    questions: Annotated[int, typer.Option(help="At most so many questions.")] = 300,
+    where: Annotated[str, typer.Option(help="Patch `all` positions, as the paper, or `answer` tokens.")] = "all",
+    keep_error: Annotated[bool, typer.Option("--keep-error", help="Keep what the reconstruction misses.")] = False,
+    *,
+    asking: Asking,
+    machine: Machine,
+) -> None:
+    """Take features out one by one and measure the change of accuracy and ECE against the reconstruction.
+
+    Example: `coral sae ablate commonsense_qa_cloze:train --study features --data DIR`
+    """
+    from coral_lens.printing import print_ablation
+    from coral_lens.progress import shown
+    from coral_lens.sae.workflow import AblationPlan, FeatureStudy, ablate_features, unseen
+
+    if where not in ("all", "answer"):
+        raise CoralError(f"--where must be all or answer. Got {where!r} instead.")
+    known = FeatureStudy(study)
+    opened = machine.opener(model or known.record["model"])
+    chat = opened if known.record["style"]["chat"] else None
+    asked = unseen(known, asking.gather(source, chat=chat), questions)
+    plan = AblationPlan(by, features, random, where, keep_error)  # type: ignore[arg-type]
+    print_ablation(ablate_features(opened(), asked, known, plan, bar=shown))
+    typer.echo(f"In {study}/ablation-{plan.name}.json.")

@@ -1,0 +1,171 @@
+"""What an autoencoder makes of each option: the mean activation of every feature over the option's own tokens.
+
+Kept sparse in a resumable folder, question by question: indices and values of the active features of each option. Features
+are read at tokens and then averaged, because the autoencoder is of tokens; the code of an averaged state is something else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from coral_lens.errors import CoralError
+from coral_lens.layout import Batch, Plan, plan_for
+from coral_lens.manifest import digest, read_json
+from coral_lens.prompts import prepare
+from coral_lens.readers import answer_positions
+from coral_lens.records import Question, Style
+from coral_lens.sae.autoencoder import CHUNK, Autoencoder
+from coral_lens.sae.tokens import iter_states
+from coral_lens.store import (
+    Extraction,
+    Journal,
+    Progress,
+    describe,
+    digest_tensor,
+    locked,
+    open_manifest,
+    read_tensor,
+    settled,
+    shard_path,
+    thread_count,
+)
+
+if TYPE_CHECKING:
+    from coral_lens.models import Model
+
+SHARD_BATCHES = 8
+"""Batches of a shard."""
+
+
+def sae_digest(sae: Autoencoder) -> str:
+    """Return a digest of what an autoencoder computes."""
+    tensors = [t for t in (sae.w_enc, sae.b_enc, sae.w_dec, sae.b_dec, sae.threshold) if t is not None]
+    return digest([sae.architecture, sae.k, sae.layer, *map(digest_tensor, tensors)])
+
+
+@torch.inference_mode()
+def option_codes(
+    sae: Autoencoder, states: Float[Tensor, "token width"], batch: Batch
+) -> Float[Tensor, "option feature"]:
+    """Return the mean code of each option from the states of a batch's answer tokens, shared ones given once."""
+    at = torch.searchsorted(answer_positions(batch), batch.answer_tokens)
+    lengths = batch.answer_offsets.diff()
+    option = torch.repeat_interleave(torch.arange(batch.n_options), lengths)
+    total = torch.zeros(batch.n_options, sae.n_features)
+    for some in torch.arange(len(at)).split(CHUNK):
+        total.index_add_(0, option[some], sae.encode(states[at[some]]))
+    return total / lengths[:, None]
+
+
+def collect_codes(
+    model: Model,
+    questions: Sequence[Question],
+    folder: Path,
+    *,
+    what: tuple[Autoencoder, Style],
+    progress: Progress | None = None,
+) -> CodeStore:
+    """Write the codes of the options of questions, going on where an earlier run was stopped."""
+    sae, style = what
+    sae.check(model)
+    how = settled(model, folder, Extraction(layers=(sae.layer,), style=style))
+    asked = prepare(questions, style, model)
+    assert how.packing is not None
+    assert how.token_budget is not None
+    plan = plan_for(asked.prompts, token_budget=how.token_budget, packing=how.packing, border=model.rope_border)
+    cuts = [plan.batches[i : i + SHARD_BATCHES] for i in range(0, len(plan.batches), SHARD_BATCHES)]
+    with locked(folder):
+        wanted = describe(model, asked, how) | {
+            "sae": sae_digest(sae),
+            "ids": [q.id for q in asked.questions],
+            "sizes": [len(p.options) for p in asked.prompts],
+            "n_features": sae.n_features,
+            "n_shards": len(cuts),
+        }
+        manifest = open_manifest(folder, wanted)
+        journal = Journal(folder)
+        journal.drop_damaged()
+        if progress:
+            progress(sum(len(b.questions) for i in journal.entries for b in cuts[i]))
+        with thread_count(manifest["threads"]):
+            for i in (i for i in range(len(cuts)) if i not in journal.entries):
+                batches = iter_states(
+                    model, asked.prompts, Plan(cuts[i], plan.packing), layer=sae.layer, where="answer"
+                )
+                journal.add(i, sparse([(batch, option_codes(sae, states, batch)) for batch, states in batches]))
+                if progress:
+                    progress(sum(len(b.questions) for b in cuts[i]))
+        journal.finish(len(cuts))
+    return CodeStore(folder)
+
+
+def sparse(found: Sequence[tuple[Batch, Tensor]]) -> dict[str, Tensor]:
+    """Return the codes of some batches as offsets, indices and values, with the questions that they are of."""
+    at = [codes.nonzero() for _, codes in found]
+    counts = torch.cat([(codes > 0).sum(dim=1) for _, codes in found])
+    return {
+        "question": torch.tensor([q for batch, _ in found for q in batch.questions]),
+        "offsets": torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)]),
+        "index": torch.cat([some[:, 1] for some in at]).int(),
+        "value": torch.cat([codes[some[:, 0], some[:, 1]] for (_, codes), some in zip(found, at, strict=True)]),
+    }
+
+
+@dataclass(frozen=True)
+class Coded:
+    """The codes of the options of one question."""
+
+    question: int
+    """Its number among those that could be asked."""
+    offsets: Int[np.ndarray, " edge"]
+    index: Int[np.ndarray, " entry"]
+    value: Float[np.ndarray, " entry"]
+
+    def dense(self, n_features: int) -> Float[np.ndarray, "option feature"]:
+        """Return the codes with their zeros."""
+        out = np.zeros((len(self.offsets) - 1, n_features), dtype=np.float32)
+        out[np.repeat(np.arange(len(out)), np.diff(self.offsets)), self.index] = self.value
+        return out
+
+
+class CodeStore:
+    """A finished folder of codes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.manifest = read_json(folder / "manifest.json")
+        self._journal = Journal(folder).entries
+        if len(self._journal) != self.manifest["n_shards"]:
+            raise CoralError(f"{folder} is not finished; run the same command again and it goes on where it was.")
+
+    @property
+    def n_features(self) -> int:
+        return int(self.manifest["n_features"])
+
+    @property
+    def ids(self) -> list[str]:
+        """The ids of the questions that could be asked."""
+        return list(self.manifest["ids"])
+
+    def __iter__(self) -> Iterator[Coded]:
+        """Yield the questions, shard by shard."""
+        for shard, digests in self._journal.items():
+            path = shard_path(self.folder, shard)
+            read = {name: read_tensor(path, name, wanted) for name, wanted in digests.items()}
+            if any(t is None for t in read.values()):
+                raise CoralError(f"{path} is damaged; run the same command again and only this shard is computed anew.")
+            arrays = {name: np.asarray(t) for name, t in read.items()}
+            row, offsets = 0, arrays["offsets"]
+            for q in arrays["question"].tolist():
+                edges = offsets[row : row + self.manifest["sizes"][q] + 1]
+                row += self.manifest["sizes"][q]
+                part = slice(int(edges[0]), int(edges[-1]))
+                yield Coded(q, edges - edges[0], arrays["index"][part], arrays["value"][part])

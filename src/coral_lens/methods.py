@@ -12,6 +12,7 @@ from coral_lens.baselines.controls import BASE_ONLY, RANDOM, UNTRAINED
 from coral_lens.baselines.isotonic import ISOTONIC
 from coral_lens.baselines.iti import ITI
 from coral_lens.baselines.letter_bias import BATCH, CONTEXTUAL, CYCLIC, PRIDE
+from coral_lens.baselines.steerconf import STEERCONF
 from coral_lens.baselines.temperature import BASE, TEMPERATURE
 from coral_lens.baselines.vector_scaling import VECTOR_SCALING
 from coral_lens.errors import CoralError, nearest
@@ -36,6 +37,7 @@ BASELINES: dict[str, Method] = {
     "batch-calibration": BATCH,
     "pride": PRIDE,
     "cyclic": CYCLIC,
+    "steerconf": STEERCONF,
     "control-random": RANDOM,
     "control-untrained": UNTRAINED,
     "control-base": BASE_ONLY,
@@ -51,7 +53,7 @@ def read_method(entry: MethodEntry) -> Any:
         raise CoralError(
             f"There is no method of kind {entry.kind!r}.{nearest(entry.kind, METHODS)} Known: {', '.join(METHODS)}."
         )
-    taken = entry.row == ZERO_SHOT or entry.row.endswith(" tempered")
+    taken = entry.row == ZERO_SHOT or entry.row.endswith((" tempered", " adapted"))
     if taken or (entry.row in CONTROLS and entry.kind != entry.row):
         raise CoralError(f"A method of kind {entry.kind!r} cannot be called {entry.row!r}: another row has that name.")
     return METHODS[entry.kind].read(entry)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,12 +24,22 @@ from coral_lens.costs import FILE as COST_FILE
 from coral_lens.costs import Stopwatch, add_scoring, method_cost, read_steps, scoring_cost, write_costs
 from coral_lens.errors import CoralError
 from coral_lens.fitting import FitSettings, check_questions
-from coral_lens.jobs import Job, QuestionSet, prompts_digest
+from coral_lens.jobs import NOTES, Job, QuestionSet, prompts_digest
 from coral_lens.joined import JoinedStore, Part, predictions_of
 from coral_lens.manifest import digest, digest_file, read_json, versions, write_json
 from coral_lens.methods import CONTROLS, METHODS, ZERO_SHOT, read_method
 from coral_lens.metrics import score
-from coral_lens.planning import Load, MixturePlan, Plan, Selection, definitions_of, loader, plan_study, selected
+from coral_lens.planning import (
+    Load,
+    MixturePlan,
+    Plan,
+    Selection,
+    TestPlan,
+    definitions_of,
+    loader,
+    plan_study,
+    selected,
+)
 from coral_lens.predicting import Rows, method_folder, method_predictions
 from coral_lens.progress import Bar, silent
 from coral_lens.records import Predictions, Question, Style
@@ -90,6 +100,7 @@ class Prepared:
                     "drawn": "all" if t.part.source.n is None else f"{t.part.source.n} at random",
                     "shots": t.part.source.shots,
                     "n_left_out": t.n_left_out,
+                    **({"adapted on": f"{len(t.adapt.ids)} of {t.adapt.source.label}"} if t.adapt else {}),
                 }
                 for t in self.plan.tests
             },
@@ -125,6 +136,14 @@ def run_study(prepared: Prepared, places: Places, *, open_model: Callable[[str],
         del walk
         gc.collect()  # one model in memory at a time
     return write_study(record, runs, places.out)
+
+
+def run_alone(prepared: Prepared, places: Places, *, open_model: Callable[[str], Model], bar: Bar = silent) -> Path:
+    """Walk a study of one model and one mixture, and leave its run in the folder for results itself; return that."""
+    (name,), (plan,) = prepared.study.models, prepared.plan.mixtures
+    if places.out.exists() and any(places.out.iterdir()) and not (places.out / "run.json").exists():
+        raise CoralError(f"{places.out} is not empty and holds no run; choose another --out.")
+    return Walk(prepared, places, name, open_model, bar).run(plan, places.out)
 
 
 def claim(folder: Path, record: dict[str, Any]) -> None:
@@ -227,12 +246,17 @@ class Walk:
 
         return QuestionSet(name, joined, asked)
 
+    def test_set(self, plan: TestPlan) -> QuestionSet:
+        """Return the questions of a test with their states, and those that methods may adapt on."""
+        found, part = self.question_set(plan.name, [plan.part]), plan.adapt
+        return found if part is None else replace(found, adapt=lambda: tuple(selected(part, self._asked)))
+
     # -------------------------------------------------------------------------------------------- predictions
 
-    def run(self, plan: MixturePlan) -> Path:
-        """Fit every method on a mixture, predict every test set, and write the run with its report."""
+    def run(self, plan: MixturePlan, folder: Path | None = None) -> Path:
+        """Fit every method on a mixture, predict every test set, and write the run with its report; return its folder."""
         train = self.question_set(plan.mixture.name, plan.parts)
-        tests = [self.question_set(t.name, [t.part]) for t in self.prepared.plan.tests]
+        tests = [self.test_set(t) for t in self.prepared.plan.tests]
         place = self.work / file_name(f"{plan.mixture.name}-{digest(train.states.manifest)[:8]}")
         rows: Rows = {t.name: {} for t in tests}
         seeds: dict[str, dict[str, dict[str, list[float]]]] = {t.name: {} for t in tests}
@@ -248,7 +272,7 @@ class Walk:
                 for one, asked in zip(tests, self.prepared.plan.tests, strict=True):
                     rows[one.name] |= (extra := self.without_shots(one, asked.part))
                     add_scores(seeds[one.name], extra)
-        folder = self.runs / file_name(plan.mixture.name)
+        folder = folder or self.runs / file_name(plan.mixture.name)
         write_run(self._run(plan, tests, rows, place), folder)
         write_json(folder / "seeds.json", {"seeds": list(self.study.seeds), "scores": seeds})
         self._write_costs(place, folder)
@@ -308,9 +332,18 @@ class Walk:
             "tests": record["tests"],
             "seed": self.study.seed,
             "versions": versions(),
+            **({"notes": notes} if (notes := self._notes(place)) else {}),
         }
         title = f"{self.study.name}: {self.name}, trained on {plan.mixture.name}"
         return Run(title, evaluations, self._lens(place, next(iter(rows.values())), tests[0]), provenance)
+
+    def _notes(self, place: Path) -> dict[str, Any]:
+        """Return what methods remarked under the first seed."""
+        paths = {
+            entry.row: method_folder(place, entry, settings) / str(self.study.seeds[0]) / NOTES
+            for entry, settings in self.prepared.methods
+        }
+        return {row: read_json(path) for row, path in paths.items() if path.exists()}
 
     def _lens(self, place: Path, rows: dict[str, Predictions], test: QuestionSet) -> dict[str, Any]:
         """Return the record of the lens that the report is about; where no method is a lens, of the model alone."""

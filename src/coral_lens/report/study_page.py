@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from coral_lens.manifest import write_atomic
 from coral_lens.report import study_formats
+from coral_lens.report.contents import Contents
 from coral_lens.report.formats import percent
-from coral_lens.report.page import flat, rendered, shown
-from coral_lens.report.study_paper import PAPER_NOTES, paper_tables
+from coral_lens.report.page import flat, render
+from coral_lens.report.study_paper import PAPER_NOTES, PaperTable, paper_tables
 from coral_lens.report.study_tables import (
     RELATIVE,
     Improvement,
@@ -60,16 +61,6 @@ def write_study(record: Mapping[str, Any], runs: Sequence[StudyRun], out: Path) 
     return page
 
 
-CONTENTS = {
-    "summary": "Summary",
-    "tables": "Tables",
-    "paper": "The paper's numbers",
-    "questions": "Questions",
-    "runs": "Reports of each model",
-    "provenance": "Provenance",
-}
-
-
 def render_study(
     record: Mapping[str, Any],
     tables: Sequence[StudyTable],
@@ -77,29 +68,56 @@ def render_study(
     links: Sequence[tuple[str, str]],
 ) -> str:
     """Return the page."""
-    sources = {name: about["source"] for name, about in record["tests"].items()}
-    paper = paper_tables(dict.fromkeys(t.model for t in tables), sources)
-    content = {
-        "what": "study",
-        "title": record["name"],
-        "headline": headline(tables),
-        "contents": [(place, name) for place, name in CONTENTS.items() if paper or place != "paper"],
-        "pictures": [shown(p) for p in pictures],
-        "heads": study_formats.IMPROVEMENT_HEADS,
-        "summary_notes": study_formats.SUMMARY_NOTES,
-        "improvements": study_formats.improvement_rows(tables),
-        "tables": [(t, study_formats.columns_of(t), study_formats.lines_of(t)) for t in tables],
-        "notes": study_formats.NOTES,
-        "paper": paper,
-        "paper_notes": PAPER_NOTES,
-        "questions": {
-            **{f"Training: {name}": list(flat("", about)) for name, about in record["mixtures"].items()},
-            **{f"Test: {name}": list(flat("", about)) for name, about in record["tests"].items()},
-        },
-        "runs": links,
-        "provenance": list(flat("", {"study": record["study"], "versions": record["versions"]})),
+    contents = Contents()
+    parts = summary_of(tables, pictures, contents) | numbers_of(record, tables, contents)
+    for anchor, title in OTHERS.items():
+        contents.begin(anchor, title)
+    questions = {
+        **{f"Training: {name}": list(flat("", about)) for name, about in record["mixtures"].items()},
+        **{f"Test: {name}": list(flat("", about)) for name, about in record["tests"].items()},
     }
-    return rendered("study.html", content)
+    provenance = list(flat("", {"study": record["study"], "versions": record["versions"]}))
+    about = {"questions": questions, "runs": links, "provenance": provenance, "sections": contents.sections}
+    return render("study.html", parts, about, title=record["name"], headline=headline(tables))
+
+
+OTHERS = {"questions": "Questions", "runs": "Reports of each model", "provenance": "Provenance"}
+
+
+def summary_of(tables: Sequence[StudyTable], pictures: Sequence[Picture], contents: Contents) -> dict[str, Any]:
+    """Return what the page says on average."""
+    contents.begin("summary", "Summary")
+    return {
+        "figures": [contents.figure(p, "Relative improvement on the few-shot row") for p in pictures],
+        "summary": contents.table("Relative improvement on the few-shot row"),
+        "heads": study_formats.IMPROVEMENT_HEADS,
+        "improvements": study_formats.improvement_rows(tables),
+        "summary_notes": study_formats.SUMMARY_NOTES,
+    }
+
+
+def numbers_of(record: Mapping[str, Any], tables: Sequence[StudyTable], contents: Contents) -> dict[str, Any]:
+    """Return the tables of the study, and those of the paper that they can stand beside."""
+    contents.begin("tables", "Tables")
+    ours = [
+        (
+            contents.table(f"{t.test}, {t.model}"),
+            t,
+            list(study_formats.columns_of(t).values()),
+            study_formats.lines_of(t),
+        )
+        for t in tables
+    ]
+    paper = paper_of(record, [t.model for t in tables])
+    if paper:
+        contents.begin("paper", "The paper's numbers")
+    theirs = [(contents.table(p.heading), list(p.heads.values()), p.rows) for p in paper]
+    return {"tables": ours, "notes": study_formats.NOTES, "paper": theirs, "paper_notes": PAPER_NOTES}
+
+
+def paper_of(record: Mapping[str, Any], models: Sequence[str]) -> list[PaperTable]:
+    """Return the paper's tables of the tests of a study."""
+    return paper_tables(dict.fromkeys(models), {name: about["source"] for name, about in record["tests"].items()})
 
 
 TESTS = {"held-out": "other questions of the same tasks", "transfer": "tasks that it never saw"}

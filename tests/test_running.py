@@ -444,6 +444,33 @@ def test_a_new_method_is_one_row_of_the_table(
     assert "Few-shot" in (tmp_path / "out" / "tables.md").read_text("utf-8")
 
 
+def test_a_method_may_adapt_only_on_what_no_test_set_holds(
+    tiny: Model, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, int | None] = {}
+
+    def fit_adapting(job: Job, _: None) -> Predict:
+        def predict(test: QuestionSet) -> dict[str, Predictions]:
+            seen[test.name] = len(test.adapt()) if test.adapt else None
+            uniform = predictions_of("", test.states, np.full(len(test.states.table.logprobs), 0.25))
+            return {"": uniform, " adapted": uniform} if test.adapt else {"": uniform}
+
+        return predict
+
+    monkeypatch.setitem(METHODS, "adapting", Method(no_options, fit_adapting))
+    tests = [STUDY["test"][0] | {"adapt": "train"}, STUDY["test"][2]]
+    walk(study_of(method=[{"kind": "adapting"}], test=tests), tmp_path, data, Opening(tiny))
+    # two training questions stand in the test set too
+    assert seen == {"arc_easy:test": N - 2, "arc_challenge:test": None}
+    run = load_run(tmp_path / "out/runs/tiny/both")
+    assert ["adapting adapted" in e.predictions for e in run.evaluations] == [True, False]
+    record = json.loads((tmp_path / "out" / "study.json").read_text("utf-8"))["tests"]
+    assert record["arc_easy:test"]["adapted on"] == f"{N - 2} of arc_easy:train"
+    assert "adapted on" not in record["arc_challenge:test"]
+    with pytest.raises(CoralError, match=r"would adapt on arc_easy:test, and tests on questions of the same split"):
+        prepare_study(study_of(test=[STUDY["test"][0] | {"adapt": "test"}]), data)
+
+
 def test_a_method_looks_at_all_questions_before_a_model_is_loaded(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[tuple[int, str]] = []
 

@@ -51,6 +51,6 @@ def read_method(entry: MethodEntry) -> Any:
         raise CoralError(
             f"There is no method of kind {entry.kind!r}.{nearest(entry.kind, METHODS)} Known: {', '.join(METHODS)}."
         )
-    if (entry.row in CONTROLS and entry.kind != entry.row) or entry.row.endswith(" tempered"):
+    if (entry.row in CONTROLS and entry.kind != entry.row) or entry.row.endswith((" tempered", " adapted")):
         raise CoralError(f"A method of kind {entry.kind!r} cannot be called {entry.row!r}: another row has that name.")
     return METHODS[entry.kind].read(entry)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,17 @@ from coral_lens.joined import JoinedStore, Part
 from coral_lens.manifest import digest, digest_file, read_json, versions, write_json
 from coral_lens.methods import CONTROLS, METHODS, read_method
 from coral_lens.metrics import score
-from coral_lens.planning import Load, MixturePlan, Plan, Selection, definitions_of, loader, plan_study, selected
+from coral_lens.planning import (
+    Load,
+    MixturePlan,
+    Plan,
+    Selection,
+    TestPlan,
+    definitions_of,
+    loader,
+    plan_study,
+    selected,
+)
 from coral_lens.predicting import Rows, method_folder, method_predictions
 from coral_lens.progress import Bar, silent
 from coral_lens.records import Predictions, Question, Style
@@ -87,6 +97,7 @@ class Prepared:
                     "drawn": "all" if t.part.source.n is None else f"{t.part.source.n} at random",
                     "shots": t.part.source.shots,
                     "n_left_out": t.n_left_out,
+                    **({"adapted on": f"{len(t.adapt.ids)} of {t.adapt.source.label}"} if t.adapt else {}),
                 }
                 for t in self.plan.tests
             },
@@ -226,12 +237,17 @@ class Walk:
 
         return QuestionSet(name, joined, asked)
 
+    def test_set(self, plan: TestPlan) -> QuestionSet:
+        """Return the questions of a test with their states, and those that methods may adapt on."""
+        found, part = self.question_set(plan.name, [plan.part]), plan.adapt
+        return found if part is None else replace(found, adapt=lambda: tuple(selected(part, self._asked)))
+
     # -------------------------------------------------------------------------------------------- predictions
 
     def run(self, plan: MixturePlan, folder: Path | None = None) -> Path:
         """Fit every method on a mixture, predict every test set, and write the run with its report; return its folder."""
         train = self.question_set(plan.mixture.name, plan.parts)
-        tests = [self.question_set(t.name, [t.part]) for t in self.prepared.plan.tests]
+        tests = [self.test_set(t) for t in self.prepared.plan.tests]
         place = self.work / file_name(f"{plan.mixture.name}-{digest(train.states.manifest)[:8]}")
         rows: Rows = {t.name: {} for t in tests}
         seeds: dict[str, dict[str, dict[str, list[float]]]] = {t.name: {} for t in tests}

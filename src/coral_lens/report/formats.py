@@ -42,8 +42,9 @@ class Row:
 
 
 def label_of(method: str) -> str:
-    """Return a method's name for people."""
-    return LABELS.get(method, method)
+    """Return a method's name for people; one of two runs keeps its run's name in front."""
+    run, colon, plain = method.rpartition(": ")
+    return f"{run}{colon}{LABELS.get(plain, plain)}"
 
 
 def percent(x: float, *, sign: bool = False) -> str:

@@ -3,7 +3,7 @@
     python bench/probes.py --store DIR                        an existing store of labelled questions, all layers
     python bench/probes.py --data DIR --store NEW             extracts commonsense_qa_cloze:train with SmolLM2 first
     python bench/probes.py --store DIR --parts sweep          a whole model: all layers, 24 settings, 2,000 questions
-    python bench/probes.py --parts memory                     peak memory of a fit from 100,000 rows of 4,096 columns
+    python bench/probes.py --parts memory                     peak memory of whole fits from 20,000 and 80,000 questions
 
 Machines are noisy, so contenders take turns in short rounds and the median of the rounds' ratios is printed. The searches
 are too long for that: they run one after the other, and the processor time and the epochs are printed beside the time.
@@ -12,6 +12,7 @@ are too long for that: they run one after the other, and the processor time and 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import tempfile
 import threading
@@ -20,19 +21,35 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from coral_lens import choosing
+from coral_lens.engine import layer_name
 from coral_lens.errors import CoralError
+from coral_lens.fitting import FitSettings, fit_store
+from coral_lens.manifest import digest, write_json
 from coral_lens.mlp import LayerData, MlpSettings, fit_mlp
 from coral_lens.probes import fit_standardiser, r_squared
+from coral_lens.records import Question
 from coral_lens.ridge import PENALTIES, fit_ridge_folds, fit_ridge_path
+from coral_lens.scratch import scratch_folder
 from coral_lens.search import GRID, Found, SearchBudget, planned_epochs, search_mlp
 from coral_lens.splits import rows_of, split_mask
 from coral_lens.steering import base_probs, residuals
-from coral_lens.store import ActivationStore, Extraction, all_layers, extract
+from coral_lens.store import (
+    FORMAT,
+    ActivationStore,
+    Extraction,
+    Journal,
+    all_layers,
+    extract,
+    question_record,
+    write_questions,
+)
 
 FOLDS = 5
 EXHAUSTIVE = SearchBudget(rungs=(), finalists=10**6)
@@ -47,13 +64,14 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=2000, help="of a new store, and at most so many for the sweep")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--epochs", type=int, default=40, help="cap of the search that is compared with the whole grid")
-    parser.add_argument("--rows", type=int, default=100_000, help="of the memory measurement")
-    parser.add_argument("--width", type=int, default=4096)
+    parser.add_argument("--sizes", type=int, nargs="*", default=[20_000, 80_000], help="questions, for memory")
+    parser.add_argument("--width", type=int, default=2048, help="of the states, for memory")
+    parser.add_argument("--journal", type=Path, default=None, help="where a sweep that may be killed keeps what it did")
     parser.add_argument("--parts", nargs="*", default=["ridge", "mlp", "search"], choices=[*PARTS, "memory"])
     args = parser.parse_args()
     print(f"{torch.get_num_threads()} threads", flush=True)
     if "memory" in args.parts:
-        bench_memory(args.rows, args.width)
+        bench_memory(args.sizes, args.width)
     if set(args.parts) - {"memory"}:
         with tempfile.TemporaryDirectory() as temporary:
             store = open_store(args.store or Path(temporary) / "store", args.data, args.questions)
@@ -226,32 +244,49 @@ def bench_search(store: ActivationStore, args: argparse.Namespace) -> None:
 
 
 def bench_sweep(store: ActivationStore, args: argparse.Namespace) -> None:
-    """A whole model: ridge ranks all layers, then the search over all of them and the default grid."""
+    """A whole model: ridge ranks all layers, then the search over all of them and the default grid.
+
+    With --journal a killed sweep goes on; what is printed is then the time of all calls, up to the last trial of each.
+    """
     from rich.console import Console
     from rich.progress import Progress
 
     rows = rows_of_store(store, args.questions)
-    start, busy = time.perf_counter(), time.process_time()
-    ranked = ranked_layers(rows)
-    ridge_time = time.perf_counter() - start
-    total = planned_epochs(len(ranked), GRID)
-    with Progress(console=Console(stderr=True)) as progress, tempfile.TemporaryDirectory() as folder:
-        task = progress.add_task("epochs", total=total)
-        found = search_mlp(
-            rows.layer,
-            [layer for _, layer in ranked],
-            GRID,
-            seed=0,
-            journal=Path(folder) / "search.jsonl",
-            progress=lambda n: progress.advance(task, n),
-        )
-    whole, busy = time.perf_counter() - start, time.process_time() - busy
+    with tempfile.TemporaryDirectory() as folder, Progress(console=Console(stderr=True)) as progress:
+        journal = args.journal or Path(folder) / "search.jsonl"
+        clock = Clock(journal.with_suffix(".seconds"))
+        ranked = ranked_layers(rows)
+        task = progress.add_task("epochs", total=planned_epochs(len(ranked), GRID))
+
+        def advance(n: int) -> None:
+            progress.advance(task, n)
+            clock.note()
+
+        layers = [layer for _, layer in ranked]
+        found = search_mlp(rows.layer, layers, GRID, seed=0, journal=journal, progress=advance)
+        wall, busy = clock.note()
     print(
         f"sweep, {len(ranked)} layers x {len(GRID)} settings, {rows.train.sum()} training rows: {describe(found)}; "
-        f"{whole / 60:.1f} minutes (wanted 20), of which ridge {ridge_time:.0f} s; processors "
-        f"{busy / 60:.1f} minutes; ridge R2 {ranked[0][0]:.4f}",
+        f"{wall / 60:.1f} minutes (wanted 20) in {clock.calls} call(s), processors {busy / 60:.1f} minutes; ridge R2 "
+        f"{ranked[0][0]:.4f}",
         flush=True,
     )
+
+
+class Clock:
+    """Wall and processor time of a piece of work over all the calls that it took, kept in a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.start = path, (time.perf_counter(), time.process_time())
+        before = json.loads(path.read_text()) if path.exists() else [0.0, 0.0, 0]
+        self.before, self.calls = before[:2], before[2] + 1
+
+    def note(self) -> tuple[float, float]:
+        """Write down the times so far and return them."""
+        now = (time.perf_counter(), time.process_time())
+        wall, busy = (b + n - s for b, n, s in zip(self.before, now, self.start, strict=True))
+        write_json(self.path, [wall, busy, self.calls])
+        return wall, busy
 
 
 def describe(found: Found) -> str:
@@ -279,47 +314,67 @@ PARTS: dict[str, Callable[[ActivationStore, argparse.Namespace], None]] = {
 
 # ------------------------------------------------------------------------------------------------------------ memory
 
-
-def bench_memory(n_rows: int, width: int) -> None:
-    """Peak memory of each step of a fit whose states are in a file, above what the process had before it."""
-    with tempfile.TemporaryDirectory() as folder:
-        states = mapped(Path(folder) / "states", n_rows, width)
-        r = np.tanh(states[:, 0].astype(np.float64)) * 0.5
-        z = np.memmap(Path(folder) / "z", dtype=np.float16, mode="w+", shape=states.shape)
-        cut = 4 * n_rows // 5
-        settings = MlpSettings(max_epochs=1)
-        steps: Sequence[tuple[str, Callable[[], object]]] = (
-            ("standardise", lambda: fit_standardiser(states)(states, out=z)),
-            ("mlp, 1 epoch", lambda: fit_mlp((z[:cut], r[:cut]), (z[cut:], r[cut:]), settings, seed=0)),
-            ("ridge path", lambda: fit_ridge_path(z, r)),
-            (f"ridge, {FOLDS} folds", lambda: fit_ridge_folds(z, r, np.arange(n_rows) * FOLDS // n_rows)),
-        )
-        for name, step in steps:
-            with peak_memory() as peak:
-                time_taken = seconds(step)
-            print(
-                f"{name}, {n_rows} x {width}: peak {peak[0] / 2**30:.2f} GiB above the start (allowed 3), {time_taken:.0f} s",
-                flush=True,
-            )
+OPTIONS = 4
+FITS = {
+    "ridge": FitSettings(lens="ridge", temper=True),
+    "ridge, 5 folds": FitSettings(lens="ridge", folds=FOLDS),
+    "listwise": FitSettings(lens="listwise"),
+    "mlp, 2 epochs": FitSettings(lens="mlp"),
+}
 
 
-def mapped(path: Path, n_rows: int, width: int) -> np.memmap:
-    """Write random states to a file, a little at a time, and map it."""
+def bench_memory(questions: Sequence[int], width: int) -> None:
+    """Peak memory of `fit_store` on stores of made-up states, one layer, above what the process had before it."""
+    choosing.GRID = (replace(GRID[0], max_epochs=2),)  # memory is the same with one setting and two epochs
+    for n in questions:
+        with tempfile.TemporaryDirectory(dir=scratch_folder()) as folder:
+            store = made_up_store(Path(folder), n, width)
+            for name, settings in FITS.items():
+                with peak_memory() as peak:
+                    taken = seconds(partial(fit_store, store, settings))
+                print(
+                    f"{name}, {n:,} questions x {OPTIONS} options x {width}: own memory {peak[0] / 2**30:.2f} GiB above the "
+                    f"start (allowed 3), resident with mapped pages {peak[1] / 2**30:.2f} GiB, {taken:.0f} s",
+                    flush=True,
+                )
+
+
+def made_up_store(folder: Path, n: int, width: int) -> ActivationStore:
+    """Write a store shard by shard: base scores and states lean to the answers."""
     rng = np.random.default_rng(0)
-    states = np.memmap(path, dtype=np.float16, mode="w+", shape=(n_rows, width))
-    for start in range(0, n_rows, 1000):
-        states[start : start + 1000] = rng.standard_normal((min(1000, n_rows - start), width), dtype=np.float32)
-    return states
+    answers = rng.integers(0, OPTIONS, n)
+    options = tuple("abcd"[:OPTIONS])
+    questions = [Question(str(i), str(i), f"question {i}", options, int(answer)) for i, answer in enumerate(answers)]
+    model = {"name": "made up", "weights": "", "tokenizer": "", "dtype": "torch.float32"}
+    asked = digest([question_record(q) for q in questions])
+    manifest = {"format": FORMAT, "model": model, "style": "text", "layers": [0], "n_questions": n, "questions": asked}
+    write_json(folder / "manifest.json", manifest)
+    write_questions(folder, questions)
+    journal, step = Journal(folder), 1000
+    for shard, start in enumerate(range(0, n, step)):
+        some = answers[start : start + step]
+        right = np.eye(OPTIONS, dtype=np.float32)[some].ravel()
+        states = rng.standard_normal((len(right), width), dtype=np.float32)
+        states[:, 0] += right
+        counts = {name: torch.ones(len(right), dtype=torch.int64) for name in ("n_tokens", "n_chars", "n_bytes")}
+        logprobs = torch.from_numpy(0.5 * right + rng.standard_normal(len(right)))
+        order = torch.arange(start, start + len(some))
+        layer = {layer_name(0): torch.from_numpy(states).half()}
+        journal.add(shard, {"question": order, "logprob": logprobs, **counts, **layer})
+    return ActivationStore(folder)
 
 
 @contextmanager
 def peak_memory() -> Iterator[list[int]]:
-    """Measure the largest growth of the process's own memory, every 10 ms; mapped pages are the system's to drop."""
-    peak, stop, start = [0], threading.Event(), own_memory()
+    """Measure the largest growth of the process's own memory and of all that is resident, every 10 ms.
+
+    Mapped pages are resident too, but the system's to drop.
+    """
+    peak, stop, start = [0, 0], threading.Event(), memory()
 
     def watch() -> None:
         while not stop.wait(0.01):
-            peak[0] = max(peak[0], own_memory() - start)
+            peak[:] = [max(p, now - then) for p, now, then in zip(peak, memory(), start, strict=True)]
 
     thread = threading.Thread(target=watch)
     thread.start()
@@ -330,12 +385,14 @@ def peak_memory() -> Iterator[list[int]]:
         thread.join()
 
 
-def own_memory() -> int:
-    """Return the bytes of memory that belong to this process alone (Linux)."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return 1024 * int(line.split()[1])
-    raise CoralError("Memory is measured on Linux only.")
+def memory() -> tuple[int, int]:
+    """Return the bytes of memory that belong to this process alone, and those that are resident in all (Linux)."""
+    try:
+        lines = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines())
+    except FileNotFoundError:
+        raise CoralError("Memory is measured on Linux only.") from None
+    own, resident = (1024 * int(lines[name].split()[0]) for name in ("RssAnon", "VmRSS"))
+    return own, resident
 
 
 if __name__ == "__main__":

@@ -304,7 +304,7 @@ def test_the_mlp_tries_its_grid_on_the_best_layers_and_keeps_the_best_setting(
     assert lens.layers == (SIGNAL,)
     assert [row["layer"] for row in lens.trace["layers"]] == list(LAYERS), "ridge says which layers are worth it"
     assert lens.trace["chosen"]["settings"] == [
-        {"weight_decay": 1.0, "output_penalty": 0.0, "learning_rate": 1e-2, "hidden": [16, 8]}
+        {"weight_decay": 1.0, "output_penalty": 0.0, "learning_rate": 1e-2, "hidden": [16, 8], "max_epochs": 12}
     ]
     fresh = scores(lens, Planted(300, strength=2.0, seed=7), "accuracy")
     assert fresh["coral"] > fresh["base"] + 0.15

@@ -134,8 +134,16 @@ def test_questions_that_calibrated_become_seen(lens: Lens) -> None:
     assert calibrated.is_seen(PlantedStore(120, signal=SIGNAL).questions).all()
     assert not calibrated.is_seen(store_of(60, 3).questions).any()
     assert not lens.is_seen(store.questions).any()
-    with pytest.raises(CoralError, match="has not seen"):
-        calibrate(calibrated, store, Guarantees(coverage=0.8))
+
+
+def test_a_lens_may_be_calibrated_again_on_the_same_questions(lens: Lens) -> None:
+    store = store_of(120, 2)
+    before, _ = calibrate(lens, store, Guarantees(coverage=0.8))
+    after, left_out = calibrate(before, store, Guarantees(coverage=0.9, risk=0.3))
+    at_once, _ = calibrate(lens, store, Guarantees(coverage=0.9, risk=0.3))
+    assert left_out == 0
+    assert (after.sets, after.abstention) == (at_once.sets, at_once.abstention)
+    assert after.is_seen(store.questions).all()
 
 
 def test_a_question_without_an_answer_is_refused_by_its_id(lens: Lens) -> None:
@@ -163,6 +171,8 @@ def test_promises_survive_the_disk(lens: Lens, tmp_path: Path) -> None:
     assert again.sets == calibrated.sets
     assert again.abstention == calibrated.abstention
     assert again.seen.tolist() == calibrated.seen.tolist()
+    assert again.calibrated_on.tolist() == calibrated.calibrated_on.tolist()
+    assert len(again.calibrated_on) == 120
     fresh = store_of(40, 3)
     assert again.answers(fresh) == calibrated.answers(fresh)
 

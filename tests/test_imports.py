@@ -16,6 +16,10 @@ HEAVY = {"torch", "transformers", "lm_eval", "datasets", "sklearn", "scipy", "ma
 LINES = (
     "errors records metrics stats",
     "errors manifest fingerprints models loading",
+    "manifest scratch store",
+    "scratch probes",
+    "scratch listwise",
+    "scratch tempering",
     "errors assets task_index tasks questions",
     "errors assets task_data tasks",
     "records tasks",
@@ -44,6 +48,8 @@ LINES = (
     "records prompts store",
     "records prefixes layout engine store joined lens fitting evaluation report demo printing cli",
     "metrics fitting",
+    "ridge mlp fitting analysis cli",
+    "joined stats analysis cli",
     "records runs evaluation",
     "stats report",
     "report printing",
@@ -67,7 +73,7 @@ LINES = (
     "models loading cli",
     "errors lm_eval_requests lm_eval_scoring lm_eval_model lm_eval_command cli",
     "prompts lm_eval_scoring",
-    "store readers lm_eval_scoring",
+    "engine readers store lm_eval_scoring",
     "token_budget lm_eval_scoring",
     "lens lm_eval_model",
     "models loading lm_eval_model",
@@ -81,7 +87,7 @@ LEAVES = {"errors", "prefixes", "progress", "terms"}
 """Import nothing of ours."""
 LIGHT = {"__init__", "cli", "errors", "records", "metrics", "stats", "tasks", "questions", "assets", "task_index",
          "task_data", "terms", "manifest", "splits", "steering", "prefixes", "prompts", "runs", "progress", "card", "hub",
-         "conformal", "listwise", "inputs", "tempering", "lm_eval_requests", "lm_eval_logs", "lm_eval_metrics",
+         "conformal", "scratch", "listwise", "inputs", "tempering", "lm_eval_requests", "lm_eval_logs", "lm_eval_metrics",
          "lm_eval_command", "study", "planning"}  # fmt: skip
 """Import nothing heavy when they are imported themselves."""
 

@@ -12,12 +12,9 @@ from planted import planted_rows, ragged_folds
 from sklearn.metrics import r2_score
 from sklearn.preprocessing import StandardScaler
 
-from coral_lens import probes
-from coral_lens.mlp import (
-    MlpSettings,
-    fit_mlp,
-)
-from coral_lens.probes import chunks, fit_standardiser, r_squared
+from coral_lens import scratch
+from coral_lens.mlp import MlpSettings, fit_mlp
+from coral_lens.probes import fit_standardiser, r_squared
 from coral_lens.ridge import fit_ridge_folds, fit_ridge_path
 
 SMALL = MlpSettings(hidden=(16, 8), max_epochs=8, batch_size=32)
@@ -58,19 +55,13 @@ def test_an_ordinary_column_beside_a_massive_one_is_scaled_by_its_own_spread() -
 # ---------------------------------------------------------------------------------------------------- chunks of rows
 
 
-def test_chunks_cover_every_row_once() -> None:
-    width = probes.CHUNK_BYTES // 8 // 10  # ten rows a chunk
-    assert [(c.start, c.stop) for c in chunks(25, width)] == [(0, 10), (10, 20), (20, 25)]
-    assert [(c.start, c.stop) for c in chunks(2, 10**12)] == [(0, 1), (1, 2)]
-
-
 def test_streaming_in_chunks_equals_doing_it_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     z, r = planted_rows(103, 12)
     z, folds = z * np.float32(3) + np.float32(40), ragged_folds(103)
     whole, whole_scale = fit_ridge_folds(z, r, folds)[0], fit_standardiser(z)
     mlp = fit_mlp((z, r), (z, r), SMALL, seed=0)
     at_once = [mlp.predict(z), fit_ridge_path(z, r)[3].predict(z), whole_scale(z)]
-    monkeypatch.setattr(probes, "CHUNK_BYTES", 8 * 12 * 10)
+    monkeypatch.setattr(scratch, "CHUNK_BYTES", 8 * 12 * 10)
     scale = fit_standardiser(z)
     np.testing.assert_allclose(scale.mean, whole_scale.mean, rtol=1e-6)
     np.testing.assert_allclose(scale.scale, whole_scale.scale, rtol=1e-6)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -14,6 +15,7 @@ import torch
 
 from coral_lens import mlp
 from coral_lens.errors import CoralError
+from coral_lens.kinds import mlp_settings, setting_of
 from coral_lens.mlp import HIDDEN, LayerData, MlpSettings, MlpTraining, fit_mlp
 from coral_lens.probes import r_squared
 from coral_lens.search import GRID, PAPER_GRID, Found, SearchBudget, in_turns, planned_epochs, search_mlp
@@ -263,3 +265,10 @@ def test_equal_residuals_are_refused() -> None:
 
     with pytest.raises(CoralError, match="60 residuals of the validation rows at layer 3 are all equal"):
         search_mlp(flat, LAYERS, SETTINGS, seed=0)
+
+
+@pytest.mark.parametrize("point", [GRID[5], PAPER_GRID[7], MlpSettings(hidden=(), dropout=0.0, max_epochs=3)])
+def test_a_setting_on_record_is_refitted_with_all_that_was_searched_with(point: MlpSettings) -> None:
+    record = json.loads(json.dumps(setting_of(point)))
+    assert mlp_settings(record) == point
+    assert set(record) >= {"weight_decay", "output_penalty", "learning_rate", "hidden"}

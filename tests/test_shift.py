@@ -24,12 +24,17 @@ def drawn(n: int, seed: int, *, at: float = 0.0, width: int = WIDTH) -> np.ndarr
     return ((rng.normal(size=(n, width)) + at) @ mixing * np.geomspace(0.1, 100, width)).astype(np.float32)
 
 
+def fitted_on(at: np.ndarray, names: list[str], held_out: tuple[np.ndarray, list[str]]) -> ShiftModel:
+    """Fit on some places and judge by others."""
+    both, n = np.concatenate([at, held_out[0]]), len(at)
+    model: ShiftModel = fit_shift(both, names + held_out[1], train=np.arange(n), held_out=np.arange(n, len(both)))
+    return model
+
+
 def fitted(n: int = 400, *, at: float = 0.0, width: int = WIDTH) -> ShiftModel:
     """One task alone."""
-    model: ShiftModel = fit_shift(
-        drawn(n, 0, at=at, width=width), ["a"] * n, (drawn(n // 4, 1, at=at, width=width), ["a"] * (n // 4))
-    )
-    return model
+    held_out = drawn(n // 4, 1, at=at, width=width), ["a"] * (n // 4)
+    return fitted_on(drawn(n, 0, at=at, width=width), ["a"] * n, held_out)
 
 
 def test_a_place_is_the_mean_over_the_options() -> None:
@@ -50,7 +55,7 @@ def test_a_distance_worked_by_hand() -> None:
 def test_with_all_directions_it_is_the_mahalanobis_distance_within_tasks() -> None:
     at = np.concatenate([drawn(300, 0), drawn(300, 1, at=2.0)])
     names = ["a"] * 300 + ["b"] * 300
-    model = fit_shift(at, names, (at[::7], names[::7]))
+    model = fitted_on(at, names, (at[::7], names[::7]))
     # eleven directions have a variance of their own, and the rest is one direction: nothing is averaged
     assert model.basis.shape == (WIDTH, WIDTH - 1)
     within = at.astype(np.float64) - np.repeat([at[:300].mean(axis=0), at[300:].mean(axis=0)], 300, axis=0)
@@ -80,7 +85,7 @@ def test_questions_of_either_task_are_near_and_those_between_are_far() -> None:
     at = np.concatenate([drawn(300, 0), drawn(300, 1, at=8.0)])
     names = ["a"] * 300 + ["b"] * 300
     held_out = (np.concatenate([drawn(80, 2), drawn(80, 3, at=8.0)]), ["a"] * 80 + ["b"] * 80)
-    model = fit_shift(at, names, held_out)
+    model = fitted_on(at, names, held_out)
     for near in (drawn(200, 4), drawn(200, 5, at=8.0)):
         assert np.median(model.of(near)) == pytest.approx(1.0, abs=0.15)
     assert np.median(model.of(drawn(200, 6, at=4.0))) > 4.0
@@ -91,11 +96,11 @@ def test_questions_of_either_task_are_near_and_those_between_are_far() -> None:
 def test_units_and_origin_of_a_column_do_not_matter(column: int, factor: float, moved: float) -> None:
     """Neurons have no units of their own."""
     parts = [drawn(200, 0), drawn(50, 1), drawn(20, 2, at=0.5)]
-    plain = fit_shift(parts[0], ["a"] * 200, (parts[1], ["a"] * 50)).of(parts[2])
+    plain = fitted_on(parts[0], ["a"] * 200, (parts[1], ["a"] * 50)).of(parts[2])
     scale = float(parts[0][:, column].std())
     for part in parts:
         part[:, column] = factor * (part[:, column] + moved * scale)
-    again = fit_shift(parts[0], ["a"] * 200, (parts[1], ["a"] * 50)).of(parts[2])
+    again = fitted_on(parts[0], ["a"] * 200, (parts[1], ["a"] * 50)).of(parts[2])
     assert again == pytest.approx(plain, rel=2e-2)
 
 
@@ -109,7 +114,7 @@ def test_the_order_of_options_and_the_other_questions_do_not_matter() -> None:
 
 def test_a_task_without_held_out_questions_takes_the_distance_that_is_typical_of_all() -> None:
     at = np.concatenate([drawn(100, 0), drawn(100, 1, at=3.0)])
-    model = fit_shift(at, ["a"] * 100 + ["b"] * 100, (drawn(60, 2), ["a"] * 60))
+    model = fitted_on(at, ["a"] * 100 + ["b"] * 100, (drawn(60, 2), ["a"] * 60))
     assert np.isfinite(model.typical).all()
     assert model.typical[1] == pytest.approx(np.median(model.distances(drawn(60, 2)).min(axis=1)))
 
@@ -117,7 +122,7 @@ def test_a_task_without_held_out_questions_takes_the_distance_that_is_typical_of
 def test_states_that_never_vary_give_finite_shifts() -> None:
     """Letters at the embedding: every question looks alike."""
     same = np.ones((40, 3), dtype=np.float32)
-    model = fit_shift(same, ["a"] * 40, (same[:10], ["a"] * 10))
+    model = fitted_on(same, ["a"] * 40, (same[:10], ["a"] * 10))
     assert np.isfinite(model.of(same)).all()
     assert np.isfinite(model.of(same + 1)).all()
 

@@ -10,11 +10,11 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from coral_lens.errors import CoralError
-from coral_lens.kinds import KINDS, Fitted, Kind, Setting
+from coral_lens.kinds import KINDS, Fitted, Kind, Setting, setting_of
 from coral_lens.manifest import digest, digest_bytes
 from coral_lens.metrics import METRICS
 from coral_lens.mlp import HIDDEN, MlpSettings
-from coral_lens.probes import Probe, Standardiser, r_squared
+from coral_lens.probes import Probe, Standardiser, predict_states, r_squared
 from coral_lens.progress import Bar, silent
 from coral_lens.ridge import LinearProbe
 from coral_lens.samples import TrainingData
@@ -59,6 +59,12 @@ class Parts:
     probe: Probe
     base_weight: float
     scale: float
+
+    def scores(
+        self, features: Float[np.ndarray, "row feature"], rows: Int[np.ndarray, " some"] | None = None
+    ) -> Float[np.ndarray, " some"]:
+        """Return the scores of some rows, or of all, from inputs that are not standardised yet."""
+        return self.scale * predict_states(self.probe, self.standardiser, features, rows)
 
 
 @dataclass(frozen=True)
@@ -314,16 +320,10 @@ def search_network(
         journal = journal_of(data, asked, groups, inputs, grid)
         found = search_mlp(layer_data, numbers, grid, seed=asked.seed, journal=journal, progress=advance)
     best = found.best
-    setting = {
-        "weight_decay": best.settings.weight_decay,
-        "output_penalty": best.settings.output_penalty,
-        "learning_rate": best.settings.learning_rate,
-        "hidden": list(hidden),
-    }
     if best.layer not in standardisers:
         layer_data(best.layer)
     parts = Parts(standardisers[best.layer], found.probe, 1.0, 1.0)
-    return Recipe(name, groups[best.layer], inputs, (setting,), asked.seed), parts
+    return Recipe(name, groups[best.layer], inputs, (setting_of(best.settings),), asked.seed), parts
 
 
 def journal_of(
@@ -359,8 +359,8 @@ def predict_rounds(
     for i, mask in enumerate(data.rounds[:n_rounds]):
         parts = known if known is not None and i == 0 else fit_parts(data, recipe, ~mask, mask)
         first = first or parts
-        rows = rows_of(data.table.offsets, mask)
-        scores[rows] = parts.scale * parts.probe.predict(parts.standardiser(features[rows]))
+        rows = np.flatnonzero(rows_of(data.table.offsets, mask))
+        scores[rows] = parts.scores(features, rows)
         base[rows] *= parts.base_weight
     seen = replace(data, rounds=data.rounds[:n_rounds])
     # a network has to stop on questions that it is not fitted on, so the first round's is the one that is kept

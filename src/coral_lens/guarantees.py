@@ -32,11 +32,14 @@ class Guarantees:
 
 
 def fresh_of(lens: Lens, questions: Sequence[Question]) -> Bool[np.ndarray, " question"]:
-    """Return which questions the lens has never seen; refuse questions that nothing can be promised from."""
+    """Return which questions the lens was not fitted on; refuse questions that nothing can be promised from.
+
+    Questions that calibrated it before may do so again: a new promise takes the place of the old one.
+    """
     unlabelled = [q.id for q in questions if q.answer == UNKNOWN]
     if unlabelled:
         raise CoralError(f"Question {unlabelled[0]!r} has no answer; calibration needs the correct option of each.")
-    fresh = ~lens.is_seen(questions)
+    fresh = ~np.isin(question_keys(questions), lens.seen)
     if not fresh.any():
         raise CoralError(
             "The lens was fitted on all of these questions, so they cannot say how good it is on others; calibrate it on "
@@ -48,7 +51,7 @@ def fresh_of(lens: Lens, questions: Sequence[Question]) -> Bool[np.ndarray, " qu
 def calibrate(lens: Lens, store: ActivationStore, guarantees: Guarantees) -> tuple[Lens, int]:
     """Return the lens with its sets and abstention, and how many questions were left out because it had seen them.
 
-    The questions that calibrate it are remembered as seen, so that no evaluation counts them.
+    The questions that calibrate it are remembered, so that no evaluation counts them.
     """
     table, questions = store.table, store.questions
     fresh = fresh_of(lens, questions)
@@ -62,5 +65,5 @@ def calibrate(lens: Lens, store: ActivationStore, guarantees: Guarantees) -> tup
         surest = np.maximum.reduceat(p, offsets[:-1])
         chosen = np.array([int(p[a:b].argmax()) for a, b in pairwise(offsets)])
         abstention = fit_abstention(surest, chosen == answers, risk=guarantees.risk, delta=guarantees.delta)
-    seen = np.union1d(lens.seen, question_keys(questions))
-    return replace(lens, sets=sets, abstention=abstention, seen=seen), int((~fresh).sum())
+    calibrated_on = np.union1d(lens.calibrated_on, question_keys(questions)[fresh])
+    return replace(lens, sets=sets, abstention=abstention, calibrated_on=calibrated_on), int((~fresh).sum())

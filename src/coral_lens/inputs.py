@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 
 from coral_lens.errors import CoralError, nearest
 from coral_lens.listwise import centre
+from coral_lens.scratch import let_go, question_chunks, room
 
 INPUTS = ("centred", "rank")
 """`centred`: states minus their mean over the question's options. `rank`: the option's rank by base probability, as one
@@ -31,12 +32,18 @@ def build_inputs(
     offsets: Int[np.ndarray, " edge"],
     names: Sequence[str],
 ) -> Float[np.ndarray, "row feature"]:
-    """Return what the probe standardises and sees."""
-    if "centred" in names:
-        states = centre(states, offsets)
-    if "rank" in names:
-        states = np.concatenate([states, rank_features(p, offsets).astype(states.dtype)], axis=1)
-    return states
+    """Return what the probe standardises and sees; without names, the states themselves."""
+    if not names:
+        return states
+    width = states.shape[1]
+    out = room(len(states), width + (1 + N_RANKS if "rank" in names else 0))
+    for questions, rows in question_chunks(offsets, out.shape[1]):
+        edges = offsets[questions.start : questions.stop + 1] - rows.start
+        out[rows, :width] = centre(states[rows], edges) if "centred" in names else states[rows]
+        if "rank" in names:
+            out[rows, width:] = rank_features(p[rows], edges)
+        let_go(states, out)
+    return out
 
 
 def rank_features(p: Float[np.ndarray, " row"], offsets: Int[np.ndarray, " edge"]) -> Float[np.ndarray, "row rank"]:

@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float
 from coral_lens.errors import CoralError
 from coral_lens.manifest import digest
 from coral_lens.records import OptionTable, Predictions, Question, offsets_of
+from coral_lens.scratch import chunks, let_go, room
 from coral_lens.splits import rows_of
 from coral_lens.store import ActivationStore
 
@@ -66,6 +67,11 @@ class Part:
     keep: Bool[np.ndarray, " question"]
 
 
+def first_questions(store: ActivationStore, n: int | None) -> Part:
+    """Return the first n questions of a store, or all of them."""
+    return Part(store, np.arange(len(store.questions)) < (len(store.questions) if n is None else n))
+
+
 class JoinedStore:
     """The kept questions of each part, one part after the other."""
 
@@ -112,7 +118,26 @@ class JoinedStore:
 
     def layer(self, layer: int) -> Float[np.ndarray, "row width"]:
         """Return one layer's pooled states of all parts."""
-        return np.concatenate([p.store.layer(layer)[rows_of(p.store.table.offsets, p.keep)] for p in self.parts])
+        out, done = None, 0
+        for part in self.parts:
+            states = part.store.layer(layer)
+            rows = np.flatnonzero(rows_of(part.store.table.offsets, part.keep))
+            out = room(int(self.table.offsets[-1]), states.shape[1]) if out is None else out
+            for some in chunks(len(rows), states.shape[1]):
+                out[done + some.start : done + some.stop] = states[rows[some]]
+                let_go(states, out)
+            done += len(rows)
+        assert out is not None, "a joined store has parts"
+        return out
+
+    @cached_property
+    def blocks(self) -> tuple[int, ...]:
+        """The blocks whose heads every part has."""
+        return tuple(sorted(set.intersection(*(set(p.store.blocks) for p in self.parts))))
+
+    def heads(self, block: int) -> Float[np.ndarray, "row head head_dim"]:
+        """Return what each head of a block puts out, of all parts."""
+        return np.concatenate([p.store.heads(block)[rows_of(p.store.table.offsets, p.keep)] for p in self.parts])
 
     @cached_property
     def manifest(self) -> dict[str, Any]:

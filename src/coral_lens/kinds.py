@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -82,6 +82,13 @@ def mlp_settings(setting: Setting) -> MlpSettings:
     return replace(MlpSettings(), **{**setting, "hidden": tuple(setting["hidden"])})
 
 
+def setting_of(settings: MlpSettings) -> Setting:
+    """Return the record of settings: those that are searched, and whatever else is not the default."""
+    usual = asdict(MlpSettings())
+    record = {k: v for k, v in asdict(settings).items() if k in SEARCHED or v != usual[k]}
+    return record | {"hidden": list(settings.hidden)}
+
+
 def fit_listwise(train: Sample, _: Sample, settings: tuple[Setting, ...], __: int) -> list[Fitted]:
     """Fit linear listwise lenses along the path of weight decays."""
     decays = [s["weight_decay"] for s in settings]
@@ -95,6 +102,8 @@ def fit_listwise_networks(train: Sample, validation: Sample, settings: tuple[Set
     return [Fitted(one.probe, s, one.base_weight, one.scale) for s, one in found]
 
 
+SEARCHED = ("weight_decay", "output_penalty", "learning_rate", "hidden")
+"""What differs between the networks of a search, and is always on record."""
 RIDGE = tuple({"penalty": p} for p in PENALTIES)
 LISTWISE = tuple({"weight_decay": d} for d in DECAYS)
 

@@ -38,7 +38,7 @@ def predicted(data: TrainingData, chosen: Candidate, gamma: float, train: np.nda
     """Return the probabilities of every row from a fit on some training questions."""
     recipe = chosen.recipe
     parts = fit_parts(data, recipe, train, data.rounds[0])
-    scores = parts.scale * parts.probe.predict(parts.standardiser(data.features(recipe.layers, recipe.inputs)))
+    scores = parts.scores(data.features(recipe.layers, recipe.inputs))
     base = parts.base_weight * np.log(np.maximum(data.p, 1e-300))
     return moved(recipe.rule, data.p, base, scores, data.table.offsets, gamma)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -32,8 +32,9 @@ from coral_lens.joined import Scored, predictions_of
 from coral_lens.kinds import PROBES
 from coral_lens.listwise import tilt
 from coral_lens.manifest import digest, digest_file, fresh_folder, read_json, write_atomic, write_json
-from coral_lens.probes import Probe, Standardiser
+from coral_lens.probes import Probe, Standardiser, predict_states
 from coral_lens.records import OptionTable, Predictions, Question, Style
+from coral_lens.scratch import side_by_side
 from coral_lens.shift import ShiftModel
 from coral_lens.splits import question_keys
 from coral_lens.steering import BaseRule, Rule, base_probs, steer
@@ -101,13 +102,15 @@ class Lens:
     training: dict[str, Any]
     """What it was fitted on and how: tasks, numbers of questions, digests, settings, versions."""
     seen: Int[np.ndarray, " question"]
-    """Keys of the questions it was fitted, chosen and calibrated on, so that they are never counted as test questions."""
+    """Keys of the questions it was fitted and chosen on, so that they are never counted as test questions."""
     trace: dict[str, Any]
     """How layer and gamma were chosen: validation scores of every layer and every gamma."""
     sets: Conformal | None = None
     """Prediction sets of a stated coverage, from `coral calibrate`."""
     abstention: Abstention | None = None
     """The confidence below which it abstains, from `coral calibrate`."""
+    calibrated_on: Int[np.ndarray, " other"] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Keys of the questions behind sets and abstention, which are never counted as test questions either."""
 
     @property
     def name(self) -> str:
@@ -135,7 +138,7 @@ class Lens:
         self, p: Float[np.ndarray, " row"], states: Float[np.ndarray, "row width"], offsets: Int[np.ndarray, " edge"]
     ) -> Float[np.ndarray, " row"]:
         """Return the corrected probabilities, before tempering, from base ones and pooled states of its layers."""
-        scores = self.probe.predict(self.standardiser(build_inputs(states, p, offsets, self.inputs)))
+        scores = predict_states(self.probe, self.standardiser, build_inputs(states, p, offsets, self.inputs))
         if self.rule == "residual":
             q = steer(p, scores, offsets, gamma=self.gamma)
         else:
@@ -157,7 +160,7 @@ class Lens:
 
     def states(self, store: Scored) -> Float[np.ndarray, "row width"]:
         """Return the states of its layers, side by side."""
-        return np.concatenate([store.layer(layer) for layer in self.layers], axis=1)
+        return side_by_side(store.layer, self.layers)
 
     def shifts(self, store: Scored) -> Float[np.ndarray, " question"]:
         """Return how far each question lies from the training questions."""
@@ -280,8 +283,8 @@ class Lens:
         return replace(self, model=identity, training={**self.training, "overrides": overrides})
 
     def is_seen(self, questions: Sequence[Question]) -> Bool[np.ndarray, " question"]:
-        """Return which questions the lens was fitted or chosen on, by their normalised text."""
-        return np.isin(question_keys(questions), self.seen)
+        """Return which questions the lens was fitted, chosen or calibrated on, by their normalised text."""
+        return np.isin(question_keys(questions), np.union1d(self.seen, self.calibrated_on))
 
     def save(self, folder: str | Path) -> None:
         """Write the lens; an older one in the same folder is replaced only when the new one is complete."""
@@ -291,6 +294,7 @@ class Lens:
             "standardiser.mean": torch.from_numpy(self.standardiser.mean),
             "standardiser.scale": torch.from_numpy(self.standardiser.scale),
             "training.seen": torch.from_numpy(self.seen),
+            "training.calibrated_on": torch.from_numpy(self.calibrated_on),
             **self.probe.tensors(),
             **self.shift.tensors(),
         }
@@ -380,4 +384,6 @@ def load_lens(folder: str | Path) -> Lens:
         trace=record["trace"],
         sets=Conformal.from_dict(record["sets"]) if record["sets"] else None,
         abstention=Abstention.from_dict(record["abstention"]) if record["abstention"] else None,
+        # lenses of older versions have the keys of both among those seen
+        calibrated_on=tensors.get("training.calibrated_on", torch.zeros(0, dtype=torch.int64)).numpy(),
     )

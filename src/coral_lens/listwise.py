@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
+from coral_lens.scratch import pieces
 from coral_lens.steering import softmax
 
 DECAYS = (10.0, 3.0, 1.0, 0.3, 0.1)
@@ -67,12 +68,13 @@ def fit_listwise_path(
 
     def loss(theta: np.ndarray, decay: float) -> tuple[float, np.ndarray]:
         weight, a = theta[:-1], theta[-1]
-        q = softmax(a * log_p + (z @ weight.astype(z.dtype)).astype(np.float64), offsets)
+        scores = np.concatenate([z[rows] @ weight.astype(z.dtype) for rows in pieces(z)])
+        q = softmax(a * log_p + scores.astype(np.float64), offsets)
         error = q.copy()
         error[right] -= 1.0
         value = -np.log(np.maximum(q[right], 1e-300)).mean() + 0.5 * decay * float(weight @ weight)
-        slope = (error.astype(z.dtype) @ z).astype(np.float64) / n + decay * weight
-        return value, np.append(slope, error @ log_p / n)
+        slope = sum((error[rows].astype(z.dtype) @ z[rows]).astype(np.float64) for rows in pieces(z))
+        return value, np.append(slope / n + decay * weight, error @ log_p / n)
 
     theta = np.append(np.zeros(z.shape[1]), 1.0)
     bounds = [(None, None)] * z.shape[1] + [(0.0, None)]

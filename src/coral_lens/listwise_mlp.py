@@ -16,6 +16,7 @@ from torch import Tensor
 
 from coral_lens.mlp import NetworkProbe, build_mlp
 from coral_lens.samples import Sample
+from coral_lens.scratch import let_go, question_chunks
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,6 @@ class _Rows:
 
 def fit_listwise_mlp(train: Sample, validation: Sample, settings: ListwiseMlpSettings, *, seed: int) -> ListwiseNetwork:
     """Minimise cross-entropy with AdamW; what is kept is a copy of the state with the best validation loss."""
-    whole = rows_of_sample(validation, np.arange(len(validation.answers)))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = build_mlp(train.z.shape[1], settings.hidden, dropout=settings.dropout)
@@ -74,9 +74,8 @@ def fit_listwise_mlp(train: Sample, validation: Sample, settings: ListwiseMlpSet
                 optimiser.zero_grad(set_to_none=True)
                 loss(network, logs, rows_of_sample(train, some.numpy())).backward()
                 optimiser.step()
-            network.eval()
-            with torch.no_grad():
-                value = float(loss(network, logs, whole))
+                let_go(train.z)
+            value = mean_loss(network, logs, validation)
             stale += 1
             if value < best:
                 best, kept, stale = value, (copy.deepcopy(network.state_dict()), logs.detach().clone()), 0
@@ -85,6 +84,18 @@ def fit_listwise_mlp(train: Sample, validation: Sample, settings: ListwiseMlpSet
     network.load_state_dict(kept[0])
     base_weight, scale = kept[1].double().exp().tolist()
     return ListwiseNetwork(NetworkProbe(network.eval(), tuple(settings.hidden)), base_weight, scale)
+
+
+@torch.no_grad()
+def mean_loss(network: torch.nn.Module, logs: Tensor, sample: Sample) -> float:
+    """Return the mean cross-entropy of all questions of a sample, without dropout, some questions at a time."""
+    network.eval()
+    total = 0.0
+    for questions, _ in question_chunks(sample.offsets, sample.z.shape[1]):
+        rows = rows_of_sample(sample, np.arange(questions.start, questions.stop))
+        total += float(loss(network, logs, rows)) * len(rows.right)
+        let_go(sample.z)
+    return total / len(sample.answers)
 
 
 def rows_of_sample(sample: Sample, questions: Int[np.ndarray, " some"]) -> _Rows:

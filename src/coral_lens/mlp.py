@@ -14,7 +14,8 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from coral_lens.errors import CoralError
-from coral_lens.probes import chunks, column_means, r_squared, refuse_residuals
+from coral_lens.probes import column_means, parts, r_squared, refuse_residuals
+from coral_lens.scratch import let_go
 
 HIDDEN = (1024, 512, 256, 128)
 """The paper's four hidden layers."""
@@ -120,8 +121,8 @@ def mlp_loss(r: Float[Tensor, " row"], r_hat: Float[Tensor, " row"], *, output_p
 def outputs(network: nn.Sequential, z: Float[np.ndarray, "row width"]) -> Float[Tensor, " row"]:
     """Return what a network makes of states, without dropout."""
     network.eval()
-    parts = [network(torch.from_numpy(z[rows].astype(np.float32)))[:, 0] for rows in chunks(*z.shape)]
-    return torch.cat([torch.zeros(0), *parts])
+    found = [network(torch.from_numpy(part.astype(np.float32)))[:, 0] for _, part in parts(z)]
+    return torch.cat([torch.zeros(0), *found])
 
 
 @dataclass(frozen=True)
@@ -216,6 +217,7 @@ def train_epoch(
     for start in range(0, len(r), settings.batch_size):
         rows = order[start : start + settings.batch_size]
         states, target = (torch.from_numpy(a[rows].astype(np.float32, copy=False)) for a in (z, r))
+        let_go(z)
         optimiser.zero_grad(set_to_none=False)  # the same memory again: 10 % faster on a CPU than new gradients
         mlp_loss(target, network(states)[:, 0], output_penalty=settings.output_penalty).backward()
         optimiser.step()

@@ -1,4 +1,4 @@
-"""What probes share: how states are read in chunks and standardised, and how a prediction of residuals is judged.
+"""What probes share: how states are standardised, and how a prediction of residuals is judged.
 
 A probe leads from an option's pooled state to its predicted residual; it sees standardised states and never probabilities.
 States may be float16, float32 or mapped from a file: they are read in chunks of rows, and no copy of them all is made.
@@ -11,33 +11,36 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from coral_lens.errors import CoralError
+from coral_lens.scratch import chunks, let_go
 
-CHUNK_BYTES = 64 * 2**20
-"""Of float64 copies of states; so many rows are read at a time."""
-
-
-def chunks(n: int, width: int) -> Iterator[slice]:
-    """Yield slices of n rows, each of which may be copied in float64."""
-    step = max(1, CHUNK_BYTES // (8 * max(1, width)))
-    for start in range(0, n, step):
-        yield slice(start, min(start + step, n))
+Rows = Int[np.ndarray, " some"]
+"""Numbers of the rows of a matrix that are meant; None means all."""
 
 
-def column_means(states: Float[np.ndarray, "row width"]) -> Float[np.ndarray, " width"]:
+def parts(states: Float[np.ndarray, "row width"], rows: Rows | None = None) -> Iterator[tuple[slice, np.ndarray]]:
+    """Yield some rows of a matrix, chunk by chunk, each with its place among them."""
+    n = len(states) if rows is None else len(rows)
+    for some in chunks(n, states.shape[1]):
+        yield some, states[some] if rows is None else states[rows[some]]
+        let_go(states)
+
+
+def column_means(states: Float[np.ndarray, "row width"], rows: Rows | None = None) -> Float[np.ndarray, " width"]:
     """Return the mean of each column in float64, and refuse states that are not numbers."""
-    if not len(states):
+    n = len(states) if rows is None else len(rows)
+    if not n:
         raise CoralError("There are no states to fit a probe on: 0 rows. Give more questions.")
     total = np.zeros(states.shape[1])
-    for rows in chunks(*states.shape):
-        part = states[rows].sum(axis=0, dtype=np.float64)
-        if not np.isfinite(part).all():
-            refuse_numbers(states[rows], first=rows.start)
-        total += part
-    return total / len(states)
+    for some, part in parts(states, rows):
+        subtotal = part.sum(axis=0, dtype=np.float64)
+        if not np.isfinite(subtotal).all():
+            refuse_numbers(part, first=some.start)
+        total += subtotal
+    return total / n
 
 
 def refuse_numbers(states: Float[np.ndarray, "row width"], *, first: int) -> None:
@@ -68,18 +71,19 @@ class Standardiser:
     ) -> Float[np.ndarray, "row width"]:
         """Return standardised states in float32, or write them to `out`, which may be mapped from a file."""
         z = np.empty(states.shape, np.float32) if out is None else out
-        for rows in chunks(*states.shape):
-            z[rows] = (states[rows] - self.mean) / self.scale
+        for some, part in parts(states):
+            z[some] = (part - self.mean) / self.scale
+            let_go(z)
         return z
 
 
-def fit_standardiser(states: Float[np.ndarray, "row width"]) -> Standardiser:
-    """Return the standardiser of training states, from two passes in float64."""
-    mean = column_means(states)
+def fit_standardiser(states: Float[np.ndarray, "row width"], rows: Rows | None = None) -> Standardiser:
+    """Return the standardiser of training states, from two passes in float64; `rows` are those that train."""
+    mean = column_means(states, rows)
     squares = np.zeros_like(mean)
-    for rows in chunks(*states.shape):
-        squares += ((states[rows] - mean) ** 2).sum(axis=0)
-    scale = np.sqrt(squares / len(states))
+    for _, part in parts(states, rows):
+        squares += ((part - mean) ** 2).sum(axis=0)
+    scale = np.sqrt(squares / (len(states) if rows is None else len(rows)))
     # each column against its own mean: beside a massive activation, an ordinary column is not constant
     scale[scale <= 1e-6 * np.abs(mean)] = 1.0
     return Standardiser(mean.astype(np.float32), scale.astype(np.float32))
@@ -96,6 +100,14 @@ class Probe(Protocol):
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the weights to save."""
+
+
+def predict_states(
+    probe: Probe, standardiser: Standardiser, states: Float[np.ndarray, "row width"], rows: Rows | None = None
+) -> Float[np.ndarray, " some"]:
+    """Return what a probe predicts of states that are not standardised yet."""
+    predicted = [probe.predict(standardiser(part)) for _, part in parts(states, rows)]
+    return np.concatenate([np.zeros(0), *predicted])
 
 
 def r_squared(r: Float[np.ndarray, " row"], r_hat: Float[np.ndarray, " row"]) -> float:

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from coral_lens.errors import CoralError
-from coral_lens.probes import chunks, column_means, refuse_residuals
+from coral_lens.probes import column_means, parts, refuse_residuals
 
 PENALTIES = tuple(float(x) for x in np.logspace(0, 7, 15))
 """Ridge penalties, in units of one row's weight."""
@@ -27,8 +27,8 @@ class LinearProbe:
     kind = "ridge"
 
     def predict(self, z: Float[np.ndarray, "row width"]) -> Float[np.ndarray, " row"]:
-        parts = [z[rows].astype(np.float64) @ self.weight for rows in chunks(*z.shape)]
-        return np.concatenate([np.zeros(0), *parts]) + self.bias
+        predicted = [part.astype(np.float64) @ self.weight for _, part in parts(z)]
+        return np.concatenate([np.zeros(0), *predicted]) + self.bias
 
     def tensors(self) -> dict[str, Tensor]:
         return {
@@ -77,9 +77,9 @@ class RidgeRows:
         """Return the moments of some rows, in float64 and chunk by chunk."""
         width = self.z.shape[1]
         total, gram, cross, target = np.zeros(width), np.zeros((width, width)), np.zeros(width), 0.0
-        for rows in chunks(len(index), width):
-            part = self.z[index[rows]] - self.z_mean
-            residual = self.r[index[rows]] - self.r_mean
+        for some, states in parts(self.z, index):
+            part = states - self.z_mean
+            residual = self.r[index[some]] - self.r_mean
             total += part.sum(axis=0)
             gram += part.T @ part
             cross += part.T @ residual
@@ -170,8 +170,8 @@ def fit_ridge_folds(
     for name, index in members.items():
         others = everything - held_out.pop(name)
         weights, biases = ridge.solve(others, penalties, column_scale(others, everything, ridge.z_mean))
-        for rows in chunks(len(index), z.shape[1]):
-            predicted[:, index[rows]] = (z[index[rows]].astype(np.float64) @ weights + biases).T
+        for some, states in parts(z, index):
+            predicted[:, index[some]] = (states.astype(np.float64) @ weights + biases).T
     return predicted, linear_probes(*ridge.solve(everything, penalties, np.ones(z.shape[1])))
 
 

@@ -15,8 +15,9 @@ from jaxtyping import Bool, Float, Int
 from coral_lens.errors import CoralError
 from coral_lens.inputs import build_inputs
 from coral_lens.metrics import score
-from coral_lens.probes import Standardiser, fit_standardiser
+from coral_lens.probes import Standardiser, fit_standardiser, parts
 from coral_lens.records import OptionTable, Predictions, Question, offsets_of
+from coral_lens.scratch import room, side_by_side
 from coral_lens.splits import rows_of
 
 
@@ -51,8 +52,8 @@ class TrainingData:
 
     def features(self, layers: Sequence[int], inputs: Sequence[str]) -> Float[np.ndarray, "row feature"]:
         """Return the inputs of a probe that reads these layers side by side."""
-        states = np.concatenate([self.layer(layer) for layer in layers], axis=1)
-        if not np.isfinite(states).all():
+        states = side_by_side(self.layer, layers)
+        if not all(np.isfinite(part).all() for _, part in parts(states)):
             raise CoralError(
                 f"The states of layer {' and '.join(map(str, layers))} are not all finite numbers; the model or its dtype "
                 "is broken there: extract again with --dtype float32, or leave the layer out with --layers."
@@ -63,15 +64,18 @@ class TrainingData:
         self, features: Float[np.ndarray, "row feature"], mask: Bool[np.ndarray, " question"], by: Standardiser
     ) -> Sample:
         """Return the rows of the marked questions."""
-        rows = rows_of(self.table.offsets, mask)
+        rows = np.flatnonzero(rows_of(self.table.offsets, mask))
         offsets = offsets_of(np.diff(self.table.offsets)[mask].tolist())
-        return Sample(by(features[rows]), self.p[rows], self.r[rows], offsets, self.table.answers[mask])
+        z = room(len(rows), features.shape[1])
+        for some, part in parts(features, rows):
+            by(part, out=z[some])
+        return Sample(z, self.p[rows], self.r[rows], offsets, self.table.answers[mask])
 
     def standardiser(
         self, features: Float[np.ndarray, "row feature"], mask: Bool[np.ndarray, " question"]
     ) -> Standardiser:
         """Return the standardiser of the marked questions: those that train."""
-        return fit_standardiser(features[rows_of(self.table.offsets, mask)])
+        return fit_standardiser(features, np.flatnonzero(rows_of(self.table.offsets, mask)))
 
     def scores(
         self, probs: Float[np.ndarray, " row"], names: Sequence[str], mask: Bool[np.ndarray, " question"] | None = None

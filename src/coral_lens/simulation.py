@@ -40,9 +40,7 @@ class Mixture:
 
     def shift(self, train: Questions, held_out: Questions) -> ShiftModel:
         """Fit the shift model on some questions; others say what is typical."""
-        return fit_shift(
-            self.at[train], self.domains[train].tolist(), (self.at[held_out], self.domains[held_out].tolist())
-        )
+        return fit_shift(self.at, self.domains.tolist(), train=np.flatnonzero(train), held_out=np.flatnonzero(held_out))
 
     def can_spare(self, name: str) -> bool:
         """Whether enough questions are left to fit a lens and to choose its stop when a part is left out."""
@@ -79,7 +77,7 @@ def within(mixture: Mixture, chosen: Candidate, gamma: float) -> Simulated:
     shifts = np.ones(len(data.questions))
     for mask in data.rounds:
         model = mixture.shift(~mask, mask)
-        shifts[mask] = model.of(mixture.at[mask])
+        shifts[mask] = model.of(mixture.at, np.flatnonzero(mask))
     return simulated(data, chosen.base, chosen.probs(data, gamma), shifts, data.covered)
 
 
@@ -88,8 +86,7 @@ def without(mixture: Mixture, chosen: Candidate, gamma: float, name: str) -> Sim
     data, recipe = mixture.data, chosen.recipe
     kept, held_out = mixture.domains != name, data.rounds[0]
     parts = fit_parts(data, recipe, kept & ~held_out, kept & held_out)
-    features = data.features(recipe.layers, recipe.inputs)
-    scores = parts.scale * parts.probe.predict(parts.standardiser(features))
+    scores = parts.scores(data.features(recipe.layers, recipe.inputs))
     base = parts.base_weight * np.log(np.maximum(data.p, 1e-300))
     probs = moved(recipe.rule, data.p, base, scores, data.table.offsets, gamma)
     shifts = mixture.shift(kept & ~held_out, kept & held_out).of(mixture.at)

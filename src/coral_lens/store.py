@@ -41,7 +41,9 @@ from coral_lens.manifest import (
     write_json,
 )
 from coral_lens.prompts import Prepared, prepare
+from coral_lens.readers import HeadInputs, heads_name
 from coral_lens.records import OptionTable, Prompt, Question, Style, offsets_of
+from coral_lens.scratch import let_go, room
 from coral_lens.token_budget import choose_budget
 
 if TYPE_CHECKING:
@@ -109,6 +111,23 @@ class Extraction:
 def all_layers(model: Model) -> tuple[int, ...]:
     """Return every layer of a model: the embeddings and each block's output."""
     return tuple(range(model.n_layers + 1))
+
+
+def all_blocks(model: Model) -> tuple[int, ...]:
+    """Return every block of a model, numbered as the layer that it puts out: those that have heads."""
+    return tuple(range(1, model.n_layers + 1))
+
+
+def head_outputs(model: Model, blocks: tuple[int, ...]) -> Readings:
+    """Return what keeps the outputs of these blocks' heads, before the projection and at the option's last token."""
+    if not model.projections:
+        raise CoralError(f"{model.name!r} has no attention output projection, so that its heads cannot be read.")
+    unknown = [block for block in blocks if not 1 <= block <= model.n_layers]
+    if unknown:
+        raise CoralError(f"Block {unknown[0]} has no heads: the blocks of {model.name!r} are 1 to {model.n_layers}.")
+    return Readings(
+        (HeadInputs(blocks, model.n_heads),), {"heads": list(blocks)}, row_bytes=2 * model.width * len(blocks)
+    )
 
 
 def extract(
@@ -506,12 +525,35 @@ class ActivationStore:
         )
 
     def layer(self, layer: int) -> Float[np.ndarray, "row width"]:
-        """Return one layer's pooled states in float32, reading and checking that layer only."""
+        """Return one layer's pooled states in float32, reading and checking that layer only, a shard at a time."""
         if layer not in self.layers:
             raise CoralError(
                 f"{self.folder} holds layers {list(self.layers)}, not {layer}; extract again with --layers {layer}."
             )
-        return self._gather(layer_name(layer)).astype(np.float32)
+        out = None
+        for shard, rows in self._places.items():
+            states = self._column(layer_name(layer), shard)
+            out = room(int(self._offsets[-1]), states.shape[1]) if out is None else out
+            out[rows] = states
+            let_go(out)
+        assert out is not None, "a store that can be opened has a shard"
+        return out
+
+    @cached_property
+    def blocks(self) -> tuple[int, ...]:
+        """The blocks whose heads can be read, whoever had them kept."""
+        names = {name for digests in self._journal.values() for name in digests}
+        return tuple(b for b in range(1, self.manifest["model"]["layers"] + 1) if heads_name(b) in names)
+
+    def heads(self, block: int) -> Float[np.ndarray, "row head head_dim"]:
+        """Return what each head of a block puts out at the options' last tokens, in float32."""
+        if block not in self.blocks:
+            held = f"the heads of blocks {list(self.blocks)}" if self.blocks else "no heads"
+            raise CoralError(
+                f"{self.folder} holds {held}, not those of block {block}; make a store that does: "
+                "`coral extract TASK --out NEW_FOLDER --heads all`."
+            )
+        return self._gather(heads_name(block)).astype(np.float32)
 
     def reading(self, name: str) -> Float[np.ndarray, "row ..."]:
         """Return what a reader took of each option, as it was kept."""
@@ -521,19 +563,24 @@ class ActivationStore:
     def _offsets(self) -> Int[np.ndarray, " edge"]:
         return offsets_of([len(q.options) for q in self.questions])
 
+    @cached_property
+    def _places(self) -> dict[int, Int[np.ndarray, " row"]]:
+        """Where the rows of each shard belong in the order of the questions; a shard of which nothing is left has none."""
+        broken, places = sorted(self._broken), {}
+        for shard in self._journal:
+            order = self._column("question", shard)
+            order = order - np.searchsorted(broken, order)  # numbers among the questions that have scores
+            sizes = np.diff(self._offsets)[order]
+            within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+            if len(order):
+                places[shard] = np.repeat(self._offsets[:-1][order], sizes) + within
+        return places
+
     def _gather(self, name: str) -> np.ndarray:
         """Concatenate a column over the shards and put its rows into the order of the questions."""
-        columns = {i: self._column("question", i) for i in self._journal}
-        # a shard of which nothing is left has no readings either
-        parts = [self._column(name, i) for i, numbers in columns.items() if len(numbers)]
-        order = np.concatenate(list(columns.values()))
-        order -= np.searchsorted(sorted(self._broken), order)  # numbers among the questions that have scores
-        sizes = np.diff(self._offsets)[order]
-        starts = np.repeat(self._offsets[:-1][order], sizes)
-        within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        values = np.concatenate(parts)
+        values = np.concatenate([self._column(name, shard) for shard in self._places])
         out = np.empty_like(values)
-        out[starts + within] = values
+        out[np.concatenate(list(self._places.values()))] = values
         return out
 
     def _column(self, name: str, shard: int) -> np.ndarray:

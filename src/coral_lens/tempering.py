@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from coral_lens.records import Question
+from coral_lens.scratch import chunks
 from coral_lens.steering import softmax
 
 SMALLEST = 1e-4
@@ -31,6 +32,8 @@ MOST_DOMAINS = 6
 """Parts of the mixture that are left out in turn; with more tasks, several are left out together."""
 N_CLUSTERS = 4
 """Parts that a mixture of one task is divided into, by the places of its questions."""
+MOST_CLUSTERED = 10_000
+"""Questions at most that find these parts; the others are then put to the nearest."""
 
 
 @dataclass(frozen=True)
@@ -129,8 +132,18 @@ def domains_of(questions: Sequence[Question], at: Float[np.ndarray, "question wi
             else large[0]
             for task in tasks
         ]
+    return clusters_of(at, seed=seed)
+
+
+def clusters_of(at: Float[np.ndarray, "question width"], *, seed: int) -> list[str]:
+    """Return a cluster for each question, by its place; of many questions, some find the clusters."""
     from sklearn.cluster import KMeans
 
-    n = max(2, min(N_CLUSTERS, len(questions) // FEWEST))
-    z = (at - at.mean(axis=0)) / np.maximum(at.std(axis=0), 1e-6)
-    return [f"cluster {c}" for c in KMeans(n, n_init=4, random_state=seed).fit_predict(z)]
+    n = max(2, min(N_CLUSTERS, len(at) // FEWEST))
+    every = -(-len(at) // MOST_CLUSTERED)
+    some = at[::every]
+    mean, scale = some.mean(axis=0), np.maximum(some.std(axis=0), 1e-6)
+    found = KMeans(n, n_init=4, random_state=seed).fit((some - mean) / scale)
+    if every == 1:
+        return [f"cluster {c}" for c in found.labels_]
+    return [f"cluster {c}" for rows in chunks(*at.shape) for c in found.predict((at[rows] - mean) / scale)]

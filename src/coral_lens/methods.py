@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from coral_lens.baselines.ccps import CCPS
 from coral_lens.baselines.controls import BASE_ONLY, RANDOM, UNTRAINED
+from coral_lens.baselines.corrsteer import CORRSTEER
 from coral_lens.baselines.isotonic import ISOTONIC
 from coral_lens.baselines.iti import ITI
 from coral_lens.baselines.letter_bias import BATCH, CONTEXTUAL, CYCLIC, PRIDE
@@ -43,6 +44,7 @@ BASELINES: dict[str, Method] = {
     "control-base": BASE_ONLY,
     "iti": ITI,
     "ccps": CCPS,
+    "corrsteer": CORRSTEER,
 }
 METHODS: dict[str, Method] = BASELINES | dict.fromkeys((*KINDS, "auto"), LENS)
 

@@ -46,6 +46,8 @@ class QuestionSet:
     """Scores and pooled states, with the questions in order, but without their prompts."""
     asked: Callable[[], tuple[Question, ...]]
     """Gives the same questions in the same order with their prompts, for a method that runs the model again."""
+    adapt: Callable[[], tuple[Question, ...]] | None = None
+    """Gives labelled questions of the same task that are in no test, for a method with a form that adapts; mostly None."""
 
 
 @dataclass(frozen=True)

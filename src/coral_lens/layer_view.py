@@ -112,7 +112,7 @@ def load_view(folder: Path) -> LayerView | None:
         with safe_open(path, framework="numpy") as file:
             about = json.loads(file.metadata()["view"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, TypeError, ValueError, KeyError) as error:
         raise CoralError(f"{path} cannot be read ({error}); remove it: the lens works without it.") from None
     return LayerView(
         about["rule"],

@@ -53,10 +53,8 @@ def draw_curve(
 ) -> None:
     """Draw scores with their intervals as a band."""
     values, low, high = ([unit * s[part] for s in scores] for part in ("value", "low", "high"))
-    few = len(x) <= 40
     axes.fill_between(x, low, high, color=look.colour, alpha=0.16, linewidth=0)
-    look_of = look.dots if few else {"color": look.colour, "linestyle": look.line}
-    axes.plot(x, values, **look_of, markersize=3.4, label=label or None)
+    axes.plot(x, values, **look.dots, markersize=3.4, markevery=1 if len(x) <= 40 else len(x) // 8, label=label or None)
 
 
 def draw_level(axes: Any, score: Record, label: str, look: Look, *, unit: int = 100) -> None:

@@ -99,7 +99,7 @@ def test_the_whole_method_chooses_by_auroc_over_validation_options(tiny: Model, 
     assert len(steps) <= n_steps(QUICK)
     best = max(tried, key=lambda t: t["auroc"])
     assert {k: v for k, v in best.items() if k != "auroc"} == record["chosen"]
-    features = read_features(job, job.train, QUICK)
+    features = read_features(job, "train", TRAIN, QUICK)
     held_out = np.repeat(job.data.covered, np.diff(job.data.table.offsets))
     fitted = ccps.load_or_fit(job, QUICK)
     y = correct_rows(job.data.table)
@@ -129,6 +129,21 @@ def test_the_same_seed_ends_with_the_same_bytes_and_what_is_done_is_found_again(
         "embedding": 8,
         "classifier": [48, 24, 12],
     }
+
+
+def test_adapting_is_a_row_of_its_own_and_only_where_a_test_allows_it(tiny: Model, tmp_path: Path) -> None:
+    job, settings = job_of(tiny, tmp_path), replace(QUICK, search=False, adapt=True)
+    test = question_set(tiny, TEST, tmp_path / "test")
+    plain = fit_ccps(job, settings)(test)
+    assert list(plain) == [""]
+    both = fit_ccps(job, settings)(replace(test, adapt=lambda: tuple(toy_questions(12, seed=5))))
+    assert list(both) == ["", " adapted"]
+    assert np.array_equal(both[""].probs, plain[""].probs)
+    assert not np.allclose(both[" adapted"].probs, plain[""].probs)
+    allowed = replace(test, adapt=lambda: tuple(toy_questions(12, seed=5)))
+    assert list(fit_ccps(job, replace(settings, adapt=False))(allowed)) == [""]
+    with pytest.raises(CoralError, match=r"adapts on at least 10 questions. Got 3"):
+        fit_ccps(job, settings)(replace(test, adapt=lambda: tuple(toy_questions(3, seed=5))))
 
 
 def test_what_is_planted_in_the_divergences_is_chosen() -> None:

@@ -189,6 +189,18 @@ def test_eval_leaves_out_known_questions_and_writes_a_run_with_a_report(work: Wo
     assert "<html" in (work.folder / "run" / "report.html").read_text("utf-8")
 
 
+def test_report_of_two_runs_compares_them(work: Work, coral: Coral, tmp_path: Path) -> None:
+    run = work.folder / "run"
+    outcome = coral("report", run, run, "--out", tmp_path / "both")
+    assert outcome.code == 0, outcome.err
+    record = json.loads((tmp_path / "both" / "comparison.json").read_text("utf-8"))
+    differences = [d["value"] for t in record["tests"] for c in t["comparisons"] for d in c["differences"].values()]
+    assert differences
+    assert set(differences) == {0.0}
+    assert "Nothing: both runs name the same" in (tmp_path / "both" / "report.html").read_text("utf-8")
+    assert "--out is for a comparison" in coral("report", run, "--out", tmp_path).complaint
+
+
 def test_analyse_confidence_writes_tables_and_figures_beside_the_run(work: Work, coral: Coral, tmp_path: Path) -> None:
     run = work.folder / "run"
     outcome = coral("analyse", "confidence", run, "--out", tmp_path / "found")

@@ -1,5 +1,6 @@
 """The report says what the metrics say, leaves out no loss, and is safe to open. No model is needed."""
 
+import base64
 import csv
 import io
 import json
@@ -22,6 +23,7 @@ from coral_lens.report.confidence import wilson
 from coral_lens.report.curves import curve_picture, flatness, gamma_curve, layer_curve
 from coral_lens.report.examples import changes_of, shortened
 from coral_lens.report.figures import metric_picture, reliability_picture
+from coral_lens.report.findings import Gathered
 from coral_lens.report.headline import headline
 from coral_lens.report.page import render_report, write_report
 from coral_lens.report.tables import (
@@ -279,7 +281,7 @@ class Checker(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.handle_startendtag(tag, attrs)
-        if tag != "meta":
+        if tag not in ("meta", "img"):
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -308,10 +310,59 @@ def test_nothing_in_a_question_or_a_name_becomes_markup(page: str) -> None:
 
 def test_the_page_loads_nothing_from_outside(page: str) -> None:
     found = Checker(page)
+    assert all(address.startswith("#") for address in found.addresses)
     assert {address.removeprefix("#") for address in found.addresses} <= set(found.ids)
     assert set(re.findall(r"url\(#?([^)]+)\)", page)) <= set(found.ids)
     assert "@import" not in page
     assert "link" not in found.tags
+
+
+def test_every_figure_and_table_is_found_from_the_contents(run: Run, table: ResultsTable, page: str) -> None:
+    found = Checker(page)
+    listed = [a.removeprefix("#") for a in found.addresses if re.match(r"#(figure|table)-", a)]
+    assert listed == [i for i in found.ids if re.match(r"(figure|table)-\d+$", i)]
+    assert found.tags.count("figure") == len([x for x in listed if x.startswith("figure")])
+    assert found.tags.count("table") == len([x for x in listed if x.startswith("table")]) == len(table.tasks)
+    sections = [a for a in found.addresses if a in {"#results", "#calibration", "#examples", "#choice", "#provenance"}]
+    assert len(set(sections)) == 5
+
+
+def hostile_finding() -> Gathered:
+    svg = b'<svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script></svg>'
+    rows = ((NASTY, "0.123456"), ("b", "2"))
+    return Gathered(
+        "layers", "", f"Layers {NASTY}", f"A caption {NASTY}", f'alt " {NASTY}', svg, ("what", "r2"), rows, 900
+    )
+
+
+def test_findings_are_gathered_with_their_numbers_and_nothing_in_them_becomes_markup(
+    run: Run, table: ResultsTable
+) -> None:
+    page = render_report(run, table=table, findings=[hostile_finding()])
+    found = Checker(page)
+    assert "script" not in found.tags
+    assert found.tags.count("img") == 1
+    image = next(a for a in found.addresses if a.startswith("data:image/svg+xml;base64,"))
+    assert base64.b64decode(image.split(",")[1]) == hostile_finding().svg  # as an image it runs no script
+    assert "Where correctness lives" in page
+    assert "<td>0.1235</td>" in page
+    assert "Numbers (900 rows)" in page
+    assert re.search(r'<a href="#figure-\d+"><span class="number">Figure \d+</span> Layers &lt;script', page)
+
+
+def test_no_script_runs_in_the_page_and_nothing_is_fetched(page: str) -> None:
+    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', page)
+    assert "default-src 'none'" in policy
+    assert "img-src data:" in policy
+    assert "http" not in policy
+
+
+def test_many_methods_leave_the_page_readable() -> None:
+    skill = {"base": 0.0, "temperature": 0.1, "coral": 1.0, **{f"method {i}": 0.5 for i in range(9)}}
+    run = Run("many", (random_task("t", 40, skill=skill),), {"model": {"name": "tiny"}})
+    page = render_report(run, table=results_table(run, n_boot=10))
+    assert page.count("<figure") == 3 + 3
+    assert "Of 9 further methods" in page
 
 
 def test_losses_are_in_the_headline_and_among_the_examples(run: Run, table: ResultsTable, page: str) -> None:

@@ -400,6 +400,32 @@ def test_a_worked_example_is_never_an_evaluated_question(data: Path, tmp_path: P
         assert not any(other.text in shot for shot in shots for other in asked)
 
 
+def test_a_test_with_shots_has_one_more_row_of_the_same_questions_without_them(
+    tiny: Model, data: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "data"
+    shutil.copytree(data, root)
+    put(root, "arc_challenge", train=[arc(i, word="hail") for i in range(9)])
+    changes: dict[str, Any] = {"method": [{"kind": "ridge"}], "test": [STUDY["test"][2] | {"n": 20, "shots": 2}]}
+    walk(study_of(**changes), tmp_path / "with", root, Opening(tiny))
+    plain = study_of(**changes | {"test": [STUDY["test"][2] | {"n": 20}]})
+    walk(plain, tmp_path / "plain", root, Opening(tiny))
+    shown, unshown = (load_run(tmp_path / name / "out/runs/tiny/both").evaluations[0] for name in ("with", "plain"))
+    assert tuple(shown.predictions) == ("base", "0-shot", "temperature", "ridge")
+    assert shown.predictions["0-shot"].ids == unshown.predictions["base"].ids
+    np.testing.assert_allclose(shown.predictions["0-shot"].probs, unshown.predictions["base"].probs, atol=1e-6)
+    assert not np.allclose(shown.predictions["0-shot"].probs, shown.predictions["base"].probs, atol=1e-6)
+
+
+def test_every_method_is_compared_with_the_base_and_corrected_for_all_of_it(undisturbed: Path) -> None:
+    (table, *_) = json.loads((undisturbed / "out" / "tables.json").read_text("utf-8"))["tables"]
+    compared = [c["method"] for c in table["comparisons"] if c["against"] == "base"]
+    assert compared == [m for m in table["methods"] if m != "base"]
+    for c in table["comparisons"]:
+        assert set(c["p_values"]) == {"accuracy", "brier", "nll", "brier_top1", "nll_top1"}, "ECE ranks nothing here"
+        assert all(c["p_values"][m] >= d["p_value"] for m, d in c["differences"].items() if m in ("brier", "nll"))
+
+
 def test_few_training_questions_or_hidden_answers_are_refused_before_a_model_is_loaded(
     data: Path, tmp_path: Path
 ) -> None:
@@ -442,6 +468,33 @@ def test_a_new_method_is_one_row_of_the_table(
     for evaluation in run.evaluations:
         assert set(evaluation.predictions["uniform"].probs.tolist()) == {0.25}
     assert "Few-shot" in (tmp_path / "out" / "tables.md").read_text("utf-8")
+
+
+def test_a_method_may_adapt_only_on_what_no_test_set_holds(
+    tiny: Model, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, int | None] = {}
+
+    def fit_adapting(job: Job, _: None) -> Predict:
+        def predict(test: QuestionSet) -> dict[str, Predictions]:
+            seen[test.name] = len(test.adapt()) if test.adapt else None
+            uniform = predictions_of("", test.states, np.full(len(test.states.table.logprobs), 0.25))
+            return {"": uniform, " adapted": uniform} if test.adapt else {"": uniform}
+
+        return predict
+
+    monkeypatch.setitem(METHODS, "adapting", Method(no_options, fit_adapting))
+    tests = [STUDY["test"][0] | {"adapt": "train"}, STUDY["test"][2]]
+    walk(study_of(method=[{"kind": "adapting"}], test=tests), tmp_path, data, Opening(tiny))
+    # two training questions stand in the test set too
+    assert seen == {"arc_easy:test": N - 2, "arc_challenge:test": None}
+    run = load_run(tmp_path / "out/runs/tiny/both")
+    assert ["adapting adapted" in e.predictions for e in run.evaluations] == [True, False]
+    record = json.loads((tmp_path / "out" / "study.json").read_text("utf-8"))["tests"]
+    assert record["arc_easy:test"]["adapted on"] == f"{N - 2} of arc_easy:train"
+    assert "adapted on" not in record["arc_challenge:test"]
+    with pytest.raises(CoralError, match=r"would adapt on arc_easy:test, and tests on questions of the same split"):
+        prepare_study(study_of(test=[STUDY["test"][0] | {"adapt": "test"}]), data)
 
 
 def test_a_method_looks_at_all_questions_before_a_model_is_loaded(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:

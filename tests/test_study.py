@@ -176,8 +176,8 @@ def all_configs() -> list[str]:
     return sorted(path.stem for path in CONFIGS.glob("*.toml"))
 
 
-def test_there_are_the_papers_three_studies_and_their_small_versions() -> None:
-    assert all_configs() == sorted([*READY, *(f"{name}-small" for name in READY)])
+def test_there_are_the_papers_three_studies_and_their_small_versions_and_studies_of_the_baselines() -> None:
+    assert all_configs() == sorted([*READY, *(f"{name}-small" for name in (*READY, "baselines", "steerconf"))])
     for name in READY:
         assert config(name).models == PAPER
         assert config(f"{name}-small").models == ("smollm2",)
@@ -203,6 +203,16 @@ def test_a_ready_made_study_says_what_it_costs(name: str) -> None:
     head = (CONFIGS / f"{name}.toml").read_text("utf-8").split("\nname")[0]
     assert "GPU" in head
     assert "2 cores" in head
+
+
+def test_the_papers_studies_have_its_baselines_and_the_controls() -> None:
+    for name in READY:
+        kinds = {entry.kind for entry in config(name).method}
+        assert {"mlp", "iti", "ccps", "steerconf", "isotonic"} <= kinds
+        assert {"control-random", "control-untrained", "control-base"} <= kinds
+    assert {"pride", "cyclic", "batch-calibration", "contextual-calibration", "vector-scaling"} <= {
+        entry.kind for entry in config("probe2").method
+    }
 
 
 def test_probe_1_is_the_construct_set() -> None:

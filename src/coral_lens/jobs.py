@@ -24,7 +24,7 @@ from pydantic import TypeAdapter, ValidationError
 from coral_lens.errors import CoralError, nearest
 from coral_lens.fitting import FitSettings, training_data
 from coral_lens.joined import Scored
-from coral_lens.manifest import canonical, digest
+from coral_lens.manifest import canonical, digest, read_json, write_json
 from coral_lens.progress import Bar, silent
 from coral_lens.records import Predictions, Question, Style
 from coral_lens.samples import TrainingData
@@ -33,6 +33,8 @@ from coral_lens.store import ActivationStore, Edited, Extraction, extract
 if TYPE_CHECKING:
     from coral_lens.models import Model
     from coral_lens.study import MethodEntry
+
+NOTES = "notes.json"
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,8 @@ class QuestionSet:
     """Scores and pooled states, with the questions in order, but without their prompts."""
     asked: Callable[[], tuple[Question, ...]]
     """Gives the same questions in the same order with their prompts, for a method that runs the model again."""
+    adapt: Callable[[], tuple[Question, ...]] | None = None
+    """Gives labelled questions of the same task that are in no test, for a method with a form that adapts; mostly None."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,12 @@ class Job:
                 "out of the study, or leave this method out."
             )
         return store
+
+    def note(self, what: str, found: dict[str, Any]) -> None:
+        """Keep a remark for the record of the run: what was chosen, how often something failed."""
+        path = self.folder / NOTES
+        known = read_json(path) if path.exists() else {}
+        write_json(path, known | {what: found})
 
 
 Predict = Callable[[QuestionSet], dict[str, Predictions]]

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from coral_lens.baselines.ccps import CCPS
 from coral_lens.baselines.controls import BASE_ONLY, RANDOM, UNTRAINED
+from coral_lens.baselines.corrsteer import CORRSTEER
 from coral_lens.baselines.isotonic import ISOTONIC
 from coral_lens.baselines.iti import ITI
 from coral_lens.baselines.letter_bias import BATCH, CONTEXTUAL, CYCLIC, PRIDE
+from coral_lens.baselines.steerconf import STEERCONF
 from coral_lens.baselines.temperature import BASE, TEMPERATURE
 from coral_lens.baselines.vector_scaling import VECTOR_SCALING
 from coral_lens.errors import CoralError, nearest
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 CONTROLS = ("base", "temperature")
 """Every table has these two, asked for or not."""
+ZERO_SHOT = "0-shot"
+"""A row of tests with shots; it starts from other prompts than all methods, so that it is none."""
 
 BASELINES: dict[str, Method] = {
     "base": BASE,
@@ -34,11 +38,13 @@ BASELINES: dict[str, Method] = {
     "batch-calibration": BATCH,
     "pride": PRIDE,
     "cyclic": CYCLIC,
+    "steerconf": STEERCONF,
     "control-random": RANDOM,
     "control-untrained": UNTRAINED,
     "control-base": BASE_ONLY,
     "iti": ITI,
     "ccps": CCPS,
+    "corrsteer": CORRSTEER,
 }
 METHODS: dict[str, Method] = BASELINES | dict.fromkeys((*KINDS, "auto"), LENS)
 
@@ -49,6 +55,7 @@ def read_method(entry: MethodEntry) -> Any:
         raise CoralError(
             f"There is no method of kind {entry.kind!r}.{nearest(entry.kind, METHODS)} Known: {', '.join(METHODS)}."
         )
-    if (entry.row in CONTROLS and entry.kind != entry.row) or entry.row.endswith(" tempered"):
+    taken = entry.row == ZERO_SHOT or entry.row.endswith((" tempered", " adapted"))
+    if taken or (entry.row in CONTROLS and entry.kind != entry.row):
         raise CoralError(f"A method of kind {entry.kind!r} cannot be called {entry.row!r}: another row has that name.")
     return METHODS[entry.kind].read(entry)

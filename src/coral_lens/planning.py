@@ -8,12 +8,12 @@ a test set holds is dropped from training, and what is shown as a worked example
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Bool, Int
 
 from coral_lens.errors import CoralError
 from coral_lens.questions import is_file, load_questions
@@ -58,6 +58,8 @@ class TestPlan:
     part: Selection
     n_left_out: int
     """Questions that are also worked examples in some prompt of the study."""
+    adapt: Selection | None = None
+    """What methods may adapt on; no test set holds any of it."""
 
     @property
     def n_questions(self) -> int:
@@ -84,6 +86,8 @@ def plan_study(study: Study, load: Load) -> Plan:
     refuse_same_names([name for name, _ in tests])
     shown = shown_keys(study, load)
     kept = tuple(without_shown(name, part, load, shown) for name, part in tests)
+    adapted = {named(t, t.source.label): adaptation(t.adaptation, load, tests) for t in study.test if t.adaptation}
+    kept = tuple(replace(t, adapt=adapted.get(t.name)) for t in kept)
     apart = [*tests, *((f"guard {s.label}", everything(s, load)) for s in study.guard)]
     mixtures = tuple(mixture_plan(m, load, held_out[m.name], apart) for m in study.mixture)
     return Plan(mixtures, kept)
@@ -136,6 +140,11 @@ def check_sources(study: Study) -> None:
                 f"Mixture {mixture.name!r} holds nothing out, so it has no rest to test; give it held_out, such as 0.2."
             )
     tested |= {split for m in rests for s in m.sources for split in splits_of(s, known[s.task])}
+    for source in study.adapted:
+        if splits_of(source, known[source.task]) & tested:
+            raise CoralError(
+                f"The study would adapt on {source.label}, and tests on questions of the same split; use another split."
+            )
     for source in study.sources:
         refuse_tested_shots(source, known[source.task], tested)
 
@@ -292,13 +301,8 @@ def mixture_plan(
     """Drop from training what any test set holds too, by normalised text or by article."""
     questions = {s: [q for q in load(s) if q.id not in held_out] for s in mixture.sources}
     everyone = [q for some in questions.values() for q in some]
-    keys = question_keys(everyone)
-    known, dropped = np.zeros(len(everyone), dtype=bool), {}
-    for name, part in apart:
-        tested = selected(part, load)
-        repeated = np.isin(keys, question_keys(tested)) | shares_article(everyone, tested)
-        dropped[name] = int(repeated.sum())
-        known |= repeated
+    repeated = repeats(everyone, apart, load)
+    known, dropped = np.any(list(repeated.values()), axis=0), {name: int(r.sum()) for name, r in repeated.items()}
     kept = {q.id for q, out in zip(everyone, known, strict=True) if not out}
     if not kept:
         raise CoralError(
@@ -306,3 +310,22 @@ def mixture_plan(
         )
     parts = tuple(Selection(s, frozenset(q.id for q in some) & kept) for s, some in questions.items())
     return MixturePlan(mixture, parts, dropped, int(known.sum()))
+
+
+def repeats(
+    questions: Sequence[Question], apart: Sequence[tuple[str, Selection]], load: Load
+) -> dict[str, Bool[np.ndarray, " question"]]:
+    """Return for each test set which of the questions it holds too, by normalised text or by article."""
+    keys = question_keys(questions)
+    found = {}
+    for name, part in apart:
+        tested = selected(part, load)
+        found[name] = np.isin(keys, question_keys(tested)) | shares_article(questions, tested)
+    return found
+
+
+def adaptation(source: Source, load: Load, tests: Sequence[tuple[str, Selection]]) -> Selection:
+    """Return the questions of a source that no test set holds."""
+    questions = load(source)
+    known = np.any(list(repeats(questions, tests, load).values()), axis=0)
+    return Selection(source, frozenset(q.id for q, out in zip(questions, known, strict=True) if not out))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from coral_lens.costs import CostRecord
-from coral_lens.jobs import Job, QuestionSet
+from coral_lens.jobs import Job, QuestionSet, prompts_digest
 from coral_lens.joined import predictions_of
 from coral_lens.manifest import canonical, digest, read_json, write_atomic
 from coral_lens.methods import METHODS
@@ -28,7 +28,7 @@ Rows = dict[str, dict[str, Predictions]]
 def method_predictions(job: Job, entry: MethodEntry, settings: Any, tests: Sequence[QuestionSet]) -> Rows:
     """Return a method's predictions of every test set; it is fitted only if some are not on the disk yet."""
     about = [entry.kind, plain(settings), plain(job.common), digest(job.train.states.manifest)]
-    keys = {t.name: digest([*about, digest(t.states.manifest)]) for t in tests}
+    keys = {t.name: digest([*about, digest(t.states.manifest), *adapted_on(t)]) for t in tests}
     paths = {t.name: job.folder / "predictions" / f"{file_name(t.name)}.json" for t in tests}
     found = {t.name: read_rows(paths[t.name], keys[t.name], t) for t in tests}
     missing = [t for t in tests if found[t.name] is None]
@@ -46,6 +46,11 @@ def method_predictions(job: Job, entry: MethodEntry, settings: Any, tests: Seque
         name: {f"{entry.row}{k}": p.renamed(f"{entry.row}{k}") for k, p in (rows or {}).items()}
         for name, rows in found.items()
     }
+
+
+def adapted_on(test: QuestionSet) -> list[str]:
+    """Return what tells the questions that a method may adapt on; nothing where there are none."""
+    return [prompts_digest(test.adapt())] if test.adapt else []
 
 
 def method_folder(place: Path, entry: MethodEntry, settings: Any) -> Path:

@@ -11,6 +11,9 @@ from rich.table import Table
 
 from coral_lens.lens import Lens
 from coral_lens.manifest import read_json
+from coral_lens.report.compare_page import write_comparison
+from coral_lens.report.confidence_figures import confidence_findings
+from coral_lens.report.findings import FOLDER, write_findings
 from coral_lens.report.formats import percent, terminal
 from coral_lens.report.page import write_report
 from coral_lens.report.tables import results_table
@@ -60,13 +63,33 @@ def print_curve(curve: dict[str, object]) -> None:
     typer.echo(f"{curve['enough']} training questions would have been enough: more gain less than a standard error.")
 
 
-def show_run(run: Run, folder: Path | None) -> None:
-    """Print the results of a run, and write its report if it has a folder."""
+def show_run(run: Run, folder: Path | None, *, again: bool = False) -> None:
+    """Print the results of a run, and if it has a folder, write what its confidence is worth and its report.
+
+    `again`: findings that are there already stay as they are.
+    """
     table = results_table(run)
     console = Console()
     console.print(terminal(table), width=None if console.is_terminal else 100)
     if folder:
+        findings = folder / FOLDER / "confidence"
+        if not (again and findings.exists()):
+            write_findings(confidence_findings(run), findings)
         typer.echo(f"Report: {write_report(run, folder, table=table)}")
+
+
+def print_comparison(a: Run, b: Run, folder: Path) -> None:
+    """Compare two runs, and print what changed from the first to the second."""
+    page = write_comparison(a, b, folder)
+    for test in read_json(folder / "comparison.json")["tests"]:
+        table = Table(f"{test['task']} ({test['n_shared']:,} shared)", "accuracy", "ECE", "Brier", box=None)
+        for c in test["comparisons"]:
+            cells = [c["differences"][m] for m in ("accuracy", "ece", "brier")]
+            shown = [f"{percent(d['value'], sign=True)} ({percent(d['low'])} to {percent(d['high'])})" for d in cells]
+            names = [c["method"].removeprefix("B: "), c["against"].removeprefix("A: ")]
+            table.add_row(names[0] if names[0] == names[1] else f"{c['method']} − {c['against']}", *shown)
+        Console().print(table)
+    typer.echo(f"B minus A, x 100, with paired 95 % intervals.\nReport: {page}")
 
 
 def print_plan(record: dict[str, Any]) -> None:
@@ -140,3 +163,20 @@ def print_ablation(record: dict[str, Any]) -> None:
     for name, found in record.get("against random", {}).items():
         ece = found["ece"]
         typer.echo(f"  {name} less random, ECE: {ece['value']:+.2e} [{ece['low']:+.2e}, {ece['high']:+.2e}]")
+
+
+def print_steering(record: dict[str, Any]) -> None:
+    """Print the settings that were measured on test questions, and whether the chosen one helps."""
+    typer.echo(
+        f"{record['n_beneficial']} beneficial features; chosen by {record['criterion']} on {record['n_validation']} validation "
+        f"questions, measured on {record['n_test']} test questions."
+    )
+    for row in record["rows"]:
+        name = f"top {row['features']}, gamma {row['gamma']:g}" if row["gamma"] else "unsteered"
+        scores = ", ".join(f"{m} {s['value']:.4f}" for m, s in row["test"].items())
+        changes = "".join(
+            f"; {m} {d['value']:+.4f} [{d['low']:+.4f}, {d['high']:+.4f}]"
+            for m, d in row["less base"].items()
+            if m in ("accuracy", "ece")
+        )
+        typer.echo(f"  {name}{' (chosen)' if row['chosen'] else ''}: {scores}{changes}")

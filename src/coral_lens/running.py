@@ -11,8 +11,9 @@ A killed walk goes on where it was and ends with the same bytes as an undisturbe
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,27 +24,39 @@ from coral_lens.costs import FILE as COST_FILE
 from coral_lens.costs import Stopwatch, add_scoring, method_cost, read_steps, scoring_cost, write_costs
 from coral_lens.errors import CoralError
 from coral_lens.fitting import FitSettings, check_questions
-from coral_lens.jobs import Job, QuestionSet, prompts_digest
-from coral_lens.joined import JoinedStore, Part
+from coral_lens.jobs import NOTES, Job, QuestionSet, prompts_digest
+from coral_lens.joined import JoinedStore, Part, predictions_of
 from coral_lens.manifest import digest, digest_file, read_json, versions, write_json
-from coral_lens.methods import CONTROLS, METHODS, read_method
+from coral_lens.methods import CONTROLS, METHODS, ZERO_SHOT, read_method
 from coral_lens.metrics import score
-from coral_lens.planning import Load, MixturePlan, Plan, Selection, definitions_of, loader, plan_study, selected
+from coral_lens.planning import (
+    Load,
+    MixturePlan,
+    Plan,
+    Selection,
+    TestPlan,
+    definitions_of,
+    loader,
+    plan_study,
+    selected,
+)
 from coral_lens.predicting import Rows, method_folder, method_predictions
 from coral_lens.progress import Bar, silent
 from coral_lens.records import Predictions, Question, Style
 from coral_lens.report.page import write_report
 from coral_lens.report.pictures import write_pictures
 from coral_lens.report.study_page import StudyRun, write_study
-from coral_lens.report.tables import COLUMNS, results_table, subject_of
+from coral_lens.report.tables import ABOUT_ALL, results_table, subject_of
 from coral_lens.runs import Evaluation, Run, file_name, save_run
+from coral_lens.steering import base_probs
 from coral_lens.store import ActivationStore, Extraction, all_layers, extract
 from coral_lens.study import MethodEntry, Source, Study
 
 if TYPE_CHECKING:
     from coral_lens.models import Model
 
-FORMAT = 1
+FORMAT = 2
+"""Of what a study writes; another one makes its reports again."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +100,7 @@ class Prepared:
                     "drawn": "all" if t.part.source.n is None else f"{t.part.source.n} at random",
                     "shots": t.part.source.shots,
                     "n_left_out": t.n_left_out,
+                    **({"adapted on": f"{len(t.adapt.ids)} of {t.adapt.source.label}"} if t.adapt else {}),
                 }
                 for t in self.plan.tests
             },
@@ -122,6 +136,14 @@ def run_study(prepared: Prepared, places: Places, *, open_model: Callable[[str],
         del walk
         gc.collect()  # one model in memory at a time
     return write_study(record, runs, places.out)
+
+
+def run_alone(prepared: Prepared, places: Places, *, open_model: Callable[[str], Model], bar: Bar = silent) -> Path:
+    """Walk a study of one model and one mixture, and leave its run in the folder for results itself; return that."""
+    (name,), (plan,) = prepared.study.models, prepared.plan.mixtures
+    if places.out.exists() and any(places.out.iterdir()) and not (places.out / "run.json").exists():
+        raise CoralError(f"{places.out} is not empty and holds no run; choose another --out.")
+    return Walk(prepared, places, name, open_model, bar).run(plan, places.out)
 
 
 def claim(folder: Path, record: dict[str, Any]) -> None:
@@ -174,15 +196,21 @@ class Walk:
             self._stores[source] = store
         return self._stores[source]
 
-    def _open_states(self, source: Source) -> ActivationStore:
-        identity = self._identity(source)
+    def _open_states(self, source: Source, *, only: frozenset[str] | None = None) -> ActivationStore:
+        """Return the store of a source; with `only`, of these questions alone, and their scores without states."""
+        identity = self._identity(source) | ({} if only is None else {"layers": [], "only": digest(sorted(only))})
         n = source.n or "all"
         folder = self.work / "states" / f"{file_name(source.label)}-{n}-{source.shots}shot-{digest(identity)[:8]}"
-        mark, key = folder / "finished.json", digest([identity, prompts_digest(self.prepared.load(source))])
+
+        def wanted(load: Load) -> list[Question]:
+            return [q for q in load(source) if only is None or q.id in only]
+
+        mark, key = folder / "finished.json", digest([identity, prompts_digest(wanted(self.prepared.load))])
         if mark.exists() and read_json(mark).get("key") == key:
             return ActivationStore(folder)
-        model, questions = self.model(), self._asked(source)
-        what = Extraction(layers=self.study.layers or all_layers(model), style=self._style)
+        model, questions = self.model(), wanted(self._asked)
+        layers = () if only is not None else self.study.layers or all_layers(model)
+        what = Extraction(layers=layers, style=self._style)
         done: list[int] = []
         watch = Stopwatch()
         with self.bar(source.label, len(questions), "questions") as advance:
@@ -218,12 +246,17 @@ class Walk:
 
         return QuestionSet(name, joined, asked)
 
+    def test_set(self, plan: TestPlan) -> QuestionSet:
+        """Return the questions of a test with their states, and those that methods may adapt on."""
+        found, part = self.question_set(plan.name, [plan.part]), plan.adapt
+        return found if part is None else replace(found, adapt=lambda: tuple(selected(part, self._asked)))
+
     # -------------------------------------------------------------------------------------------- predictions
 
-    def run(self, plan: MixturePlan) -> Path:
-        """Fit every method on a mixture, predict every test set, and write the run with its report."""
+    def run(self, plan: MixturePlan, folder: Path | None = None) -> Path:
+        """Fit every method on a mixture, predict every test set, and write the run with its report; return its folder."""
         train = self.question_set(plan.mixture.name, plan.parts)
-        tests = [self.question_set(t.name, [t.part]) for t in self.prepared.plan.tests]
+        tests = [self.test_set(t) for t in self.prepared.plan.tests]
         place = self.work / file_name(f"{plan.mixture.name}-{digest(train.states.manifest)[:8]}")
         rows: Rows = {t.name: {} for t in tests}
         seeds: dict[str, dict[str, dict[str, list[float]]]] = {t.name: {} for t in tests}
@@ -235,7 +268,11 @@ class Walk:
                     if i == 0:
                         rows[test] |= found
                     add_scores(seeds[test], found)
-        folder = self.runs / file_name(plan.mixture.name)
+            if entry.kind == "base":
+                for one, asked in zip(tests, self.prepared.plan.tests, strict=True):
+                    rows[one.name] |= (extra := self.without_shots(one, asked.part))
+                    add_scores(seeds[one.name], extra)
+        folder = folder or self.runs / file_name(plan.mixture.name)
         write_run(self._run(plan, tests, rows, place), folder)
         write_json(folder / "seeds.json", {"seeds": list(self.study.seeds), "scores": seeds})
         self._write_costs(place, folder)
@@ -258,6 +295,19 @@ class Walk:
             validation=plan.mixture.validation_of_rest,
             seed=seed,
         )
+
+    def without_shots(self, test: QuestionSet, part: Selection) -> dict[str, Predictions]:
+        """Return the row of the unsteered model on the same questions without worked examples, where they have some."""
+        if not (self.study.zero_shot and part.source.shots):
+            return {}
+        ids = [q.id for q in test.states.questions]
+        store = self._open_states(part.source.model_copy(update={"shots": 0}), only=frozenset(ids))
+        if [q.id for q in store.questions] != ids:
+            warnings.warn(
+                f"{test.name}: no 0-shot row, because the model cannot score all of its questions so.", stacklevel=2
+            )
+            return {}
+        return {ZERO_SHOT: predictions_of(ZERO_SHOT, store, base_probs(store.table, self.study.base))}
 
     # -------------------------------------------------------------------------------------------------- runs
 
@@ -282,9 +332,18 @@ class Walk:
             "tests": record["tests"],
             "seed": self.study.seed,
             "versions": versions(),
+            **({"notes": notes} if (notes := self._notes(place)) else {}),
         }
         title = f"{self.study.name}: {self.name}, trained on {plan.mixture.name}"
         return Run(title, evaluations, self._lens(place, next(iter(rows.values())), tests[0]), provenance)
+
+    def _notes(self, place: Path) -> dict[str, Any]:
+        """Return what methods remarked under the first seed."""
+        paths = {
+            entry.row: method_folder(place, entry, settings) / str(self.study.seeds[0]) / NOTES
+            for entry, settings in self.prepared.methods
+        }
+        return {row: read_json(path) for row, path in paths.items() if path.exists()}
 
     def _lens(self, place: Path, rows: dict[str, Predictions], test: QuestionSet) -> dict[str, Any]:
         """Return the record of the lens that the report is about; where no method is a lens, of the model alone."""
@@ -299,17 +358,17 @@ class Walk:
 def add_scores(scores: dict[str, dict[str, list[float]]], found: dict[str, Predictions]) -> None:
     """Add the scores under one more seed to those of a test set."""
     for row, predictions in found.items():
-        for metric in COLUMNS:
+        for metric in ABOUT_ALL.columns:
             scores.setdefault(row, {}).setdefault(metric, []).append(score(predictions, metric))
 
 
 def write_run(run: Run, folder: Path) -> None:
     """Save a run, and make its tables, figures and page unless they were made of the very same run before."""
     save_run(run, folder)
-    mark, key = folder / "finished.json", digest_file(folder / "run.json")
+    mark, key = folder / "finished.json", digest([FORMAT, digest_file(folder / "run.json")])
     if mark.exists() and read_json(mark).get("run") == key:
         return
-    table = results_table(run)
+    table = results_table(run, scope=ABOUT_ALL)
     write_pictures(run, table, folder / "figures")
     write_report(run, folder, table=table)
     write_json(mark, {"run": key})

@@ -76,6 +76,10 @@ class Mixture(Entry):
         return self.validation / (1.0 - self.held_out)
 
 
+ADAPT_MOST = 500
+"""Questions that a method may adapt to a test set on, the paper's number."""
+
+
 class Test(Entry):
     """A test set: a source of its own, or what a mixture holds out."""
 
@@ -87,6 +91,8 @@ class Test(Entry):
     shots: int | None = Field(default=None, ge=0)
     rest: str = ""
     """Name of the mixture whose held-out questions are tested, one test set for each of its sources."""
+    adapt: str = ""
+    """Split of the same task on which a method may adapt to it, if it has a form that does; a row of its own shows that form."""
 
     @model_validator(mode="after")
     def _is_one_of_two(self) -> Test:
@@ -94,6 +100,8 @@ class Test(Entry):
             raise ValueError("a test has either a task or the name of a mixture as rest")
         if self.rest and (self.split or self.n is not None or self.shots is not None):
             raise ValueError("a test with rest takes split, n and shots from its mixture")
+        if self.rest and self.adapt:
+            raise ValueError("a test with rest has no split to adapt on")
         if self.task and self.shots is None:
             raise ValueError("shots is missing: say how many worked examples precede each question, 0 for none")
         return self
@@ -103,6 +111,11 @@ class Test(Entry):
         """The questions of a test with a task."""
         assert self.task, "a test with rest has no source of its own"
         return Source(task=self.task, split=self.split, n=self.n, shots=self.shots or 0)
+
+    @property
+    def adaptation(self) -> Source | None:
+        """The questions that a method may adapt on."""
+        return Source(task=self.task, split=self.adapt, n=ADAPT_MOST, shots=self.shots or 0) if self.adapt else None
 
 
 class MethodEntry(Entry):
@@ -143,6 +156,8 @@ class Study(Entry):
     """Whether the model's chat template is wrapped around prompts."""
     fixed_shots: bool = False
     """The same worked examples for every question of a task: faster. lm-eval draws new ones for each."""
+    zero_shot: bool = True
+    """Whether tables of tests with shots have one more row: the unsteered model on the same questions without them."""
     layers: tuple[int, ...] | None = None
     """Layers to keep and to try; without it, all."""
     mixture: tuple[Mixture, ...] = Field(min_length=1)
@@ -179,12 +194,17 @@ class Study(Entry):
     def sources(self) -> list[Source]:
         """Every source that the study names, each once."""
         trained = chain.from_iterable(m.sources for m in self.mixture)
-        return list(dict.fromkeys([*trained, *self.tested, *self.guard]))
+        return list(dict.fromkeys([*trained, *self.tested, *self.adapted, *self.guard]))
 
     @property
     def tested(self) -> list[Source]:
         """The sources of tests that do not test a rest."""
         return [t.source for t in self.test if t.task]
+
+    @property
+    def adapted(self) -> list[Source]:
+        """The sources that methods may adapt on."""
+        return [t.adaptation for t in self.test if t.adaptation]
 
 
 PARTS: dict[str, type[Entry]] = {
@@ -212,6 +232,15 @@ def load_study(path: Path) -> Study:
         return Study.model_validate(frozen(content))
     except ValidationError as error:
         raise CoralError(f"{path}{complaint(error, text)}") from None
+
+
+def study_of(content: dict[str, Any]) -> Study:
+    """Return the study that a command line describes; what is wrong with it is one sentence."""
+    try:
+        return Study.model_validate(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        raise CoralError(f"{', '.join(places(first['loc']))}: {first['msg'].removeprefix('Value error, ')}.") from None
 
 
 def frozen(value: Any) -> Any:

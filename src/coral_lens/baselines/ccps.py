@@ -24,6 +24,7 @@ from coral_lens.baselines.contrastive import (
     Examples,
     NetworkSettings,
     OnStep,
+    adapt_classifier,
     fit_classifier,
     fit_embedding,
 )
@@ -44,7 +45,7 @@ from coral_lens.jobs import Job, Method, Predict, QuestionSet, options_of
 from coral_lens.joined import predictions_of
 from coral_lens.manifest import digest, read_json, write_atomic, write_json
 from coral_lens.probes import Standardiser, fit_standardiser
-from coral_lens.records import Predictions
+from coral_lens.records import Predictions, Question
 from coral_lens.runs import file_name
 from coral_lens.splits import rows_of
 from coral_lens.steering import correct_rows
@@ -73,6 +74,9 @@ class CcpsSettings:
     steps: int = 5000
     tune_embedding: bool = False
     """Whether the classifier's training moves the embedding network too."""
+    adapt: bool = False
+    """Whether a row ` adapted` is added for tests that say what may be adapted on: there the classifier goes on training for
+    as many steps on those questions, while the embedding stays."""
 
     def __post_init__(self) -> None:
         if not self.radii or min(self.radii) <= 0 or list(self.radii) != sorted(set(self.radii)):
@@ -118,14 +122,16 @@ def columns_of(chosen: FeatureSet, radii: Sequence[float]) -> Int[np.ndarray, " 
     return np.array([i for i, name in enumerate(option_features(radii)) if name.split()[0] in kept])
 
 
-def read_features(job: Job, questions: QuestionSet, settings: CcpsSettings) -> Float[np.ndarray, "row feature"]:
+def read_features(
+    job: Job, name: str, questions: Sequence[Question], settings: CcpsSettings
+) -> Float[np.ndarray, "row feature"]:
     """Score questions and return the features of their options; what is finished is kept in the job's folder."""
     model = job.model()
     reader = PerturbationFeatures(head_of(model), settings.radii, settings.push)
     about = {"method": "ccps", "radii": list(settings.radii), "push": settings.push}
     readings = Readings((reader,), about, row_bytes=8 * len(option_features(settings.radii)))
     what = Extraction((), job.common.style, readings=readings)
-    return job.extract(model, questions.asked(), file_name(questions.name), what=what).reading("features")
+    return job.extract(model, questions, file_name(name), what=what).reading("features")
 
 
 # ----------------------------------------------------------------------------------------------------------- choosing
@@ -250,7 +256,7 @@ def load_or_fit(job: Job, settings: CcpsSettings) -> Ccps:
     key = digest([job.train.states.manifest, job.common.validation, job.common.seed])
     if path.exists() and tensors.exists() and (known := read_json(path)).get("key") == key:
         return loaded(load_tensors(tensors.read_bytes()), known["chosen"], settings)
-    parts = parts_of(job, read_features(job, job.train, settings))
+    parts = parts_of(job, read_features(job, job.train.name, job.train.asked(), settings))
     with job.bar("training", n_steps(settings), "steps") as advance:
         trainer = Trainer(parts, settings.radii, seed=job.common.seed, on_step=advance)
         chosen = choose(trainer, settings)
@@ -274,10 +280,32 @@ def fit_ccps(job: Job, settings: CcpsSettings) -> Predict:
     fitted = load_or_fit(job, settings)
 
     def predict(test: QuestionSet) -> dict[str, Predictions]:
-        confidence = fitted(read_features(job, test, settings))
-        return {"": predictions_of("ccps", test.states, normalised(confidence, test.states.table.offsets))}
+        features, offsets = read_features(job, test.name, test.asked(), settings), test.states.table.offsets
+        methods = {"": fitted}
+        if settings.adapt and test.adapt:
+            methods[" adapted"] = adapted(job, fitted, test.adapt(), settings)
+        return {
+            name: predictions_of(f"ccps{name}", test.states, normalised(method(features), offsets))
+            for name, method in methods.items()
+        }
 
     return predict
+
+
+def adapted(job: Job, fitted: Ccps, questions: Sequence[Question], settings: CcpsSettings) -> Ccps:
+    """Return the method with its classifier trained further on questions of another task."""
+    if len(questions) < FEWEST:
+        raise CoralError(
+            f"CCPS adapts on at least {FEWEST} questions. Got {len(questions)}; leave adapt out of the test."
+        )
+    features = read_features(job, f"{questions[0].task} adaptation", questions, settings)
+    y = np.concatenate([np.arange(len(q.options)) == q.answer for q in questions]).astype(np.float64)
+    examples = Examples(fitted.standardiser(features[:, fitted.columns]), y)
+    with job.bar("adapting", settings.steps, "steps") as advance:
+        confidence = adapt_classifier(
+            fitted.confidence, examples, settings.network, seed=job.common.seed, on_step=advance
+        )
+    return replace(fitted, confidence=confidence)
 
 
 CCPS = Method(options_of(CcpsSettings), fit_ccps, from_scores=False)

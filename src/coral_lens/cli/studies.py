@@ -52,15 +52,22 @@ def run(
 @app.command()
 def report(
     run: Annotated[Path, typer.Argument(help="Folder made by `coral eval --out` or `coral demo`.")],
+    other: Annotated[Path | None, typer.Argument(help="A second run: compare the two, question by question.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for a comparison; default: coral-comparison.")] = None,
 ) -> None:
-    """Make report.html and the tables of a run again, from its predictions.
+    """Make report.html and the tables of a run again, or compare two runs.
 
-    Example: `coral report run`
+    Whatever lies under the run's `analysis/` (see `coral analyse`) is gathered. Examples: `coral report run`,
+    `coral report run-a run-b --out comparison`
     """
-    from coral_lens.printing import show_run
+    from coral_lens.printing import print_comparison, show_run
     from coral_lens.runs import load_run
 
-    show_run(load_run(run), run)
+    if other:
+        return print_comparison(load_run(run), load_run(other), out or Path("coral-comparison"))
+    if out:
+        raise CoralError("--out is for a comparison of two runs; the report of one is written into its own folder.")
+    show_run(load_run(run), run, again=True)
 
 
 @app.command()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from coral_lens.metrics import METRICS, Metrics, Reliability, reliability
@@ -88,9 +89,9 @@ def draw_counts(axes: Any, bins: Reliability, look: Look) -> None:
 # --- metrics by task --------------------------------------------------------------------------------------------------
 
 
-def metric_picture(table: ResultsTable, metric: str, *, name: str) -> Picture:
+def metric_picture(table: ResultsTable, metric: str, *, name: str, looks: Mapping[str, Look] | None = None) -> Picture:
     """Return a dot with its interval for each method on each task."""
-    methods, looks = table.methods, looks_of(table.methods)
+    methods, looks = table.methods, looks or looks_of(table.methods)
     title = f"{METRICS[metric].label} ({'higher' if METRICS[metric].higher_is_better else 'lower'} is better)"
     step = len(methods) + 1.4
 

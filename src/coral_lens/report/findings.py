@@ -9,9 +9,11 @@ Whatever lies under `analysis/` in a run's folder is gathered, whoever wrote it:
 from __future__ import annotations
 
 import csv
+import html
 import io
 import json
 import math
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,19 +109,26 @@ def gathered(stem: Path, top: Path) -> Gathered:
     section = stem.parent.relative_to(top).as_posix().removeprefix(".")
     plain = stem.name.replace("-", " ").replace("_", " ")
     title = str(record.get("title") or plain[:1].upper() + plain[1:])
-    svg, table = beside(stem, "svg"), beside(stem, "csv")
+    table = beside(stem, "csv")
+    svg = beside(stem, "svg").read_bytes() if beside(stem, "svg").exists() else b""
     columns, rows = read_table(table) if table.exists() else ((), ())
     return Gathered(
         name=f"{section}-{stem.name}".lstrip("-"),
         section=section,
         title=title,
         caption=str(record.get("caption") or ""),
-        alt=str(record.get("alt") or record.get("caption") or title),
-        svg=svg.read_bytes() if svg.exists() else b"",
+        alt=str(record.get("alt") or label_in(svg) or title),
+        svg=svg,
         columns=columns,
         rows=rows[:MOST_ROWS],
         n_rows=len(rows),
     )
+
+
+def label_in(svg: bytes) -> str:
+    """Return what a figure says of itself to those who cannot see it."""
+    found = re.search(rb'<svg[^>]* aria-label="([^"]*)"', svg)
+    return html.unescape(found[1].decode()) if found else ""
 
 
 def beside(stem: Path, kind: str) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -11,15 +11,29 @@ from typing import Any
 from coral_lens.manifest import write_atomic
 from coral_lens.metrics import METRICS
 from coral_lens.report import exports, formats
+from coral_lens.report.confidence import drawn
+from coral_lens.report.contents import Contents, Entry, Plate, by_section
 from coral_lens.report.curves import curve_picture, gamma_curve, layer_curve
 from coral_lens.report.examples import changes_of
 from coral_lens.report.figures import metric_picture, reliability_picture
+from coral_lens.report.findings import Gathered, gather_findings
 from coral_lens.report.headline import cards, headline
 from coral_lens.report.style import Picture, looks_of
 from coral_lens.report.tables import COLUMNS, ResultsTable, TaskTable, in_order, results_table
 from coral_lens.runs import Evaluation, Run
 
 SUMMARY = ("accuracy", "ece", "brier")
+MOST_DIAGRAMS = 6
+"""Methods with reliability diagrams in the page."""
+ANALYSES = {
+    "": ("Where correctness lives", "What else was found out about this model and these questions."),
+    "confidence": (
+        "What confidence is worth",
+        "Before and after steering: reliability in bins of both kinds, how often the surest answers are wrong, how sure "
+        "answers are, and where options are letters, whether some positions are preferred.",
+    ),
+}
+"""Heading and introduction of the sections whose folders are known."""
 BASE_RULES = {
     "sum": "the summed log-probability of its tokens",
     "token": "the mean log-probability of its tokens",
@@ -28,62 +42,96 @@ BASE_RULES = {
 
 
 def write_report(run: Run, folder: Path, *, table: ResultsTable | None = None) -> Path:
-    """Write report.html and the results as Markdown, CSV and JSON; return the page. A table made before is reused."""
+    """Write report.html and the results as Markdown, CSV and JSON; return the page. A table made before is reused.
+
+    Findings under the folder's `analysis/` are gathered in the page.
+    """
     table = table or results_table(run)
     write_atomic(folder / "results.md", f"# {run.title}\n\n{formats.markdown(table)}".encode())
     write_atomic(folder / "results.csv", exports.csv_text(table).encode())
     write_atomic(folder / "results.json", (json.dumps(exports.json_ready(table), indent=1) + "\n").encode())
     page = folder / "report.html"
-    write_atomic(page, render_report(run, table=table).encode())
+    write_atomic(page, render_report(run, table=table, findings=gather_findings(folder)).encode())
     return page
 
 
-def render_report(run: Run, *, table: ResultsTable | None = None) -> str:
+def render_report(run: Run, *, table: ResultsTable | None = None, findings: Sequence[Gathered] = ()) -> str:
     """Return the page."""
-    from jinja2 import Environment, StrictUndefined
+    table, contents = table or results_table(run), Contents()
+    parts = results_of(run, table, contents) | analyses_of(findings, contents)
+    parts |= examples_of(run, table, contents) | lens_of(run, contents)
+    contents.begin("terms", "What the words mean")
+    contents.begin("provenance", "Provenance")
+    return render("page.html", parts, title=run.title, provenance=provenance_of(run, table), sections=contents.sections)
+
+
+def render(template: str, *values: Mapping[str, Any], **more: Any) -> str:
+    """Fill in a template of ours; whatever is not our own markup is escaped."""
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
     from markupsafe import Markup
 
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(
+        loader=FunctionLoader(text_of), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     environment.filters["percent"] = formats.percent
-    environment.globals["column_label"] = formats.column_label
-    template = environment.from_string(text_of("page.html"))
-    table = table or results_table(run)
-    parts = results_of(run, table) | lens_of(run)
-    return template.render(
-        parts, title=run.title, provenance=provenance_of(run, table), css=Markup(text_of("page.css"))
+    known = {"css": Markup(text_of("page.css")), "script_digests": ""}
+    return environment.get_template(template).render(
+        {**known, **{k: v for some in (*values, more) for k, v in some.items()}}
     )
 
 
 def text_of(name: str) -> str:
-    """Return a template or a style sheet of ours."""
+    """Return a template, a style sheet or a script of ours."""
     return (files("coral_lens.report") / name).read_text(encoding="utf-8")
 
 
-def results_of(run: Run, table: ResultsTable) -> dict[str, Any]:
+def results_of(run: Run, table: ResultsTable, contents: Contents) -> dict[str, Any]:
     """Return what the page says of the test questions."""
-    changes = [changes_of(evaluation, before="base", after=table.subject) for evaluation in in_order(run)]
+    contents.begin("results", "Results")
+    summary = [
+        contents.figure(metric_picture(table, m, name=f"summary-{m}"), f"{METRICS[m].label} by task") for m in SUMMARY
+    ]
+    tasks = [task_of(task, contents) for task in table.tasks]
+    contents.begin("calibration", "Calibration")
+    reliability = list(reliability_figures(run, table, contents))
     return {
         "headline": headline(table),
         "cards": cards(table),
-        "tasks": [(task, formats.kind_of(task), formats.rows_of(task)) for task in table.tasks],
-        "columns": COLUMNS,
+        "tasks": tasks,
         "notes": formats.notes_of(table),
-        "summary": [shown(metric_picture(table, m, name=f"summary-{m}")) for m in SUMMARY],
-        "reliability": list(reliability_figures(run, table)),
-        "changes": [c for c in changes if c],
+        "summary": summary,
+        "reliability": reliability,
+        "left_out": len(table.methods) - len(diagrams_of(table.methods)),
         "subject": formats.label_of(table.subject),
     }
 
 
-def reliability_figures(run: Run, table: ResultsTable) -> Iterator[tuple[TaskTable, str, list[dict[str, Any]]]]:
+def task_of(task: TaskTable, contents: Contents) -> tuple[Entry, TaskTable, str, list[str], list[formats.Row]]:
+    """Return a task's table as the template wants it."""
+    heads = [formats.column_label(task, m) for m in COLUMNS]
+    return contents.table(f"Results on {task.name}"), task, formats.kind_of(task), heads, formats.rows_of(task)
+
+
+def reliability_figures(
+    run: Run, table: ResultsTable, contents: Contents
+) -> Iterator[tuple[TaskTable, str, list[Plate]]]:
     """Yield each task with its diagrams, one per method."""
-    looks = looks_of(table.methods)
+    looks, wanted = looks_of(table.methods), diagrams_of(table.methods)
     for i, (evaluation, task) in enumerate(zip(in_order(run), table.tasks, strict=True)):
-        pictures = [
-            reliability_picture(p, task.metrics[method], name=f"reliability-{i}-{j}", look=looks[method])
-            for j, (method, p) in enumerate(evaluation.predictions.items())
-        ]
-        yield task, formats.kind_of(task), [shown(picture) for picture in pictures]
+        plates = []
+        for j, (method, p) in enumerate(evaluation.predictions.items()):
+            if method in wanted:
+                metrics, name = task.metrics[method], f"reliability-{i}-{j}"
+                picture = reliability_picture(p, metrics, name=name, look=looks[method])
+                plates.append(contents.figure(picture, f"Reliability of {formats.label_of(method)} on {task.name}"))
+        yield task, formats.kind_of(task), plates
+
+
+def diagrams_of(methods: Sequence[str]) -> list[str]:
+    """Return the methods that have reliability diagrams in the page: all, or of many those that matter most."""
+    if len(methods) <= MOST_DIAGRAMS:
+        return list(methods)
+    return [m for m in methods if m in (*drawn(methods), "coral")]
 
 
 def shown(picture: Picture) -> dict[str, Any]:
@@ -93,19 +141,42 @@ def shown(picture: Picture) -> dict[str, Any]:
     return {"svg": Markup(picture.svg()), "caption": picture.caption}
 
 
+def analyses_of(findings: Sequence[Gathered], contents: Contents) -> dict[str, Any]:
+    """Return a section for each folder of findings."""
+    found: list[tuple[str, str, str, list[Plate]]] = []
+    for name, some in by_section(findings).items():
+        heading, about = ANALYSES.get(name, (f"Analyses: {name}", ""))
+        anchor = f"analyses-{len(found)}"
+        contents.begin(anchor, heading)
+        found.append((anchor, heading, about, [contents.gathered(one) for one in some]))
+    return {"analyses": found}
+
+
+def examples_of(run: Run, table: ResultsTable, contents: Contents) -> dict[str, Any]:
+    """Return the questions whose answer changed most, for better and for worse."""
+    changes = [changes_of(evaluation, before="base", after=table.subject) for evaluation in in_order(run)]
+    if any(changes):
+        contents.begin("examples", "Changed answers")
+    return {"changes": [c for c in changes if c]}
+
+
 # --- how the lens was chosen, and where everything came from ----------------------------------------------------------
 
 
-def lens_of(run: Run) -> dict[str, Any]:
+def lens_of(run: Run, contents: Contents) -> dict[str, Any]:
     """Return what the page says of the lens and of its choice on validation questions."""
     lens = run.lens
     curves = [c for c in (layer_curve(lens), gamma_curve(lens)) if c]
+    if lens.get("gamma") is not None:
+        contents.begin("choice", "How the lens was chosen")
     return {
         "lens": lens,
         "training": lens.get("training", {}),
         "criterion": METRICS[curves[0].criterion].label if curves else "",
         "base_rule": BASE_RULES.get(lens.get("base", ""), ""),
-        "curves": [shown(curve_picture(c, name=f"curve-{c.what}")) for c in curves],
+        "curves": [
+            contents.figure(curve_picture(c, name=f"curve-{c.what}"), f"Validation scores by {c.what}") for c in curves
+        ],
     }
 
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from coral_lens.manifest import digest
 from coral_lens.report.formats import label_of
 
 if TYPE_CHECKING:
@@ -111,7 +112,7 @@ class Picture:
     """A figure that is drawn when asked for, with what it shows in words."""
 
     name: str
-    """Unique in a page: prefix of the SVG's ids."""
+    """Unique in a page: the SVG's ids are made of it."""
     paint: Callable[[Figure], None]
     height: float
     """In inches; all are WIDTH wide."""
@@ -151,13 +152,19 @@ def inline(svg: str, *, name: str, alt: str) -> str:
     from markupsafe import escape
 
     body = svg[svg.index("<svg") :]
-    body = re.sub(r"<metadata>.*?</metadata>\s*", "", body, flags=re.DOTALL)
+    body = re.sub(r"<metadata>.*?</metadata>\s*|<!--.*?-->\s*", "", body, flags=re.DOTALL)
+    body = re.sub(r'<g id="[^"]*"', "<g", body)  # nothing refers to groups
     body = re.sub(r"\s*\n\s*", " ", body)
     body = re.sub(r'( (?:d|x|y|x1|y1|x2|y2)="[^"]*"|translate\([^)]*\))', rounded, body)
-    body = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", body)
+    body = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix_of(name)}-", body)
     size = re.compile(r'\s(?:width|height)="[\d.]+pt"')
     head, rest = body.split(">", 1)
     return f'{size.sub("", head)} role="img" aria-label="{escape(alt)}">{rest}'.strip()
+
+
+def prefix_of(name: str) -> str:
+    """Return a short name for the ids of a figure: they are written hundreds of times."""
+    return f"f{digest(name)[:6]}"
 
 
 def rounded(found: re.Match[str]) -> str:
@@ -175,7 +182,7 @@ def method_key(figure: Figure, looks: Mapping[str, Look], *, more: Sequence[Any]
     """Put the key of methods below the axes: in one line where the names are short."""
     from matplotlib.lines import Line2D
 
-    labels = {m: clipped(label_of(m), 19) for m in looks}
+    labels = {m: clipped(label_of(m), 22) for m in looks}
     keys = [Line2D([], [], **look.dots, label=labels[m], linewidth=1.6) for m, look in looks.items()]
     n_keys, longest = len(keys) + len(more), max(map(len, labels.values()))
     in_one_line = sum(map(len, labels.values())) + 6 * n_keys <= 54

@@ -1,0 +1,109 @@
+"""The command that fits what lenses are compared with: baseline."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from coral_lens.cli.options import DataDir, Machine, ModelName, Styling, beside, flat, folder_of_data
+from coral_lens.errors import CoralError
+
+if TYPE_CHECKING:
+    from coral_lens.study import Source
+
+app = typer.Typer()
+
+NAMES = (
+    "`isotonic`, `vector-scaling`; for options under letters `contextual-calibration`, `batch-calibration`, `pride`, `cyclic`; "
+    "`iti`, `ccps`, `steerconf`; controls `control-random`, `control-untrained`, `control-base`; or a lens"
+)
+
+
+@app.command()
+@flat
+def baseline(
+    name: Annotated[list[str], typer.Argument(help=f"One or more of: {NAMES}.")],
+    train: Annotated[list[str], typer.Option(help="TASK:SPLIT or a file of labelled questions to fit and choose on.")],
+    task: Annotated[list[str], typer.Option(help="TASK[:SPLIT] or a file to test on; may be given several times.")],
+    out: Annotated[Path, typer.Option(help="Folder for the run and its report. States are kept in OUT.work.")],
+    model: ModelName = "smollm2",
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", help="An option of the method, as in a study: `questions=20`.")
+    ] = None,
+    base: Annotated[str, typer.Option(help="Base score: `sum`, `token` or `char`.")] = "token",
+    num_fewshot: Annotated[int, typer.Option(help="Worked examples before each question, as in lm-eval.")] = 0,
+    limit: Annotated[int | None, typer.Option(help="At most so many questions of each source, at random.")] = None,
+    seed: Annotated[int, typer.Option(help="Of samples, splits and fits.")] = 0,
+    data: DataDir = None,
+    *,
+    styling: Styling,
+    machine: Machine,
+) -> None:
+    """Fit one or more baselines and measure them beside the model as it is and temperature scaling.
+
+    Example: `coral baseline isotonic control-base --train arc_easy:train --task arc_challenge:test --out run`
+    """
+    from coral_lens.printing import show_run
+    from coral_lens.progress import shown
+    from coral_lens.running import Places, prepare_study, run_alone
+    from coral_lens.runs import load_run
+    from coral_lens.study import study_of
+
+    style, options = styling.made(), dict(map(parsed, setting or ()))
+    sources = [source_of(s, shots=num_fewshot, limit=limit, tested=False) for s in train]
+    study = study_of(
+        {
+            "name": "baseline",
+            "models": (model,),
+            "seed": seed,
+            "seeds": (seed,),
+            "base": base,
+            "style": style.kind,
+            "chat": style.chat,
+            "mixture": ({"name": "train", "sources": tuple(s.model_dump() for s in sources)},),
+            "test": tuple(source_of(t, shots=num_fewshot, limit=limit, tested=True).model_dump() for t in task),
+            "method": tuple({"kind": kind, **options} for kind in dict.fromkeys(name)),
+        }
+    )
+    places = Places(out=out, work=beside(out), data=folder_of_data(data))
+    typer.echo("reading questions ...", err=True)
+    prepared = prepare_study(study, places.data)
+    folder = run_alone(prepared, places, open_model=machine.open, bar=shown)
+    show_run(load_run(folder), None)
+    typer.echo(f"Report: {folder / 'report.html'}\nCosts:  {folder / 'costs.md'}")
+
+
+def source_of(text: str, *, shots: int, limit: int | None, tested: bool) -> Source:
+    """Return the source that `task:split`, a task or a file names; only a test may leave its split to the task."""
+    from coral_lens.questions import is_file
+    from coral_lens.study import Source
+    from coral_lens.task_index import is_task
+    from coral_lens.tasks import definitions
+
+    if is_file(text):
+        return Source(task=text, n=limit, shots=0)
+    name, colon, split = text.rpartition(":")
+    if not colon or is_task(text):
+        name, split = text, ""
+    known = definitions(name)
+    if not split and tested:
+        split = next((d.test_split for d in known if d.test_split), None) or "validation"
+    if not split:
+        raise CoralError(f"--train {text} names no split; say which, such as {name}:train.")
+    return Source(task=name, split=split, n=limit, shots=shots)
+
+
+def parsed(text: str) -> tuple[str, Any]:
+    """Return the key and value of `key=value`, the value as TOML has it, or as text."""
+    from coral_lens.study import frozen
+
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise CoralError(f"--set must look like questions=20. Got {text!r} instead.")
+    try:
+        return key.strip(), frozen(tomllib.loads(f"value = {value}")["value"])
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()

@@ -5,7 +5,8 @@
     python bench/scoring.py --one-core            processor time of one thread, for a machine that others use too
 
 Machines are noisy, so the contenders take turns in short rounds, the order turning round by round, and the medians of
-their rates are compared. HFLM runs at the best of several batch sizes, found first. The roofline is the time that the
+their rates are compared. HFLM runs at the best of several batch sizes, found first; it computes every option by itself, so
+that its rate can be taken from evenly spaced questions where all of them would take too long. The roofline is the time that the
 machine's own matrix multiplication, measured in the same rounds, would need for the floating-point operations of the
 unique tokens, their attention and the scored rows of the head.
 """
@@ -17,6 +18,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -44,6 +46,7 @@ def main() -> None:
     parser.add_argument("--no-loop", action="store_true", help="leave out the plain loop, which is slow")
     parser.add_argument("--one-core", action="store_true", help="one thread, by the processor time of this process")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=BATCH_SIZES, help="what HFLM may choose from")
+    parser.add_argument("--hflm-questions", type=int, default=None, help="so many of the questions for HFLM")
     args = parser.parse_args()
     clock = time.perf_counter
     if args.one_core:
@@ -55,16 +58,29 @@ def main() -> None:
     questions = load_questions(args.task, options)
     rendered = [render(q, Style(), model) for q in questions]
     prompts = tokenize(questions, rendered, model)
-    runs: dict[str, Callable[[], None]] = {
-        "ours, all layers pooled": lambda: ours(model, questions, rendered, layers=True),
-        "ours, scores only": lambda: ours(model, questions, rendered, layers=False),
-        "lm-eval HFLM": hflm(model, rendered, sizes=args.batch_sizes, clock=clock),
+    some = spaced(rendered, args.hflm_questions or len(rendered))
+    runs: dict[str, Run] = {
+        "ours, all layers pooled": Run(len(questions), lambda: ours(model, questions, rendered, layers=True)),
+        "ours, scores only": Run(len(questions), lambda: ours(model, questions, rendered, layers=False)),
+        "lm-eval HFLM": Run(len(some), hflm(model, some, sizes=args.batch_sizes, clock=clock)),
     }
     if not args.no_loop:
-        runs["one pass per option"] = lambda: plain_loop(model, prompts)
-    rates, matmul = measure(runs, rounds=args.rounds, n=len(questions), clock=clock)
+        runs["one pass per option"] = Run(len(questions), lambda: plain_loop(model, prompts))
+    rates, matmul = measure(runs, rounds=args.rounds, clock=clock)
     print(f"{len(questions)} questions; padding: {padding(model, prompts):.1%} of the tokens computed")
     print_rates(rates, matmul, flops=flops(model, prompts), n=len(questions))
+
+
+class Run(NamedTuple):
+    """A contender: how many questions it scores, and what scores them."""
+
+    n_questions: int
+    score: Callable[[], None]
+
+
+def spaced(rendered: list[Rendered], n: int) -> list[Rendered]:
+    """Return n of the questions, evenly spaced."""
+    return [rendered[i * len(rendered) // n] for i in range(min(n, len(rendered)))]
 
 
 def ours(model: Model, questions: list[Question], rendered: list[Rendered], *, layers: bool) -> None:
@@ -112,20 +128,19 @@ def plain_loop(model: Model, prompts: list[Prompt]) -> None:
 
 
 def measure(
-    runs: dict[str, Callable[[], None]], *, rounds: int, n: int, clock: Callable[[], float]
+    runs: dict[str, Run], *, rounds: int, clock: Callable[[], float]
 ) -> tuple[dict[str, list[float]], list[float]]:
     """Return the questions per second of each contender in each round, and the matrix-multiply rates between them."""
     names = list(runs)
     rates: dict[str, list[float]] = {name: [] for name in names}
     matmul = []
-    for name in names:
-        runs[name]()  # warm up
+    runs[names[0]].score()  # warm up; the search for its batch size has done so for HFLM
     for r in range(rounds):
         for name in names[r % len(names) :] + names[: r % len(names)]:
             matmul.append(matmul_rate(clock))
             start = clock()
-            runs[name]()
-            rates[name].append(n / (clock() - start))
+            runs[name].score()
+            rates[name].append(runs[name].n_questions / (clock() - start))
     return rates, matmul
 
 

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import lm_eval
+import lm_eval.tasks
 import yaml
 from lm_eval.api.instance import Instance
 from lm_eval.tasks import TaskManager
 
+from coral_lens.assets import embedded_data
 from coral_lens.records import Question
 
 TASK = "toy"
@@ -60,3 +62,16 @@ def requests_of(folder: Path, task: str = TASK) -> list[Instance]:
 def manager(folder: Path) -> TaskManager:
     """lm-eval's own, for one folder: it would read 14,000 files otherwise."""
     return TaskManager(include_defaults=False, include_path=str(folder))
+
+
+def real_task(folder: Path) -> Path:
+    """lm-eval's own ARC-Easy, with the embedded validation questions as its data."""
+    data = embedded_data()
+    assert data is not None
+    (arrow,) = (data / "ai2_arc" / "ARC-Easy" / "validation").glob("*.arrow")
+    kwargs = {"data_files": {"validation": str(arrow)}, "cache_dir": str(folder / ".cache")}
+    own = manager(Path(lm_eval.tasks.__file__).parent / "arc").task_index["arc_easy"].cfg
+    gone = dict.fromkeys(("dataset_name", "tag", "test_split", "training_split"))
+    config = {**own, **gone, "dataset_path": "arrow", "dataset_kwargs": kwargs}
+    (folder / "arc_easy.yaml").write_text(yaml.safe_dump(config), "utf-8")
+    return folder

@@ -74,6 +74,18 @@ def test_overrides_are_shown_only_where_there_are_any(lens: Lens) -> None:
     assert "- **Overridden**: fitted on a, used on b\n- **Overridden**: and again\n\n| training data" in text
 
 
+def test_a_local_model_is_named_without_its_path(lens: Lens) -> None:
+    shown = {"org/model": "org/model", "smollm2": "smollm2", "/home/me/org/tiny": "tiny", "~/tiny": "tiny", "./tiny": "tiny",
+             "models/tiny.gguf": "tiny.gguf", "my/own/models/tiny": "tiny"}  # fmt: skip
+    for name, public in shown.items():
+        text = card_of(lens, model={**lens.model, "name": name})
+        assert f"# A CORAL lens for {public}\n" in text
+        assert f'base_model: "{public}"' in text
+    note = "fitted on /home/me/a, used on /home/me/b in spite of other weights"
+    text = card_of(lens, training={**lens.training, "overrides": [note]})
+    assert "fitted on a, used on b in spite of other weights" in text
+
+
 def test_prompts_and_temperatures_are_said_in_words(lens: Lens) -> None:
     text = card_of(lens, style=Style("letters", chat=True), base_temperature=1.5, then_temperature=0.8)
     assert "Prompts: `letters+chat`." in text

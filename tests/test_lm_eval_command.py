@@ -13,19 +13,26 @@ from typing import Any
 import lm_eval
 import lm_eval.__main__
 import lm_eval.tasks
+import numpy as np
 import pytest
 from conftest import make_model, toy_questions
 from lm_eval.tasks import TaskManager
-from lm_eval_runs import manager, write_task
+from lm_eval_runs import manager, real_task, write_task
 
-from coral_lens import lm_eval_model
+from coral_lens import lm_eval_model, store
 from coral_lens.cli import main
+from coral_lens.engine import TOKEN_BUDGET
 from coral_lens.fitting import FitSettings, fit
 from coral_lens.lm_eval_command import kinds_of, run_lm_eval
+from coral_lens.lm_eval_logs import run_of_logs
+from coral_lens.lm_eval_scoring import Shape
 from coral_lens.loading import load_model
 from coral_lens.metrics import score
+from coral_lens.models import Model
+from coral_lens.questions import load_questions
 from coral_lens.records import Question
 from coral_lens.runs import load_run
+from coral_lens.tasks import TaskOptions
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ASKED = toy_questions(12, seed=3)
@@ -112,6 +119,36 @@ def test_lm_evals_command_line_logs_what_coral_eval_measures(work: Path, coral: 
         {n: score(expected, ours) for n, ours in names.items()}
     )
     assert found["config"]["lens"]["gamma"] == 1.5
+
+
+@pytest.mark.filterwarnings("default:With a lens:UserWarning")
+def test_the_real_model_with_a_real_lens_has_the_numbers_of_coral_eval(
+    smollm2: Model, coral: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lm_eval_model, "choose_shape", lambda _: Shape("tree", TOKEN_BUDGET))  # without a timing
+    monkeypatch.setattr(store, "choose_budget", lambda _: TOKEN_BUDGET)
+    train = load_questions("commonsense_qa_cloze:validation", TaskOptions(limit=30))
+    fit(smollm2, train, FitSettings(layers=(16,))).save(tmp_path / "lens")
+    (tmp_path / "tasks").mkdir()
+    asked = ("--tasks", "arc_easy", "--include_path", real_task(tmp_path / "tasks"), "--limit", "16")
+    logs = ("--log_samples", "--output_path", tmp_path / "logs")
+    with_lens = f"pretrained=smollm2,lens={tmp_path / 'lens'}"
+    assert coral("lm-eval", "run", "--model", "coral", "--model_args", with_lens, *asked, *logs).code == 0
+    measured = coral(
+        "eval", "--lens", tmp_path / "lens", "--task", "arc_easy:validation", "--limit", "16", "--out", tmp_path / "run"
+    )
+    assert measured.code == 0, measured.err
+    (evaluation,) = load_run(tmp_path / "run").evaluations
+    expected = evaluation.predictions["listwise tempered"]
+    assert len(expected) == 16
+    assert not np.allclose(expected.probs, evaluation.predictions["base"].probs, atol=0.01), "the lens does something"
+    (samples,) = (tmp_path / "logs").rglob("samples_arc_easy_*.jsonl")
+    (logged,) = run_of_logs([str(samples)]).evaluations
+    assert logged.predictions["sum (acc)"].probs == pytest.approx(expected.probs, abs=1e-5)
+    (results,) = (tmp_path / "logs").rglob("results_*.json")
+    found = json.loads(results.read_text("utf-8"))["results"]["arc_easy"]
+    for name, ours in {"acc": "accuracy", "ece": "ece", "cwece": "cwece", "brier": "brier"}.items():
+        assert found[f"{name},none"] == pytest.approx(score(expected, ours), abs=1e-5)
 
 
 def test_without_a_lens_the_tables_of_coral_and_hf_are_alike(work: Path, coral: Any) -> None:

@@ -9,19 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import lm_eval.tasks
 import numpy as np
 import pytest
 import torch
-import yaml
 from conftest import make_hflm, make_llama, make_model, make_tokenizer, toy_questions
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
-from lm_eval_runs import evaluate, manager, requests_of, write_task
+from lm_eval_runs import evaluate, real_task, requests_of, write_task
 
 import coral_lens
 from coral_lens import lm_eval_model
-from coral_lens.assets import embedded_data
 from coral_lens.engine import TOKEN_BUDGET
 from coral_lens.errors import CoralError
 from coral_lens.fitting import FitSettings, fit
@@ -392,19 +389,6 @@ def test_lm_eval_knows_the_model_by_name_and_the_package_has_its_entry_point() -
     project = Path(coral_lens.__file__).parents[2] / "pyproject.toml"
     points = tomllib.loads(project.read_text("utf-8"))["project"]["entry-points"]["lm_eval.models"]
     assert points == {"coral": f"{CoralLM.__module__}:{CoralLM.__name__}"}
-
-
-def real_task(folder: Path) -> Path:
-    """lm-eval's own ARC-Easy, with the embedded validation questions as its data."""
-    data = embedded_data()
-    assert data is not None
-    (arrow,) = (data / "ai2_arc" / "ARC-Easy" / "validation").glob("*.arrow")
-    kwargs = {"data_files": {"validation": str(arrow)}, "cache_dir": str(folder / ".cache")}
-    own = manager(Path(lm_eval.tasks.__file__).parent / "arc").task_index["arc_easy"].cfg
-    gone = dict.fromkeys(("dataset_name", "tag", "test_split", "training_split"))
-    config = {**own, **gone, "dataset_path": "arrow", "dataset_kwargs": kwargs}
-    (folder / "arc_easy.yaml").write_text(yaml.safe_dump(config), "utf-8")
-    return folder
 
 
 def test_the_real_model_answers_real_questions_as_hflm_does(

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers, processors
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
+from coral_lens import prompts
 from coral_lens.engine import score
 from coral_lens.errors import CoralError
 from coral_lens.layout import plan_for
@@ -238,6 +239,13 @@ def test_many_questions_are_tokenized_as_each_alone(tiny: Model) -> None:
     rendered = [render(q, Style(), tiny) for q in questions]
     alone = [tokenize([q], [r], tiny)[0] for q, r in zip(questions, rendered, strict=True)]
     assert tokenize(questions, rendered, tiny) == alone
+
+
+def test_how_many_questions_are_encoded_at_a_time_changes_nothing(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    questions = [Question(f"q{i}", f"q{i}", f"What is {i // 2}?", (f"{i}", "none of these")) for i in range(7)]
+    together = prepare(questions, Style(), tiny)
+    monkeypatch.setattr(prompts, "QUESTIONS_AT_A_TIME", 3)
+    assert prepare(questions, Style(), tiny) == together
 
 
 def test_tokenizing_leaves_the_tokenizer_as_it_was(tiny: Model) -> None:

@@ -400,6 +400,32 @@ def test_a_worked_example_is_never_an_evaluated_question(data: Path, tmp_path: P
         assert not any(other.text in shot for shot in shots for other in asked)
 
 
+def test_a_test_with_shots_has_one_more_row_of_the_same_questions_without_them(
+    tiny: Model, data: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "data"
+    shutil.copytree(data, root)
+    put(root, "arc_challenge", train=[arc(i, word="hail") for i in range(9)])
+    changes: dict[str, Any] = {"method": [{"kind": "ridge"}], "test": [STUDY["test"][2] | {"n": 20, "shots": 2}]}
+    walk(study_of(**changes), tmp_path / "with", root, Opening(tiny))
+    plain = study_of(**changes | {"test": [STUDY["test"][2] | {"n": 20}]})
+    walk(plain, tmp_path / "plain", root, Opening(tiny))
+    shown, unshown = (load_run(tmp_path / name / "out/runs/tiny/both").evaluations[0] for name in ("with", "plain"))
+    assert tuple(shown.predictions) == ("base", "0-shot", "temperature", "ridge")
+    assert shown.predictions["0-shot"].ids == unshown.predictions["base"].ids
+    np.testing.assert_allclose(shown.predictions["0-shot"].probs, unshown.predictions["base"].probs, atol=1e-6)
+    assert not np.allclose(shown.predictions["0-shot"].probs, shown.predictions["base"].probs, atol=1e-6)
+
+
+def test_every_method_is_compared_with_the_base_and_corrected_for_all_of_it(undisturbed: Path) -> None:
+    (table, *_) = json.loads((undisturbed / "out" / "tables.json").read_text("utf-8"))["tables"]
+    compared = [c["method"] for c in table["comparisons"] if c["against"] == "base"]
+    assert compared == [m for m in table["methods"] if m != "base"]
+    for c in table["comparisons"]:
+        assert set(c["p_values"]) == {"accuracy", "brier", "nll", "brier_top1", "nll_top1"}, "ECE ranks nothing here"
+        assert all(c["p_values"][m] >= d["p_value"] for m, d in c["differences"].items() if m in ("brier", "nll"))
+
+
 def test_few_training_questions_or_hidden_answers_are_refused_before_a_model_is_loaded(
     data: Path, tmp_path: Path
 ) -> None:

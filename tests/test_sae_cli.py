@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,49 @@ def test_select_and_ablate_use_different_questions_and_say_what_changes(
         assert not set(found["questions"]) & set(chosen["questions"])
         assert len(found["questions"]) == 20
         assert not set(found["chosen"]) & set(found["random"])
+
+
+def test_steering_is_chosen_on_validation_and_the_page_shows_everything(
+    trained: tuple[Path, str], study: tuple[Path, str], tmp_path: Path
+) -> None:
+    source, folder = trained[0] / "train.jsonl", study[0]
+    coral("sae", "ablate", source, "--study", folder, "--by", "impact", "--features", 6, "--random", 3)
+    others = [replace(q, id=f"v{q.id}") for q in toy_questions(10, seed=5)]
+    validation = write(tmp_path / "validation.jsonl", others)
+    test = write(tmp_path / "test.jsonl", [replace(q, id=f"t{q.id}", text=f"<b>{q.text}") for q in others])
+    effects = folder / "ablation-impact-all.json"
+    found = json.loads(effects.read_text())
+    found["features"][str(found["chosen"][0])]["accuracy"]["value"] = -0.1  # toy questions know no beneficial feature
+    effects.write_text(json.dumps(found))
+    said = coral(
+        "sae", "steer", "--study", folder, "--ablation", "impact-all", "--validation", validation, "--test", test
+    )
+    assert "unsteered" in said
+    steered = json.loads((folder / "steering.json").read_text())
+    assert steered["rows"][0]["gamma"] == 0
+    assert sum(r["chosen"] for r in steered["rows"]) == 1
+    assert len(steered["rows"]) >= 2
+    with pytest.raises(CoralError, match="10 test questions were used before"):
+        coral(
+            "sae",
+            "steer",
+            "--study",
+            folder,
+            "--ablation",
+            "impact-all",
+            "--validation",
+            validation,
+            "--test",
+            validation,
+        )
+    feature = found["chosen"][0]
+    page = Path(coral("sae", "report", folder, "--feature", feature).strip()).read_text()
+    assert f"Feature {feature}" in page
+    assert "Toy question" in page
+    assert page.count("<svg") >= 3
+    assert (folder / "figures" / "steering.png").exists()
+    with pytest.raises(CoralError, match="Feature 9999 does not exist: the autoencoder has features 0 to 95"):
+        coral("sae", "report", folder, "--feature", 9999)
 
 
 def test_a_study_that_is_not_there_or_not_its_own_is_refused(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +13,8 @@ import pytest
 from coral_lens.metrics import METRICS, Metrics, Score
 from coral_lens.report.study_formats import csv_text, json_ready, latex, markdown
 from coral_lens.report.study_page import headline, improvement_picture, pictures_of, render_study
-from coral_lens.report.study_tables import StudyRow, StudyTable, improvements
+from coral_lens.report.study_paper import paper_tables as paper_numbers
+from coral_lens.report.study_tables import COLUMNS, StudyRow, StudyTable, improvements
 
 PAPER = {
     # test, model: few-shot accuracy and ECE, CORAL's accuracy and ECE (the paper's table of steering results)
@@ -62,7 +64,8 @@ def test_the_papers_numbers_average_to_its_abstract() -> None:
     # by hand: CommonsenseQA with Qwen, 85.01 / 84.68 - 1; RACE with Deepseek, 73.06 / 55.67 - 1
     assert one.worst["accuracy"] == pytest.approx(0.0039, abs=1e-4)
     assert one.best["accuracy"] == pytest.approx(0.3124, abs=1e-4)
-    assert "accuracy by +10.1 % and ECE by −49.1 %" in headline(paper_tables())[0]
+    (said,) = headline(paper_tables())
+    assert said.endswith("accuracy changed relative to few-shot (mean of 9): CORAL +10.1 %. ECE: CORAL −49.1 %.")
 
 
 def test_kinds_of_tests_are_averaged_apart_and_a_perfect_base_has_no_relative_change() -> None:
@@ -100,17 +103,14 @@ def test_ece_marks_nothing_below_a_thousand_questions() -> None:
     assert "ECE ↓ †" in markdown("x", [table])
     (_, coral) = improvements([table])
     assert not coral.ranks
-    assert "+50.0 % (+50.0 to +50.0) †" in markdown("x", [table])
-    assert "too few questions to say what it did to ECE" in headline([table])[0]
+    assert "+50.0 % † [+50.0 to +50.0]" in markdown("x", [table])
+    assert "too few questions to rank methods by ECE" in headline([table])[0]
 
 
 COMPARISON = {
     "method": "coral",
     "against": "base",
-    "differences": {
-        name: {"value": 0.1, "low": -0.02, "high": None, "p_value": 0.3}
-        for name in ("accuracy", "ece", "cwece", "brier", "nll")
-    },
+    "differences": {name: {"value": 0.1, "low": -0.02, "high": None, "p_value": 0.3} for name in COLUMNS},
     "p_values": {"accuracy": 0.0001},
 }
 
@@ -125,6 +125,17 @@ def test_differences_stand_below_the_methods_with_their_corrected_p_values() -> 
     assert (row["value"], row["high"], row["p_holm"]) == ("0.1", "", "0.0001")
 
 
+def test_clear_gains_and_losses_are_counted_by_their_corrected_p_values() -> None:
+    worse = COMPARISON | {"p_values": {"accuracy": 0.2, "brier": 0.049, "nll": 0.05}}
+    tables = [table_of(f"{i}:test", "m", ROWS, comparisons=(c,)) for i, c in enumerate((COMPARISON, COMPARISON, worse))]
+    coral = next(i for i in improvements(tables) if i.method == "coral")
+    # every difference is +0.1: a gain in accuracy, a loss in Brier
+    assert coral.verdicts == {"accuracy": (2, 0), "brier": (0, 1), "nll": (0, 0)}
+    assert "| 2 better | 1 worse | none |" in markdown("x", tables)
+    temperature = next(i for i in improvements(tables) if i.method == "temperature")
+    assert set(temperature.verdicts.values()) == {(0, 0)}
+
+
 def test_latex_escapes_what_it_would_take_for_its_own_and_closes_what_it_opens() -> None:
     source = latex([table_of("a_b:test 100% & {more} #1", "org/x", ROWS)])
     lines = [line for line in source.splitlines() if not line.startswith("%")]
@@ -134,7 +145,7 @@ def test_latex_escapes_what_it_would_take_for_its_own_and_closes_what_it_opens()
         bare = re.sub(r"\\[{}&]", "", line)
         assert bare.count("{") == bare.count("}")
         if line.endswith(r"\\") and "multicolumn" not in line:
-            assert bare.count("&") == 5
+            assert bare.count("&") == len(COLUMNS)
 
 
 def test_a_spread_over_seeds_stands_beside_the_value() -> None:
@@ -142,6 +153,29 @@ def test_a_spread_over_seeds_stands_beside_the_value() -> None:
     table = StudyTable("m", "mix", "t:test", "transfer", 2000, rows, ())
     assert "(± 1.2)" in markdown("x", [table])
     assert r"$\pm$ 1.2" in latex([table])
+
+
+def test_both_families_of_brier_and_nll_and_the_floor_of_ece_and_the_zeros_are_in_every_table() -> None:
+    corrected = replace(metrics_of("coral"), n_zero_answer=3, ece_floor=0.043)
+    rows = (StudyRow("base", metrics_of("base"), {}), StudyRow("coral", corrected, {"ece": 0.002}))
+    text = markdown("x", [StudyTable("m", "mix", "t:test", "transfer", 2000, rows, ())])
+    assert "| Brier ↓ | NLL ↓ | Brier (top-1) ↓ | NLL (top-1) ↓ |" in text
+    assert "(± 0.2, floor 4.3)" in text
+    assert "(3 zeros)" in text
+
+
+def test_the_papers_numbers_stand_beside_those_of_its_own_models_and_for_scale_beside_others() -> None:
+    sources = {"RACE (race_question:test)": "race_question:test", "mine.jsonl": "mine.jsonl"}
+    (same,) = paper_numbers(["smollm2", "Qwen/Qwen2.5-7B-Instruct"], sources)
+    assert (same.task, same.same_model, len(same.rows)) == ("RACE", True, 5)
+    (coral,) = [row for row in same.rows if row.label.startswith("CORAL")]
+    assert (coral.cells["Acc"].value, coral.cells["ECE"].value) == ("71.04", "3.46")
+    (others,) = paper_numbers(["smollm2"], sources)
+    assert (others.same_model, len(others.rows)) == (False, 2 * 3)
+    table = table_of("race_question:test", "smollm2", ROWS)
+    text = markdown("x", [table], [others])
+    assert "| CORAL, Deepseek-7B-Chat | **73.06** |" in text
+    assert "| the paper | held-out | CORAL, as its abstract says | 3 × 3 | +10 % | +50 % | not tested |" in text
 
 
 def test_the_page_shows_tables_figures_and_what_was_dropped() -> None:
@@ -156,6 +190,7 @@ def test_the_page_shows_tables_figures_and_what_was_dropped() -> None:
     page = render_study(record, tables, pictures_of(tables), [("Mistral", "runs/Mistral/mix/report.html")])
     assert "probe &lt;1&gt;" in page
     assert page.count("<svg") == 1
+    assert "The paper on MMLU" in page
     assert "<dt>dropped · MMLU</dt><dd>7</dd>" in page
     assert 'class="second"' in page
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
 
 from coral_lens.records import Style
@@ -17,10 +18,10 @@ def card(record: Mapping[str, Any], *, name: str) -> str:
     return f"""---
 library_name: coral-lens
 tags: [calibration, multiple-choice, interpretability]
-base_model: {json.dumps(record["model"]["name"], ensure_ascii=False)}
+base_model: {json.dumps(public_name(record["model"]["name"]), ensure_ascii=False)}
 ---
 
-# A CORAL lens for {record["model"]["name"]}
+# A CORAL lens for {public_name(record["model"]["name"])}
 
 A {name}. It corrects the probabilities that a frozen model gives to the options of a multiple-choice question, from the
 model's own hidden states. Use it with `coral predict --lens THIS-FOLDER --questions FILE --out answers.jsonl`.
@@ -55,6 +56,13 @@ questions that it has never seen.
 """
 
 
+def public_name(name: str) -> str:
+    """Return a hub id as it is, and of a path its last part: a card is shown to others, who have nothing of the rest."""
+    path = PurePath(name)
+    is_local = path.is_absolute() or name.startswith(("~", ".")) or name.endswith(".gguf") or len(path.parts) > 2
+    return path.name if is_local and path.name else name
+
+
 def chosen_on(training: Mapping[str, Any]) -> str:
     """Say whether one split or folds chose the lens."""
     n_questions, n_validation = sum(training["tasks"].values()), training["n_validation"]
@@ -77,7 +85,8 @@ def scaled(record: Mapping[str, Any]) -> str:
 
 def overrides(training: Mapping[str, Any]) -> str:
     """Say which fingerprints were overridden, if any."""
-    lines = [f"- **Overridden**: {o}" for o in training.get("overrides", [])]
+    said = [" ".join(map(public_name, o.split(" "))) for o in training.get("overrides", [])]
+    lines = [f"- **Overridden**: {o}" for o in said]
     return "\n".join([*lines, ""]) if lines else ""
 
 

@@ -67,6 +67,11 @@ class Part:
     keep: Bool[np.ndarray, " question"]
 
 
+def first_questions(store: ActivationStore, n: int | None) -> Part:
+    """Return the first n questions of a store, or all of them."""
+    return Part(store, np.arange(len(store.questions)) < (len(store.questions) if n is None else n))
+
+
 class JoinedStore:
     """The kept questions of each part, one part after the other."""
 
@@ -124,6 +129,15 @@ class JoinedStore:
             done += len(rows)
         assert out is not None, "a joined store has parts"
         return out
+
+    @cached_property
+    def blocks(self) -> tuple[int, ...]:
+        """The blocks whose heads every part has."""
+        return tuple(sorted(set.intersection(*(set(p.store.blocks) for p in self.parts))))
+
+    def heads(self, block: int) -> Float[np.ndarray, "row head head_dim"]:
+        """Return what each head of a block puts out, of all parts."""
+        return np.concatenate([p.store.heads(block)[rows_of(p.store.table.offsets, p.keep)] for p in self.parts])
 
     @cached_property
     def manifest(self) -> dict[str, Any]:

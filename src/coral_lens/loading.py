@@ -18,7 +18,7 @@ from coral_lens.assets import cache_dir, embedded_model
 from coral_lens.errors import CoralError
 from coral_lens.fingerprints import tokenizer_digest
 from coral_lens.manifest import digest_file, fresh_folder
-from coral_lens.models import Model, wrap
+from coral_lens.models import Model, find_parts, wrap
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -64,11 +64,15 @@ class Outline:
     width: int
     tokenizer: str
     """The tokenizer's fingerprint, as in `Model.fingerprint`."""
+    block_parameters: int
+    """Of one block."""
+    head_parameters: int
+    """Of the vocabulary head."""
 
 
 def load_outline(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Outline:
     """Read a model's configuration and tokenizer, and none of its weights."""
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     source = resolve(name)
@@ -76,8 +80,11 @@ def load_outline(name: str, *, revision: str | None = None, trust_remote_code: b
         config = AutoConfig.from_pretrained(source, **common)
         tokenizer = AutoTokenizer.from_pretrained(source, **common)
         ensure_bos(tokenizer, config)
+        with torch.device("meta"):
+            parts = find_parts(AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code))
     text = config.get_text_config()
-    return Outline(int(text.num_hidden_layers), int(text.hidden_size), tokenizer_digest(tokenizer))
+    block, head = (sum(p.numel() for p in m.parameters()) for m in (parts["blocks"][0], parts["head"]))
+    return Outline(int(text.num_hidden_layers), int(text.hidden_size), tokenizer_digest(tokenizer), block, head)
 
 
 def resolve(name: str) -> Path | str:

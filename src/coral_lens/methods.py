@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from coral_lens.baselines.ccps import CCPS
 from coral_lens.baselines.controls import BASE_ONLY, RANDOM, UNTRAINED
+from coral_lens.baselines.corrsteer import CORRSTEER
 from coral_lens.baselines.isotonic import ISOTONIC
 from coral_lens.baselines.iti import ITI
 from coral_lens.baselines.letter_bias import BATCH, CONTEXTUAL, CYCLIC, PRIDE
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 CONTROLS = ("base", "temperature")
 """Every table has these two, asked for or not."""
+ZERO_SHOT = "0-shot"
+"""A row of tests with shots; it starts from other prompts than all methods, so that it is none."""
 
 BASELINES: dict[str, Method] = {
     "base": BASE,
@@ -41,6 +44,7 @@ BASELINES: dict[str, Method] = {
     "control-base": BASE_ONLY,
     "iti": ITI,
     "ccps": CCPS,
+    "corrsteer": CORRSTEER,
 }
 METHODS: dict[str, Method] = BASELINES | dict.fromkeys((*KINDS, "auto"), LENS)
 
@@ -51,6 +55,7 @@ def read_method(entry: MethodEntry) -> Any:
         raise CoralError(
             f"There is no method of kind {entry.kind!r}.{nearest(entry.kind, METHODS)} Known: {', '.join(METHODS)}."
         )
-    if (entry.row in CONTROLS and entry.kind != entry.row) or entry.row.endswith((" tempered", " adapted")):
+    taken = entry.row == ZERO_SHOT or entry.row.endswith((" tempered", " adapted"))
+    if taken or (entry.row in CONTROLS and entry.kind != entry.row):
         raise CoralError(f"A method of kind {entry.kind!r} cannot be called {entry.row!r}: another row has that name.")
     return METHODS[entry.kind].read(entry)

@@ -83,6 +83,12 @@ class Model:
         return int(self.hf.config.get_text_config().num_attention_heads)
 
     @property
+    def head_dim(self) -> int:
+        """Columns of one head's output; not always the width over the number of heads."""
+        # a linear layer and GPT-2's Conv1D keep their weights the other way round, but as many of them
+        return self.projections[0].get_parameter("weight").numel() // self.width // self.n_heads
+
+    @property
     def device(self) -> torch.device:
         return next(self.hf.get_input_embeddings().parameters()).device
 

@@ -163,3 +163,20 @@ def print_ablation(record: dict[str, Any]) -> None:
     for name, found in record.get("against random", {}).items():
         ece = found["ece"]
         typer.echo(f"  {name} less random, ECE: {ece['value']:+.2e} [{ece['low']:+.2e}, {ece['high']:+.2e}]")
+
+
+def print_steering(record: dict[str, Any]) -> None:
+    """Print the settings that were measured on test questions, and whether the chosen one helps."""
+    typer.echo(
+        f"{record['n_beneficial']} beneficial features; chosen by {record['criterion']} on {record['n_validation']} validation "
+        f"questions, measured on {record['n_test']} test questions."
+    )
+    for row in record["rows"]:
+        name = f"top {row['features']}, gamma {row['gamma']:g}" if row["gamma"] else "unsteered"
+        scores = ", ".join(f"{m} {s['value']:.4f}" for m, s in row["test"].items())
+        changes = "".join(
+            f"; {m} {d['value']:+.4f} [{d['low']:+.4f}, {d['high']:+.4f}]"
+            for m, d in row["less base"].items()
+            if m in ("accuracy", "ece")
+        )
+        typer.echo(f"  {name}{' (chosen)' if row['chosen'] else ''}: {scores}{changes}")

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from coral_lens.models import Model
 
 TOKENIZER_BATCH = 4096
+QUESTIONS_AT_A_TIME = 128
 
 
 def render(question: Question, style: Style, model: Model) -> Rendered:
@@ -87,8 +88,15 @@ def encode_pairs(rendered: Sequence[Rendered], model: Model) -> Iterator[Pairs]:
     """Yield the context and option ids of each question, as lm-eval's HFLM encodes (context, continuation) pairs.
 
     lm-eval moves the context's trailing white space to the continuation, encodes the context and the whole string, and
-    takes what the whole has beyond the context's length. Every distinct string is encoded once.
+    takes what the whole has beyond the context's length. Questions are encoded some at a time, because the strings of all
+    options are several times as long as what is kept of them; among those, every distinct string is encoded once.
     """
+    for start in range(0, len(rendered), QUESTIONS_AT_A_TIME):
+        yield from encode_some(rendered[start : start + QUESTIONS_AT_A_TIME], model)
+
+
+def encode_some(rendered: Sequence[Rendered], model: Model) -> Iterator[Pairs]:
+    """Yield the context and option ids of each question; the ids of all their strings are held at once."""
     pairs = [[shift_space(c, o) for c, o in zip(r.contexts, r.continuations, strict=True)] for r in rendered]
     texts = dict.fromkeys(t for row in pairs for c, o in row for t in ((c, c + o) if c else ()))
     ids = encode(list(texts), model)
@@ -109,13 +117,17 @@ def encode(texts: list[str], model: Model, *, special: bool | None = None) -> di
     tokenizer = model.tokenizer
     bos = str(tokenizer.decode([prefix_token(model)]))
     found: dict[str, tuple[int, ...]] = {}
+    seen: dict[int, int] = {}
     for marked in (False, True):
         some = [t for t in texts if (special is None and t.startswith(bos)) == marked]
         extra = {"add_special_tokens": False} if marked or special is False else {}
         for start in range(0, len(some), TOKENIZER_BATCH):
             batch = some[start : start + TOKENIZER_BATCH]
             encoded = tokenizer(batch, return_attention_mask=False, verbose=False, **extra)["input_ids"]
-            found.update((text, tuple(ids)) for text, ids in zip(batch, encoded, strict=True))
+            # one object for each number that occurs, however often it does: a tuple then takes a fifth of the memory
+            found.update(
+                (text, tuple(map(seen.setdefault, ids, ids))) for text, ids in zip(batch, encoded, strict=True)
+            )
     return found
 
 

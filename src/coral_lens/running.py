@@ -11,6 +11,7 @@ A killed walk goes on where it was and ends with the same bytes as an undisturbe
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -24,9 +25,9 @@ from coral_lens.costs import Stopwatch, add_scoring, method_cost, read_steps, sc
 from coral_lens.errors import CoralError
 from coral_lens.fitting import FitSettings, check_questions
 from coral_lens.jobs import NOTES, Job, QuestionSet, prompts_digest
-from coral_lens.joined import JoinedStore, Part
+from coral_lens.joined import JoinedStore, Part, predictions_of
 from coral_lens.manifest import digest, digest_file, read_json, versions, write_json
-from coral_lens.methods import CONTROLS, METHODS, read_method
+from coral_lens.methods import CONTROLS, METHODS, ZERO_SHOT, read_method
 from coral_lens.metrics import score
 from coral_lens.planning import (
     Load,
@@ -45,15 +46,17 @@ from coral_lens.records import Predictions, Question, Style
 from coral_lens.report.page import write_report
 from coral_lens.report.pictures import write_pictures
 from coral_lens.report.study_page import StudyRun, write_study
-from coral_lens.report.tables import COLUMNS, results_table, subject_of
+from coral_lens.report.tables import ABOUT_ALL, results_table, subject_of
 from coral_lens.runs import Evaluation, Run, file_name, save_run
+from coral_lens.steering import base_probs
 from coral_lens.store import ActivationStore, Extraction, all_layers, extract
 from coral_lens.study import MethodEntry, Source, Study
 
 if TYPE_CHECKING:
     from coral_lens.models import Model
 
-FORMAT = 1
+FORMAT = 2
+"""Of what a study writes; another one makes its reports again."""
 
 
 @dataclass(frozen=True)
@@ -193,15 +196,21 @@ class Walk:
             self._stores[source] = store
         return self._stores[source]
 
-    def _open_states(self, source: Source) -> ActivationStore:
-        identity = self._identity(source)
+    def _open_states(self, source: Source, *, only: frozenset[str] | None = None) -> ActivationStore:
+        """Return the store of a source; with `only`, of these questions alone, and their scores without states."""
+        identity = self._identity(source) | ({} if only is None else {"layers": [], "only": digest(sorted(only))})
         n = source.n or "all"
         folder = self.work / "states" / f"{file_name(source.label)}-{n}-{source.shots}shot-{digest(identity)[:8]}"
-        mark, key = folder / "finished.json", digest([identity, prompts_digest(self.prepared.load(source))])
+
+        def wanted(load: Load) -> list[Question]:
+            return [q for q in load(source) if only is None or q.id in only]
+
+        mark, key = folder / "finished.json", digest([identity, prompts_digest(wanted(self.prepared.load))])
         if mark.exists() and read_json(mark).get("key") == key:
             return ActivationStore(folder)
-        model, questions = self.model(), self._asked(source)
-        what = Extraction(layers=self.study.layers or all_layers(model), style=self._style)
+        model, questions = self.model(), wanted(self._asked)
+        layers = () if only is not None else self.study.layers or all_layers(model)
+        what = Extraction(layers=layers, style=self._style)
         done: list[int] = []
         watch = Stopwatch()
         with self.bar(source.label, len(questions), "questions") as advance:
@@ -259,6 +268,10 @@ class Walk:
                     if i == 0:
                         rows[test] |= found
                     add_scores(seeds[test], found)
+            if entry.kind == "base":
+                for one, asked in zip(tests, self.prepared.plan.tests, strict=True):
+                    rows[one.name] |= (extra := self.without_shots(one, asked.part))
+                    add_scores(seeds[one.name], extra)
         folder = folder or self.runs / file_name(plan.mixture.name)
         write_run(self._run(plan, tests, rows, place), folder)
         write_json(folder / "seeds.json", {"seeds": list(self.study.seeds), "scores": seeds})
@@ -282,6 +295,19 @@ class Walk:
             validation=plan.mixture.validation_of_rest,
             seed=seed,
         )
+
+    def without_shots(self, test: QuestionSet, part: Selection) -> dict[str, Predictions]:
+        """Return the row of the unsteered model on the same questions without worked examples, where they have some."""
+        if not (self.study.zero_shot and part.source.shots):
+            return {}
+        ids = [q.id for q in test.states.questions]
+        store = self._open_states(part.source.model_copy(update={"shots": 0}), only=frozenset(ids))
+        if [q.id for q in store.questions] != ids:
+            warnings.warn(
+                f"{test.name}: no 0-shot row, because the model cannot score all of its questions so.", stacklevel=2
+            )
+            return {}
+        return {ZERO_SHOT: predictions_of(ZERO_SHOT, store, base_probs(store.table, self.study.base))}
 
     # -------------------------------------------------------------------------------------------------- runs
 
@@ -332,17 +358,17 @@ class Walk:
 def add_scores(scores: dict[str, dict[str, list[float]]], found: dict[str, Predictions]) -> None:
     """Add the scores under one more seed to those of a test set."""
     for row, predictions in found.items():
-        for metric in COLUMNS:
+        for metric in ABOUT_ALL.columns:
             scores.setdefault(row, {}).setdefault(metric, []).append(score(predictions, metric))
 
 
 def write_run(run: Run, folder: Path) -> None:
     """Save a run, and make its tables, figures and page unless they were made of the very same run before."""
     save_run(run, folder)
-    mark, key = folder / "finished.json", digest_file(folder / "run.json")
+    mark, key = folder / "finished.json", digest([FORMAT, digest_file(folder / "run.json")])
     if mark.exists() and read_json(mark).get("run") == key:
         return
-    table = results_table(run)
+    table = results_table(run, scope=ABOUT_ALL)
     write_pictures(run, table, folder / "figures")
     write_report(run, folder, table=table)
     write_json(mark, {"run": key})

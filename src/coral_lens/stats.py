@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 
 from coral_lens.errors import CoralError
-from coral_lens.metrics import Facts, centred, facts_of, iter_weights, metric_named
+from coral_lens.metrics import Facts, Values, centred, facts_of, iter_weights, metric_named
 from coral_lens.records import Predictions
 
 
@@ -45,6 +44,44 @@ def _paired_facts(a: Predictions, b: Predictions) -> tuple[Facts, Facts]:
     return facts_of(a), facts_of(b)
 
 
+@dataclass(frozen=True, slots=True)
+class Resampled:
+    """A metric of one method, and what it is on each of the same resamples of the questions."""
+
+    value: float
+    draws: Values
+
+    def minus(self, other: Resampled, *, kind: str) -> Difference:
+        """Return the difference to another method's, both taken on the same resamples."""
+        value = self.value - other.value
+        kept = centred(value, self.draws - other.draws, kind=kind)
+        if np.isnan(value) or not len(kept):
+            return Difference(value, float("nan"), float("nan"), float("nan"))
+        low, high = np.quantile(kept, [0.025, 0.975])
+        # a sum over the same numbers in another order may miss 0 by rounding: that is a tie, and a tie counts on both sides
+        smaller = min((kept <= 1e-12).sum(), (kept >= -1e-12).sum())
+        return Difference(value, float(low), float(high), float(min(1.0, 2 * (smaller + 1) / (len(kept) + 1))))
+
+
+def resampled(
+    methods: Mapping[str, Predictions], metrics: Sequence[str], *, n_boot: int = 2000, seed: int = 0
+) -> dict[str, dict[str, Resampled]]:
+    """Return by method and metric its value and its bootstrap, every method on the same resamples of the same questions."""
+    first = next(iter(methods.values()))
+    chosen = {m: metric_named(m).compute for m in metrics}
+    facts = {name: _paired_facts(first, p)[1] for name, p in methods.items()}
+    once = np.ones((1, len(first)))
+    found = {name: {m: [compute(f, once)] for m, compute in chosen.items()} for name, f in facts.items()}
+    for weights in iter_weights(len(first), n_boot=n_boot, seed=seed):
+        for name, f in facts.items():
+            for m, compute in chosen.items():
+                found[name][m].append(compute(f, weights))
+    return {
+        name: {m: Resampled(float(value[0]), np.concatenate(draws)) for m, (value, *draws) in by_metric.items()}
+        for name, by_metric in found.items()
+    }
+
+
 def paired_difference(a: Predictions, b: Predictions, metric: str, *, n_boot: int = 2000, seed: int = 0) -> Difference:
     """Return the difference in a metric, with both methods resampled on the same questions at a time.
 
@@ -52,21 +89,8 @@ def paired_difference(a: Predictions, b: Predictions, metric: str, *, n_boot: in
     is its inversion: twice the smaller share of resamples on either side of 0. Traps: it cannot be below
     2 / (n_boot + 1), so Holm over many comparisons needs many resamples; resamples without an AUROC are left out.
     """
-    chosen = metric_named(metric)
-    of_a, of_b = _paired_facts(a, b)
-    once = np.ones((1, len(a)))
-    first, *rest = (
-        chosen.compute(of_a, weights) - chosen.compute(of_b, weights)
-        for weights in chain([once], iter_weights(len(a), n_boot=n_boot, seed=seed))
-    )
-    value, draws = float(first[0]), np.concatenate(rest)
-    kept = centred(value, draws, kind=chosen.kind)
-    if np.isnan(value) or not len(kept):
-        return Difference(value, float("nan"), float("nan"), float("nan"))
-    low, high = np.quantile(kept, [0.025, 0.975])
-    # a sum over the same numbers in another order may miss 0 by rounding: that is a tie, and a tie counts on both sides
-    smaller = min((kept <= 1e-12).sum(), (kept >= -1e-12).sum())
-    return Difference(value, float(low), float(high), float(min(1.0, 2 * (smaller + 1) / (len(kept) + 1))))
+    found = resampled({"a": a, "b": b}, [metric], n_boot=n_boot, seed=seed)
+    return found["a"][metric].minus(found["b"][metric], kind=metric_named(metric).kind)
 
 
 def mcnemar(a: Predictions, b: Predictions) -> float:

@@ -41,6 +41,7 @@ from coral_lens.manifest import (
     write_json,
 )
 from coral_lens.prompts import Prepared, prepare
+from coral_lens.readers import HeadInputs, heads_name
 from coral_lens.records import OptionTable, Prompt, Question, Style, offsets_of
 from coral_lens.scratch import let_go, room
 from coral_lens.token_budget import choose_budget
@@ -110,6 +111,23 @@ class Extraction:
 def all_layers(model: Model) -> tuple[int, ...]:
     """Return every layer of a model: the embeddings and each block's output."""
     return tuple(range(model.n_layers + 1))
+
+
+def all_blocks(model: Model) -> tuple[int, ...]:
+    """Return every block of a model, numbered as the layer that it puts out: those that have heads."""
+    return tuple(range(1, model.n_layers + 1))
+
+
+def head_outputs(model: Model, blocks: tuple[int, ...]) -> Readings:
+    """Return what keeps the outputs of these blocks' heads, before the projection and at the option's last token."""
+    if not model.projections:
+        raise CoralError(f"{model.name!r} has no attention output projection, so that its heads cannot be read.")
+    unknown = [block for block in blocks if not 1 <= block <= model.n_layers]
+    if unknown:
+        raise CoralError(f"Block {unknown[0]} has no heads: the blocks of {model.name!r} are 1 to {model.n_layers}.")
+    return Readings(
+        (HeadInputs(blocks, model.n_heads),), {"heads": list(blocks)}, row_bytes=2 * model.width * len(blocks)
+    )
 
 
 def extract(
@@ -520,6 +538,22 @@ class ActivationStore:
             let_go(out)
         assert out is not None, "a store that can be opened has a shard"
         return out
+
+    @cached_property
+    def blocks(self) -> tuple[int, ...]:
+        """The blocks whose heads can be read, whoever had them kept."""
+        names = {name for digests in self._journal.values() for name in digests}
+        return tuple(b for b in range(1, self.manifest["model"]["layers"] + 1) if heads_name(b) in names)
+
+    def heads(self, block: int) -> Float[np.ndarray, "row head head_dim"]:
+        """Return what each head of a block puts out at the options' last tokens, in float32."""
+        if block not in self.blocks:
+            held = f"the heads of blocks {list(self.blocks)}" if self.blocks else "no heads"
+            raise CoralError(
+                f"{self.folder} holds {held}, not those of block {block}; make a store that does: "
+                "`coral extract TASK --out NEW_FOLDER --heads all`."
+            )
+        return self._gather(heads_name(block)).astype(np.float32)
 
     def reading(self, name: str) -> Float[np.ndarray, "row ..."]:
         """Return what a reader took of each option, as it was kept."""

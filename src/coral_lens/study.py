@@ -156,6 +156,8 @@ class Study(Entry):
     """Whether the model's chat template is wrapped around prompts."""
     fixed_shots: bool = False
     """The same worked examples for every question of a task: faster. lm-eval draws new ones for each."""
+    zero_shot: bool = True
+    """Whether tables of tests with shots have one more row: the unsteered model on the same questions without them."""
     layers: tuple[int, ...] | None = None
     """Layers to keep and to try; without it, all."""
     mixture: tuple[Mixture, ...] = Field(min_length=1)

@@ -14,7 +14,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from coral_lens.cli import analysing, answering, comparing, learning, looking, sae, studies
+from coral_lens.cli import analysing, answering, comparing, learning, looking, sae, states, studies
 from coral_lens.errors import CoralError
 
 INTERRUPTED = "Interrupted. Finished work is kept; the same command goes on where it was."
@@ -43,6 +43,7 @@ app.add_typer(learning.app)
 app.add_typer(answering.app)
 app.add_typer(comparing.app)
 app.add_typer(studies.app)
+analysing.app.add_typer(states.app)
 app.add_typer(analysing.app, name="analyse")
 app.add_typer(looking.app)
 app.add_typer(sae.app, name="sae")

@@ -29,6 +29,9 @@ def extract(
     out: Annotated[Path, typer.Option(help="Folder for the activation store.")],
     model: ModelName = "smollm2",
     layers: Annotated[str | None, typer.Option(help="Layers to keep, e.g. `12-20` or `0,16`. Default: all.")] = None,
+    heads: Annotated[
+        str | None, typer.Option(help="Keep the heads of these blocks too, e.g. `1-30`, or `all`. Default: none.")
+    ] = None,
     *,
     styling: Styling,
     asking: Asking,
@@ -39,16 +42,20 @@ def extract(
     Example: `coral extract commonsense_qa_cloze:validation --out states/csqa --layers 12-20`
     """
     from coral_lens.progress import questions_bar
-    from coral_lens.store import Extraction, all_layers
+    from coral_lens.store import Extraction, all_blocks, all_layers, head_outputs
     from coral_lens.store import extract as run
 
     style, wanted, loaded = styling.made(), parse_layers(layers), machine.opener(model)
+    blocks = () if heads == "all" else parse_layers(heads, "--heads") or ()
     questions = asking.gather(source, chat=loaded if style.chat else None)
     chosen = wanted or all_layers(loaded())
+    blocks = all_blocks(loaded()) if heads == "all" else blocks
+    what = Extraction(layers=chosen, style=style, readings=head_outputs(loaded(), blocks) if blocks else None)
     with questions_bar("extracting", len(questions)) as advance:
-        run(loaded(), questions, out, what=Extraction(layers=chosen, style=style), progress=advance)
+        run(loaded(), questions, out, what=what, progress=advance)
     size = sum(f.stat().st_size for f in out.iterdir()) / 2**20
-    typer.echo(f"{len(questions)} questions, {len(chosen)} layers, {size:,.0f} MiB in {out}")
+    kept = f"{len(chosen)} layers" + (f", the heads of {len(blocks)} blocks" if blocks else "")
+    typer.echo(f"{len(questions)} questions, {kept}, {size:,.0f} MiB in {out}")
 
 
 @app.command()

@@ -149,7 +149,7 @@ def folder_of_data(data: Path | None) -> Path | None:
     return data
 
 
-def parse_layers(text: str | None) -> tuple[int, ...] | None:
+def parse_layers(text: str | None, option: str = "--layers") -> tuple[int, ...] | None:
     """Return the layers of `0,16` or `12-20`, or None for all."""
     if text is None:
         return None
@@ -157,7 +157,7 @@ def parse_layers(text: str | None) -> tuple[int, ...] | None:
     for part in text.split(","):
         match = re.fullmatch(r"\s*(\d{1,4})\s*(?:-\s*(\d{1,4})\s*)?", part, re.ASCII)
         if match is None or (match[2] and int(match[2]) < int(match[1])):
-            raise CoralError(f"--layers must look like 0,16 or 12-20. Got {text!r} instead.")
+            raise CoralError(f"{option} must look like 0,16 or 12-20. Got {text!r} instead.")
         layers.update(range(int(match[1]), int(match[2] or match[1]) + 1))
     return tuple(sorted(layers))
 

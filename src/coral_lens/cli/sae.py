@@ -1,4 +1,4 @@
-"""Commands of sparse autoencoders: sae train, select, ablate."""
+"""Commands of sparse autoencoders: sae train, select, ablate, steer, report."""
 
 from __future__ import annotations
 
@@ -140,3 +140,69 @@ def ablate(
     plan = AblationPlan(by, features, random, where, keep_error)  # type: ignore[arg-type]
     print_ablation(ablate_features(opened(), asked, known, plan, bar=shown))
     typer.echo(f"In {study}/ablation-{plan.name}.json.")
+
+
+@app.command()
+@flat
+def steer(
+    study: StudyFolder,
+    validation: Annotated[list[str], typer.Option(help="TASK[:SPLIT] or a file; what was used before is left out.")],
+    test: Annotated[list[str], typer.Option(help="TASK[:SPLIT] or a file of questions that nothing was chosen on.")],
+    model: Annotated[str | None, typer.Option(help="Default: the model of the study.")] = None,
+    ablation: Annotated[
+        str, typer.Option(help="Whose effects are the weights, e.g. `impact-all`.")
+    ] = "correlation-all",
+    questions: Annotated[int, typer.Option(help="At most so many validation questions.")] = 300,
+    alpha_acc: Annotated[float, typer.Option(help="Weight of the change of accuracy.")] = 1.0,
+    alpha_cal: Annotated[float, typer.Option(help="Weight of the change of ECE.")] = 1.0,
+    criterion: Annotated[str, typer.Option(help="Validation metric that chooses features and gamma.")] = "brier",
+    *,
+    asking: Asking,
+    machine: Machine,
+) -> None:
+    """Steer by the features whose ablation hurts; how many and how strongly is chosen on validation questions.
+
+    Example: `coral sae steer --study features --validation commonsense_qa_cloze:train --test commonsense_qa_cloze:validation`
+    """
+    from coral_lens.metrics import metric_named
+    from coral_lens.printing import print_steering
+    from coral_lens.progress import shown
+    from coral_lens.sae.steer_run import SteerPlan, steer_by_features
+    from coral_lens.sae.steering import Weighing
+    from coral_lens.sae.workflow import FeatureStudy
+
+    metric_named(criterion)
+    known = FeatureStudy(study)
+    opened = machine.opener(model or known.record["model"])
+    chat = opened if known.record["style"]["chat"] else None
+    used = known.seen
+    fresh = [q for q in asking.gather(validation, chat=chat) if q.id not in used][:questions]
+    plan = SteerPlan(ablation, Weighing(alpha_acc, alpha_cal), criterion=criterion)
+    asked = asking.gather(test, chat=chat)
+    print_steering(steer_by_features(opened(), fresh, asked, known, how=(plan, shown)))
+    typer.echo(f"In {study}/steering.json.")
+
+
+@app.command()
+def report(
+    study: Annotated[Path, typer.Argument(help="Folder made by `coral sae select`.")],
+    feature: Annotated[list[int] | None, typer.Option(help="Show this feature; may be given several times.")] = None,
+) -> None:
+    """Make figures and features.html: effects of ablation and steering, and what single features respond to.
+
+    Example: `coral sae report features --feature 812`
+    """
+    from coral_lens.manifest import read_json
+    from coral_lens.report.feature_page import write_features
+    from coral_lens.sae.dashboard import ablations_of, dashboard_of
+    from coral_lens.sae.workflow import FeatureStudy
+
+    known = FeatureStudy(study)
+    steering = study / "steering.json"
+    page = write_features(
+        study,
+        dashboard_of(known, feature or ()),
+        ablations=ablations_of(known),
+        steering=read_json(steering) if steering.exists() else None,
+    )
+    typer.echo(f"{page}")

@@ -88,7 +88,8 @@ def method_row(task: TaskTable, method: str) -> Row:
 def comparison_row(comparison: Comparison) -> Row:
     """Return the line of a difference."""
     cells = {}
-    for name, d in comparison.differences.items():
+    for name in COLUMNS:
+        d = comparison.differences[name]
         cells[name] = Cell(
             value=percent(d.value, sign=True),
             interval=f"{percent(d.low, sign=True)} to {percent(d.high, sign=True)}",
@@ -152,9 +153,9 @@ def markdown(table: ResultsTable) -> str:
 
 
 def markdown_cell(cell: Cell) -> str:
-    """Return `**28.7** [24.0 to 34.0] (note)`."""
-    value = f"**{cell.value}**" if cell.best else cell.value
-    return f"{value} [{cell.interval}]" + (f" ({cell.note})" if cell.note else "")
+    """Return `**28.7** [24.0 to 34.0] (note)`; Markdown has no underline of its own."""
+    value = f"**{cell.value}**" if cell.best else f"<u>{cell.value}</u>" if cell.second else cell.value
+    return value + (f" [{cell.interval}]" if cell.interval else "") + (f" ({cell.note})" if cell.note else "")
 
 
 # --- the terminal -----------------------------------------------------------------------------------------------------

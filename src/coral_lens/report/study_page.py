@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from coral_lens.manifest import write_atomic
 from coral_lens.report import study_formats
+from coral_lens.report.contents import Contents
 from coral_lens.report.formats import percent
-from coral_lens.report.page import flat, shown, text_of
+from coral_lens.report.page import flat, render
+from coral_lens.report.study_paper import PAPER_NOTES, PaperTable, paper_tables
 from coral_lens.report.study_tables import (
     RELATIVE,
+    Improvement,
     StudyTable,
     improvements,
     read_tables,
@@ -21,6 +24,7 @@ from coral_lens.report.study_tables import (
     row_label,
 )
 from coral_lens.report.style import INK, Picture, looks_of, panels
+from coral_lens.report.tables import UNSTEERED
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,7 +42,10 @@ class StudyRun:
 def write_study(record: Mapping[str, Any], runs: Sequence[StudyRun], out: Path) -> Path:
     """Write tables, figures and report.html of a study; return the page."""
     tables = [t for run in runs for t in read_tables(run.folder, model=run.model, mixture=run.mixture)]
-    write_atomic(out / "tables.md", study_formats.markdown(record["name"], tables).encode())
+    paper = paper_tables(
+        [run.model for run in runs], {name: about["source"] for name, about in record["tests"].items()}
+    )
+    write_atomic(out / "tables.md", study_formats.markdown(record["name"], tables, paper).encode())
     write_atomic(out / "tables.tex", study_formats.latex(tables).encode())
     write_atomic(out / "tables.csv", study_formats.csv_text(tables).encode())
     write_atomic(out / "tables.json", (json.dumps(study_formats.json_ready(tables), indent=1) + "\n").encode())
@@ -61,41 +68,76 @@ def render_study(
     links: Sequence[tuple[str, str]],
 ) -> str:
     """Return the page."""
-    from jinja2 import Environment, StrictUndefined
-    from markupsafe import Markup
+    contents = Contents()
+    parts = summary_of(tables, pictures, contents) | numbers_of(record, tables, contents)
+    for anchor, title in OTHERS.items():
+        contents.begin(anchor, title)
+    questions = {
+        **{f"Training: {name}": list(flat("", about)) for name, about in record["mixtures"].items()},
+        **{f"Test: {name}": list(flat("", about)) for name, about in record["tests"].items()},
+    }
+    provenance = list(flat("", {"study": record["study"], "versions": record["versions"]}))
+    about = {"questions": questions, "runs": links, "provenance": provenance, "sections": contents.sections}
+    return render("study.html", parts, about, title=record["name"], headline=headline(tables))
 
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(text_of("study.html")).render(
-        title=record["name"],
-        css=Markup(text_of("page.css")),
-        headline=headline(tables),
-        pictures=[shown(p) for p in pictures],
-        heads=study_formats.IMPROVEMENT_HEADS,
-        improvements=study_formats.improvement_rows(tables),
-        tables=[(t, study_formats.columns_of(t), study_formats.lines_of(t)) for t in tables],
-        notes=study_formats.NOTES,
-        questions={
-            **{f"Training: {name}": list(flat("", about)) for name, about in record["mixtures"].items()},
-            **{f"Test: {name}": list(flat("", about)) for name, about in record["tests"].items()},
-        },
-        runs=links,
-        provenance=list(flat("", {"study": record["study"], "versions": record["versions"]})),
-    )
+
+OTHERS = {"questions": "Questions", "runs": "Reports of each model", "provenance": "Provenance"}
+
+
+def summary_of(tables: Sequence[StudyTable], pictures: Sequence[Picture], contents: Contents) -> dict[str, Any]:
+    """Return what the page says on average."""
+    contents.begin("summary", "Summary")
+    return {
+        "figures": [contents.figure(p, "Relative improvement on the few-shot row") for p in pictures],
+        "summary": contents.table("Relative improvement on the few-shot row"),
+        "heads": study_formats.IMPROVEMENT_HEADS,
+        "improvements": study_formats.improvement_rows(tables),
+        "summary_notes": study_formats.SUMMARY_NOTES,
+    }
+
+
+def numbers_of(record: Mapping[str, Any], tables: Sequence[StudyTable], contents: Contents) -> dict[str, Any]:
+    """Return the tables of the study, and those of the paper that they can stand beside."""
+    contents.begin("tables", "Tables")
+    ours = [
+        (
+            contents.table(f"{t.test}, {t.model}"),
+            t,
+            list(study_formats.columns_of(t).values()),
+            study_formats.lines_of(t),
+        )
+        for t in tables
+    ]
+    paper = paper_of(record, [t.model for t in tables])
+    if paper:
+        contents.begin("paper", "The paper's numbers")
+    theirs = [(contents.table(p.heading), list(p.heads.values()), p.rows) for p in paper]
+    return {"tables": ours, "notes": study_formats.NOTES, "paper": theirs, "paper_notes": PAPER_NOTES}
+
+
+def paper_of(record: Mapping[str, Any], models: Sequence[str]) -> list[PaperTable]:
+    """Return the paper's tables of the tests of a study."""
+    return paper_tables(dict.fromkeys(models), {name: about["source"] for name, about in record["tests"].items()})
+
+
+TESTS = {"held-out": "other questions of the same tasks", "transfer": "tasks that it never saw"}
 
 
 def headline(tables: Sequence[StudyTable]) -> list[str]:
-    """Say what each method did on average, gains and losses alike."""
+    """Say for each mixture and kind of test what the methods did on average, gains and losses alike."""
+    found = [i for i in improvements(tables) if i.method not in UNSTEERED and set(i.means) >= set(RELATIVE)]
     sentences = []
-    for one in improvements(tables):
-        if set(one.means) >= set(RELATIVE) and one.method != "temperature":
-            tests = "held-out questions of its training tasks" if one.kind == "held-out" else "tasks it never saw"
-            accuracy, ece = (percent(sign * one.means[m], sign=True) for m, sign in (("accuracy", 1), ("ece", -1)))
-            changed = f"accuracy by {accuracy} %" + (f" and ECE by {ece} %" if one.ranks else "")
-            silent = "" if one.ranks else "; there are too few questions to say what it did to ECE"
-            sentences.append(
-                f"{row_label(one.method)}, trained on {one.mixture}, changed {changed} relative to few-shot on {tests} (mean of "
-                f"{one.n_cells}){silent}."
-            )
+    for mixture, kind in dict.fromkeys((i.mixture, i.kind) for i in found):
+        some = [i for i in found if (i.mixture, i.kind) == (mixture, kind)]
+
+        def listed(metric: str, sign: int, some: Sequence[Improvement] = some) -> str:
+            return ", ".join(f"{row_label(i.method)} {percent(sign * i.means[metric], sign=True)} %" for i in some)
+
+        ece = f"ECE: {listed('ece', -1)}." if some[0].ranks else "There are too few questions to rank methods by ECE."
+        sentences.append(
+            f"Trained on {mixture} and asked {TESTS[kind]}, accuracy changed relative to few-shot (mean of {some[0].n_cells}): "
+            f"{listed('accuracy', 1)}. {ece}"
+        )
     return sentences
 
 

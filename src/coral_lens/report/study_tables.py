@@ -14,11 +14,14 @@ from typing import Any
 from coral_lens.manifest import read_json
 from coral_lens.metrics import METRICS, Metrics
 from coral_lens.report.formats import label_of
-from coral_lens.report.tables import may_rank
+from coral_lens.report.tables import ABOUT_ALL, LEVEL, may_rank
 
+COLUMNS = ABOUT_ALL.columns
+"""The metrics of a study's tables."""
 FEW_SHOT = "base"
 """The row that improvements are counted from: the unsteered model on the prompts that every method sees."""
 RELATIVE = ("accuracy", "ece")
+TALLIED = ("accuracy", "brier", "nll")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,8 @@ class Improvement:
     best: dict[str, float]
     ranks: bool
     """Whether every test set is large enough for its ECE to mean something."""
+    verdicts: dict[str, tuple[int, int]]
+    """By metric: in how many tables the paired difference to the few-shot row is clearly a gain, and clearly a loss."""
 
 
 def read_tables(folder: Path, *, model: str, mixture: str) -> list[StudyTable]:
@@ -125,9 +130,23 @@ def improvements(tables: Sequence[StudyTable]) -> list[Improvement]:
                 {m: min(v) for m, v in known.items()},
                 {m: max(v) for m, v in known.items()},
                 all(may_rank("ece", t.n_questions) for t in some),
+                {m: tally([verdict(t, method, m) for t in some]) for m in TALLIED},
             )
         )
     return found
+
+
+def verdict(table: StudyTable, method: str, metric: str) -> int:
+    """Return 1 where a method is clearly better than the few-shot row, -1 where clearly worse, 0 where it is not clear."""
+    for c in table.comparisons:
+        if (c["method"], c["against"]) == (method, FEW_SHOT) and c["p_values"].get(metric, 1.0) < LEVEL:
+            return 1 if (c["differences"][metric]["value"] > 0) == METRICS[metric].higher_is_better else -1
+    return 0
+
+
+def tally(verdicts: Sequence[int]) -> tuple[int, int]:
+    """Return how many are gains, and how many losses."""
+    return sum(v > 0 for v in verdicts), sum(v < 0 for v in verdicts)
 
 
 def row_label(method: str) -> str:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 
 from coral_lens.metrics import METRICS, Metrics, evaluate
 from coral_lens.records import Predictions
 from coral_lens.runs import Evaluation, Run
-from coral_lens.stats import Difference, holm, mcnemar, paired_difference
+from coral_lens.stats import Difference, holm, mcnemar, resampled
 
 COLUMNS = ("accuracy", "ece", "cwece", "brier", "nll")
 """The metrics of a results table, by their names in METRICS."""
+TOP_1 = ("brier_top1", "nll_top1")
+"""The other family of Brier and NLL, confidence against right or wrong; a study's tables have them too."""
 SUBJECTS = ("listwise tempered", "listwise", "coral tempered", "coral")
 """The method that is compared with the controls: the first of these that a run has, else its first lens."""
+UNSTEERED = ("base", "0-shot", "temperature")
+"""Rows in which no lens has a part."""
 CONTROLS = ("base", "temperature", "coral")
 """What a gain is measured against: the unsteered model, the plain remedy that looks at no hidden state, the paper's lens."""
 ENOUGH = 1000
@@ -25,6 +28,8 @@ RESAMPLES_PER_TEST = 80
 
 Pair = Callable[[str, str, str], Difference]
 """Difference of method a minus method b in a metric."""
+Pairs = Callable[[Iterable[str]], list[tuple[str, str]]]
+"""Says of the methods of a table which are compared, each with what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +70,9 @@ class TaskTable:
         return may_rank(metric, self.n_questions)
 
     def comparison(self, against: str) -> Comparison | None:
-        """Return the comparison with a control, where there is one."""
-        return next((c for c in self.comparisons if c.against == against), None)
+        """Return the comparison of the table's subject with a control, where there is one."""
+        subject = subject_of(self.metrics)
+        return next((c for c in self.comparisons if (c.method, c.against) == (subject, against)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,16 +102,27 @@ def may_rank(metric: str, n_questions: int) -> bool:
     return METRICS[metric].kind != "gap" or n_questions >= ENOUGH
 
 
-def results_table(run: Run, *, n_boot: int = 1000, seed: int = 0) -> ResultsTable:
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What the tables of a run hold beyond its methods."""
+
+    columns: tuple[str, ...]
+    """The metrics in which methods are compared."""
+    pairs: Pairs
+
+
+def results_table(run: Run, *, scope: Scope | None = None, n_boot: int = 1000, seed: int = 0) -> ResultsTable:
     """Evaluate a run: the slow step of a report, done once and handed to every renderer."""
-    evaluations = in_order(run)
-    families = [len(controls_of(e)) * sum(may_rank(m, len(e.questions)) for m in COLUMNS) for e in evaluations]
+    scope, evaluations = scope or ABOUT_ONE, in_order(run)
+    families = [
+        len(scope.pairs(e.predictions)) * sum(may_rank(m, len(e.questions)) for m in scope.columns) for e in evaluations
+    ]
     n_tests = max(families, default=0)
     # a bootstrap p-value is at least 2 / (resamples + 1), and Holm multiplies the smallest by the number of tests
     n_paired = max(2 * n_boot, RESAMPLES_PER_TEST * n_tests)
     metrics = [{k: evaluate(p, n_boot=n_boot, seed=seed) for k, p in e.predictions.items()} for e in evaluations]
-    drafts = [draft_table(e, m, n_boot=n_paired, seed=seed) for e, m in zip(evaluations, metrics, strict=True)]
-    tasks = tuple(with_p(task, iter(holm(p_values))) for task, p_values in drafts)
+    drafts = [draft_table(e, m, scope, n_boot=n_paired, seed=seed) for e, m in zip(evaluations, metrics, strict=True)]
+    tasks = tuple(with_p(task, iter(holm(p_values)), scope) for task, p_values in drafts)
     return ResultsTable(tasks, n_tests, n_boot, n_paired, seed)
 
 
@@ -117,34 +134,46 @@ def in_order(run: Run) -> list[Evaluation]:
 def subject_of(methods: Iterable[str]) -> str | None:
     """Return the method that a table is about, or None where there is no lens in it."""
     known = list(methods)
-    lenses = [m for m in (*SUBJECTS, *known) if m in known and m not in ("base", "temperature")]
+    lenses = [m for m in (*SUBJECTS, *known) if m in known and m not in UNSTEERED]
     return lenses[0] if lenses else None
 
 
-def controls_of(evaluation: Evaluation) -> list[str]:
-    """Return the methods that the lens is compared with: none where the run has no lens."""
-    subject = subject_of(evaluation.predictions)
-    return [c for c in CONTROLS if c in evaluation.predictions and c != subject] if subject else []
+def with_controls(methods: Iterable[str]) -> list[tuple[str, str]]:
+    """Compare the lens that a table is about with each control: nothing where the run has no lens."""
+    known = list(methods)
+    subject = subject_of(known)
+    return [(subject, c) for c in CONTROLS if c in known and c != subject] if subject else []
+
+
+def with_base(methods: Iterable[str]) -> list[tuple[str, str]]:
+    """Compare every method with the unsteered model, and the lens that a table is about with the other controls too."""
+    known = list(methods)
+    everyone = [(m, "base") for m in known if m != "base" and "base" in known]
+    return [*everyone, *(pair for pair in with_controls(known) if pair not in everyone)]
+
+
+ABOUT_ONE = Scope(COLUMNS, with_controls)
+"""The report of a run."""
+ABOUT_ALL = Scope((*COLUMNS, *TOP_1), with_base)
+"""The tables of a study."""
 
 
 def draft_table(
-    evaluation: Evaluation, metrics: dict[str, Metrics], *, n_boot: int, seed: int
+    evaluation: Evaluation, metrics: dict[str, Metrics], scope: Scope, *, n_boot: int, seed: int
 ) -> tuple[TaskTable, list[float]]:
     """Return a task's table before correction, and its p-values in the order of comparisons and columns."""
     predictions, n_questions = evaluation.predictions, len(evaluation.questions)
+    found = resampled(predictions, scope.columns, n_boot=n_boot, seed=seed)
 
-    @cache
     def pair(a: str, b: str, metric: str) -> Difference:
-        return paired_difference(predictions[a], predictions[b], metric, n_boot=n_boot, seed=seed)
+        return found[a][metric].minus(found[b][metric], kind=METRICS[metric].kind)
 
-    subject = subject_of(predictions) or ""
     comparisons = tuple(
-        Comparison(subject, control, {m: pair(subject, control, m) for m in COLUMNS}, {})
-        for control in controls_of(evaluation)
+        Comparison(a, b, {m: pair(a, b, m) for m in scope.columns}, {}) for a, b in scope.pairs(predictions)
     )
-    best = {m: leaders(m, metrics, pair) if may_rank(m, n_questions) else frozenset[str]() for m in COLUMNS}
+    best = {m: leaders(m, metrics, pair) if may_rank(m, n_questions) else frozenset[str]() for m in scope.columns}
     table = TaskTable(evaluation.name, evaluation.trained_on, n_questions, metrics, comparisons, best)
-    return table, [p_value(c, m, predictions) for c in comparisons for m in COLUMNS if table.ranks(m)]
+    return table, [p_value(c, m, predictions) for c in comparisons for m in scope.columns if table.ranks(m)]
 
 
 def p_value(comparison: Comparison, metric: str, predictions: Mapping[str, Predictions]) -> float:
@@ -154,10 +183,10 @@ def p_value(comparison: Comparison, metric: str, predictions: Mapping[str, Predi
     return comparison.differences[metric].p_value
 
 
-def with_p(task: TaskTable, corrected: Iterator[float]) -> TaskTable:
+def with_p(task: TaskTable, corrected: Iterator[float], scope: Scope) -> TaskTable:
     """Fill in the corrected p-values, in the order in which `draft_table` gave them out."""
     comparisons = tuple(
-        replace(c, p_values={m: next(corrected) for m in COLUMNS if task.ranks(m)}) for c in task.comparisons
+        replace(c, p_values={m: next(corrected) for m in scope.columns if task.ranks(m)}) for c in task.comparisons
     )
     best = {m: methods if confirmed(m, methods, comparisons) else frozenset[str]() for m, methods in task.best.items()}
     return replace(task, comparisons=comparisons, best=best)
@@ -178,10 +207,6 @@ def leaders(metric: str, metrics: Mapping[str, Metrics], pair: Pair) -> frozense
     values = {method: sign * m.scores[metric].value for method, m in metrics.items()}
     top = max(values, key=lambda method: values[method])
     equals = frozenset(method for method, value in values.items() if value == values[top])
-    others = [method for method in values if method not in equals]
-    # the subject first, so that its comparisons with the controls are found in the cache
-    subject = subject_of(metrics)
-    pairs = [(other, top) if other == subject else (top, other) for other in others]
-    leads = [pair(a, b, metric) for a, b in pairs]
+    leads = [pair(top, other, metric) for other in values if other not in equals]
     clear = bool(leads) and all(d.low > 0 or d.high < 0 for d in leads)
     return equals if clear else frozenset()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from coral_lens.engine import Prefixes, score_batch
@@ -71,7 +72,7 @@ def run_ablation(
                     if progress:
                         progress(len(planned.questions))
         journal.finish(len(plan.batches))
-    return read_scores(folder, asked, journal, ablating)
+    return read_scores(folder, asked, journal, ablating.features.numpy())
 
 
 def ablate_planned(
@@ -89,10 +90,12 @@ def ablate_planned(
     }
 
 
-def read_scores(folder: Path, asked: Prepared, journal: Journal, ablating: Ablating) -> AblationScores:
+def read_scores(
+    folder: Path, asked: Prepared, journal: Journal, features: Int[np.ndarray, " feature"]
+) -> AblationScores:
     """Return the scores of all batches in the order of the questions."""
     offsets = offsets_of([len(p.options) for p in asked.prompts])
-    n_rows, n_features = int(offsets[-1]), len(ablating.features)
+    n_rows, n_features = int(offsets[-1]), len(features)
     columns = {"base": np.zeros(n_rows), "reconstructed": np.zeros(n_rows), "ablated": np.zeros((n_rows, n_features))}
     for shard, digests in journal.entries.items():
         path = shard_path(folder, shard)
@@ -119,5 +122,5 @@ def read_scores(folder: Path, asked: Prepared, journal: Journal, ablating: Ablat
         table=table,
         reconstructed=columns["reconstructed"],
         ablated=np.ascontiguousarray(columns["ablated"].T),
-        features=ablating.features.numpy(),
+        features=features,
     )

@@ -78,7 +78,7 @@ def refuse_dead(alive: Bool[Tensor, " feature"]) -> None:
 
 @dataclass(frozen=True)
 class Recovered:
-    """Mean loss per token of the correct options: as the model is, with the reconstruction in place, with zeros in place."""
+    """Mean loss per token of questions with their answers: of the model, with the reconstruction, with zeros in place."""
 
     clean: float
     patched: float
@@ -97,22 +97,22 @@ def patch(sae: Autoencoder, function: Callable[[Tensor], Tensor] | None = None) 
 
 
 def loss_recovered(model: Model, sae: Autoencoder, prompts: Sequence[Prompt], answers: Sequence[int]) -> Recovered:
-    """Score questions with the layer as it is, reconstructed and zeroed."""
+    """Score the whole text of questions and answers with the layer as it is, reconstructed and zeroed."""
     sae.check(model)
-    packing = choose_packing(model)
-    plan = plan_for(prompts, token_budget=TOKEN_BUDGET, packing=packing, border=model.rope_border)
+    texts = [whole_text(p, answer) for p, answer in zip(prompts, answers, strict=True)]
+    plan = plan_for(texts, token_budget=TOKEN_BUDGET, packing=choose_packing(model), border=model.rope_border)
     runs: dict[str, list[Edit]] = {"clean": [], "patched": [patch(sae)], "zeroed": [patch(sae, torch.zeros_like)]}
-    losses = {name: answer_loss(model, prompts, plan, answers, edits) for name, edits in runs.items()}
-    return Recovered(**losses, n_questions=len(prompts))
+    losses = {name: mean_loss(model, texts, plan, edits) for name, edits in runs.items()}
+    return Recovered(**losses, n_questions=len(texts))
 
 
-def answer_loss(
-    model: Model, prompts: Sequence[Prompt], plan: Plan, answers: Sequence[int], edits: Sequence[Edit]
-) -> float:
-    """Return the mean negative log-probability of the tokens of the correct options."""
-    total, n = 0.0, 0
-    for scored in score(model, prompts, plan, edits=edits):
-        for i, q in enumerate(scored.batch.questions):
-            total -= float(scored.logprobs[int(scored.batch.option_offsets[i]) + answers[q]])
-            n += len(prompts[q].options[answers[q]])
-    return total / n
+def whole_text(prompt: Prompt, answer: int) -> Prompt:
+    """Return a question and its answer as one text, every token of which but the first is predicted."""
+    context, option = prompt.contexts[answer], prompt.options[answer]
+    return Prompt(prompt.id, (context[:1],), ((*context[1:], *option),))
+
+
+def mean_loss(model: Model, texts: Sequence[Prompt], plan: Plan, edits: Sequence[Edit]) -> float:
+    """Return the mean negative log-probability of the tokens of texts."""
+    total = -sum(float(scored.logprobs.sum()) for scored in score(model, texts, plan, edits=edits))
+    return total / sum(len(text.options[0]) for text in texts)

@@ -1,0 +1,57 @@
+"""An analysis on the disk: NAME.json holds all of it, NAME.csv its rows. Knows nothing of what it writes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from coral_lens.manifest import versions, write_atomic, write_json
+
+
+def write_analysis(name: str, record: Any, folder: Path) -> dict[str, Any]:
+    """Write a record's JSON and the CSV of its `rows`, and return what was written."""
+    plain = {"analysis": name, **jsonable(asdict(record)), "versions": versions()}
+    write_json(folder / f"{name}.json", plain)
+    write_atomic(folder / f"{name}.csv", csv_of(plain["rows"]).encode())
+    return plain
+
+
+def jsonable(value: Any) -> Any:
+    """Return plain JSON values; nan becomes None, because JSON has no nan."""
+    if isinstance(value, Mapping):
+        return {str(k): jsonable(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [jsonable(v) for v in value]
+    if hasattr(value, "tolist"):
+        return jsonable(value.tolist())
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return rows as CSV; a score becomes three columns: its value under its own name, and `_low` and `_high`."""
+    flat = [flattened(row) for row in rows]
+    columns = list(dict.fromkeys(column for row in flat for column in row))
+    out = io.StringIO()
+    writer = csv.DictWriter(out, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return out.getvalue()
+
+
+def flattened(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return a nested row with names such as `chosen.ece_low`."""
+    found: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, Mapping) and {"value", "low", "high"} <= set(value):
+            found |= {f"{prefix}{name}": value["value"]}
+            found |= {f"{prefix}{name}_{part}": value[part] for part in value if part != "value"}
+        elif isinstance(value, Mapping):
+            found |= flattened(value, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = " ".join(map(str, value)) if isinstance(value, list) else value
+    return found

@@ -1,0 +1,174 @@
+"""Which layers know: a ridge probe and its steering at every layer, several layers side by side, and what leaving early costs.
+
+Everything is scored out of fold, and what is chosen is chosen on the other folds (see `folds`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from coral_lens.analysis.folds import Folded, Steering, choose_steering, combined, nested_ridge, steering_of
+from coral_lens.analysis.scores import SHOWN, r2_scores, scores_of
+from coral_lens.errors import CoralError
+from coral_lens.joined import Scored
+from coral_lens.metrics import Score
+from coral_lens.progress import Bar, silent
+from coral_lens.stats import Difference, paired_difference
+
+TOP = (3, 4, 5)
+"""How many of the best layers are read side by side, as the paper tries."""
+Scores = dict[str, Score]
+
+
+@dataclass(frozen=True)
+class Forward:
+    """What the parts of a forward pass cost, in parameters: each is multiplied once a token. Attention scores are not counted."""
+
+    block: int
+    head: int
+    n_blocks: int
+
+    def share(self, layer: int) -> float:
+        """Return the share of a plain forward pass that the states of a layer need; embeddings are looked up."""
+        return layer * self.block / (self.n_blocks * self.block + self.head)
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """One layer."""
+
+    layer: int
+    r2: Score
+    """Of the predicted residuals, out of fold."""
+    gamma: float
+    """Mean of the strengths chosen for the folds."""
+    at_one: Scores
+    """Steered at gamma = 1, as the paper shows it."""
+    chosen: Scores
+    """Steered at the chosen gamma."""
+    share: float
+    """Of the forward pass, that the states of this layer need."""
+    exit_here: Scores
+    """A lens on this layer without any base probability: what remains when the pass stops here."""
+    exit_best: Scores
+    """The same on the best layer up to here, as chosen on the other folds."""
+
+
+@dataclass(frozen=True)
+class TopRow:
+    """The best layers side by side."""
+
+    n_layers: int
+    layers: list[list[int]]
+    """By fold, because they are chosen without it."""
+    scores: Scores
+    behind_single: dict[str, Difference]
+    """The scores less those of the best single layer, paired."""
+
+
+@dataclass(frozen=True)
+class LayerAnalysis:
+    """Every layer of one model on one set of questions."""
+
+    model: str
+    task: str
+    n_questions: int
+    base_rule: str
+    base: Scores
+    blind: Scores
+    """All options equally probable: where a lens without a base begins."""
+    single: Scores
+    """The best layer, chosen on the other folds."""
+    single_layers: list[int]
+    rows: tuple[LayerRow, ...]
+    top: tuple[TopRow, ...]
+
+
+def analyse_layers(
+    store: Scored, data: Folded, *, forward: Forward | None = None, base_rule: str = "token", bar: Bar = silent
+) -> LayerAnalysis:
+    """Analyse all layers of a store. Without `forward` the vocabulary head counts nothing."""
+    layers = store.layers
+    if len(layers) < 2:
+        raise CoralError(
+            f"The store holds layer {layers[0]} only, and layers are to be compared; make one that has all: `coral extract "
+            "TASK --out NEW_FOLDER`, without --layers."
+        )
+    sizes = [m for m in TOP if m <= len(layers)]
+    blind = data.blind()
+    with bar("analysing layers", len(layers) + len(sizes), "fits") as advance:
+        steered, exits = [], []
+        for layer in layers:
+            x = store.layer(layer)
+            steered.append(steering_of(x, data))
+            exits.append(steering_of(x, blind))
+            advance(1)
+        best = best_of(steered)
+        single = combined(steered, best, data)
+        top = []
+        for m in sizes:
+            top.append(side_by_side(store, data, m, steered, single))
+            advance(1)
+    cost = forward or Forward(1, 0, int(store.manifest["model"].get("layers", max(layers))))
+    return LayerAnalysis(
+        model=store.manifest["model"]["name"],
+        task=" ".join(sorted({q.task for q in store.questions})),
+        n_questions=len(store.questions),
+        base_rule=base_rule,
+        base=scores_of(data.predictions("base", data.p)),
+        blind=scores_of(blind.predictions("blind", blind.p)),
+        single=scores_of(data.predictions("single", single.probs(data))),
+        single_layers=[layers[i] for i in best],
+        rows=layer_rows(layers, data, steered, exits, cost),
+        top=tuple(top),
+    )
+
+
+def best_of(steered: Sequence[Steering]) -> list[int]:
+    """Return for each fold the place of the layer with the lowest Brier score on the other folds."""
+    return [int(i) for i in np.argmin([s.cost for s in steered], axis=0)]
+
+
+def layer_rows(
+    layers: Sequence[int], data: Folded, steered: Sequence[Steering], exits: Sequence[Steering], cost: Forward
+) -> tuple[LayerRow, ...]:
+    """Score every layer."""
+    blind = data.blind()
+    r2 = r2_scores(data.r, np.stack([s.r_hat for s in steered]), data.table.offsets)
+    rows = []
+    for i, layer in enumerate(layers):
+        upto = combined(exits, best_of(exits[: i + 1]), blind)
+        rows.append(
+            LayerRow(
+                layer=layer,
+                r2=r2[i],
+                gamma=float(steered[i].gamma.mean()),
+                at_one=scores_of(data.predictions("at one", steered[i].probs(data, 1.0))),
+                chosen=scores_of(data.predictions("chosen", steered[i].probs(data))),
+                share=cost.share(layer),
+                exit_here=scores_of(data.predictions("exit", exits[i].probs(blind))),
+                exit_best=scores_of(data.predictions("exit", upto.probs(blind))),
+            )
+        )
+    return tuple(rows)
+
+
+def side_by_side(store: Scored, data: Folded, m: int, steered: Sequence[Steering], single: Steering) -> TopRow:
+    """Read the m best layers side by side, chosen for each fold without it."""
+    order = np.argsort([s.cost for s in steered], axis=0)[:m]
+    chosen = [sorted(store.layers[i] for i in order[:, k]) for k in range(data.n_folds)]
+    found: list[Any] = [None] * data.n_folds
+    for some in {tuple(layers) for layers in chosen}:
+        folds = [k for k, layers in enumerate(chosen) if tuple(layers) == some]
+        x = np.concatenate([store.layer(layer) for layer in some], axis=1)
+        steering = choose_steering(nested_ridge(x, data, folds), data, folds)
+        for k in folds:
+            found[k] = steering
+    several = combined(found, range(data.n_folds), data)
+    ours, theirs = (data.predictions(name, s.probs(data)) for name, s in (("top", several), ("single", single)))
+    differences = {name: paired_difference(ours, theirs, name) for name in SHOWN}
+    return TopRow(m, chosen, scores_of(ours), differences)

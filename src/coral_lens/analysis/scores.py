@@ -1,0 +1,57 @@
+"""Scores with 95 % bootstrap intervals over questions: of probabilities, and of predicted residuals. Only arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from coral_lens.metrics import METRICS, Score, facts_of, iter_weights, score_of
+from coral_lens.records import Predictions
+
+SHOWN = ("accuracy", "ece", "brier")
+N_BOOT = 500
+"""Resamples behind every interval: the same questions are drawn for every layer, head and setting."""
+
+
+def scores_of(predictions: Predictions, names: Sequence[str] = SHOWN) -> dict[str, Score]:
+    """Return some metrics with their intervals; `metrics.evaluate` would compute all of them."""
+    facts = facts_of(predictions)
+    draws: dict[str, list[np.ndarray]] = {name: [] for name in names}
+    for weights in iter_weights(len(predictions), n_boot=N_BOOT, seed=0):
+        for name in names:
+            draws[name].append(METRICS[name].compute(facts, weights))
+    once = np.ones((1, len(predictions)))
+    return {
+        name: score_of(float(METRICS[name].compute(facts, once)[0]), np.concatenate(some), kind=METRICS[name].kind)
+        for name, some in draws.items()
+    }
+
+
+def r2_draws(
+    r: Float[np.ndarray, " row"], r_hat: Float[np.ndarray, "some row"], offsets: Int[np.ndarray, " edge"]
+) -> Float[np.ndarray, "boot some"]:
+    """Return R2 of several predictions: first of the questions as they are, then of every resample of them."""
+    starts, sizes = offsets[:-1], np.diff(offsets)
+    errors = np.add.reduceat((r - r_hat) ** 2, starts, axis=1).T
+    # what the variance of a resample is made of: its rows, their sum and their sum of squares
+    sums = np.stack([sizes, np.add.reduceat(r, starts), np.add.reduceat(r**2, starts)], axis=1)
+    found = []
+    for weights in (np.ones((1, len(sizes))), *iter_weights(len(sizes), n_boot=N_BOOT, seed=0)):
+        n, total, squares = (weights @ sums).T
+        variance = squares - total**2 / n
+        found.append(1.0 - (weights @ errors) / np.where(variance > 0, variance, np.inf)[:, None])
+    return np.concatenate(found)
+
+
+def r2_scores(
+    r: Float[np.ndarray, " row"], r_hat: Float[np.ndarray, "some row"], offsets: Int[np.ndarray, " edge"]
+) -> list[Score]:
+    """Return R2 of several predictions, each with its interval."""
+    return scores_from(r2_draws(r, r_hat, offsets))
+
+
+def scores_from(draws: Float[np.ndarray, "boot some"]) -> list[Score]:
+    """Return a score for each column of draws, whose first row is the estimate."""
+    return [score_of(float(column[0]), column[1:], kind="mean") for column in draws.T]

@@ -1,0 +1,88 @@
+"""What a feature responds to: the questions and options that activate it most, its correlation and its ablation effects."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from coral_lens.errors import CoralError
+from coral_lens.manifest import read_json
+from coral_lens.sae.codes import CodeStore
+from coral_lens.sae.workflow import FeatureStudy
+from coral_lens.store import ActivationStore
+
+SHOWN = 12
+"""Features of a page, unless some are asked for."""
+EXAMPLES = 8
+"""Options of a feature."""
+
+
+def top_options(study: FeatureStudy, features: Sequence[int]) -> dict[int, list[dict[str, Any]]]:
+    """Return the options that activate each feature most, of the questions that it was selected on; one pass."""
+    codes, scored = CodeStore(study.folder / "codes"), ActivationStore(study.folder / "states")
+    known = {q.id: q for q in scored.questions}
+    best: dict[int, list[tuple[float, str, int]]] = {j: [] for j in features}
+    for coded in codes:
+        name = codes.ids[coded.question]
+        option = np.repeat(np.arange(len(coded.offsets) - 1), np.diff(coded.offsets))
+        for at in np.flatnonzero(np.isin(coded.index, features)):
+            heap = best[int(coded.index[at])]
+            heapq.heappush(heap, (float(coded.value[at]), name, int(option[at])))
+            if len(heap) > EXAMPLES:
+                heapq.heappop(heap)
+    return {
+        j: [
+            {
+                "text": known[name].text,
+                "option": known[name].options[i],
+                "is_answer": known[name].answer == i,
+                "value": value,
+            }
+            for value, name, i in sorted(heap, reverse=True)
+            if name in known
+        ]
+        for j, heap in best.items()
+    }
+
+
+def ablations_of(study: FeatureStudy) -> dict[str, dict[str, Any]]:
+    """Return the records of the study's ablations by name."""
+    return {p.stem.removeprefix("ablation-"): read_json(p) for p in sorted(study.folder.glob("ablation-*.json"))}
+
+
+def dashboard_of(study: FeatureStudy, features: Sequence[int] = ()) -> dict[str, Any]:
+    """Return what the page says of features: of those asked for, or of the first that were selected."""
+    record, selection, ablations = study.record, study.selection, ablations_of(study)
+    chosen = list(features) or selection.chosen["correlation"][:SHOWN]
+    unknown = [j for j in chosen if not 0 <= j < len(selection.r)]
+    if unknown:
+        raise CoralError(
+            f"Feature {unknown[0]} does not exist: the autoencoder has features 0 to {len(selection.r) - 1}."
+        )
+    examples = top_options(study, chosen)
+    lead = [
+        f"{len(selection.r):,} features of layer {record['layer']}; {len(selection.alive()):,} are active often enough to be "
+        f"looked at, on {len(record['questions']):,} questions."
+    ]
+    for name, found in ablations.items():
+        mean = found["groups"].get(found["plan"]["by"], {}).get("ece", {}).get("mean")
+        if mean:
+            lead.append(
+                f"Taking out one feature ({name}) changes ECE by {mean['value']:+.2e} on average "
+                f"(95 % interval {mean['low']:+.2e} to {mean['high']:+.2e})."
+            )
+    shown = [
+        {
+            "feature": j,
+            "r": float(selection.r[j]),
+            "frequency": float(selection.n_active[j]) / selection.n_samples,
+            "effects": [(n, a["features"][str(j)]) for n, a in ablations.items() if str(j) in a["features"]],
+            "top": examples[j],
+        }
+        for j in chosen
+    ]
+    return {"title": f"{record['model']}: features of layer {record['layer']}", "lead": lead, "features": shown,
+            "foot": f"Autoencoder {record['sae_digest'][:12]}, base {record['base']}."}  # fmt: skip

@@ -1,0 +1,99 @@
+"""Score questions under many variants of an edit at one layer: blocks below it run once, those above once per variant.
+
+Finished batches are kept, and a killed sweep goes on with the next one. A variant that changes nothing has the scores of the
+unedited run, to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coral_lens.engine import Edit, Site
+from coral_lens.layout import Batch, lay_out, plan_for, prefix_batch
+from coral_lens.manifest import digest
+from coral_lens.metrics import metric_named
+from coral_lens.metrics import score as metric_of
+from coral_lens.prompts import prepare
+from coral_lens.records import Question, Style
+from coral_lens.resume import capture, prefix_states, rerun
+from coral_lens.sae.ablating import read_scores
+from coral_lens.sae.effects import AblationScores
+from coral_lens.steering import BaseRule
+from coral_lens.store import Extraction, Journal, Progress, describe, locked, open_manifest, settled, thread_count
+
+if TYPE_CHECKING:
+    from coral_lens.models import Model
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Edits to compare, all of them at one layer of the residual stream."""
+
+    layer: int
+    edits: Sequence[Edit]
+    about: Sequence[Any]
+    """What each depends on, as JSON."""
+    style: Style = Style()  # noqa: RUF009  (frozen)
+
+
+def run_sweep(
+    model: Model, questions: Sequence[Question], folder: Path, *, what: Sweep, progress: Progress | None = None
+) -> AblationScores:
+    """Return the scores of every variant; `progress` is told of questions that all variants are done with."""
+    how = settled(model, folder, Extraction(layers=(what.layer,), style=what.style))
+    asked = prepare(questions, what.style, model)
+    assert how.packing is not None
+    assert how.token_budget is not None
+    plan = plan_for(asked.prompts, token_budget=how.token_budget, packing=how.packing, border=model.rope_border)
+    advance = progress or (lambda _: None)
+    with locked(folder):
+        manifest = open_manifest(folder, describe(model, asked, how) | {"variants": digest(list(what.about))})
+        journal = Journal(folder)
+        journal.drop_damaged()
+        with thread_count(manifest["threads"]):
+            for i, planned in enumerate(plan.batches):
+                if i not in journal.entries:
+                    batch = lay_out(asked.prompts, planned, packing=plan.packing)
+                    journal.add(i, sweep_batch(model, batch, what))
+                advance(len(planned.questions))
+        journal.finish(len(plan.batches))
+    return read_scores(folder, asked, journal, np.arange(len(what.edits)))
+
+
+@torch.inference_mode()
+def sweep_batch(model: Model, batch: Batch, what: Sweep) -> dict[str, Tensor]:
+    """Return the scores of a batch, unedited and under every variant."""
+    site = Site("residual", what.layer)
+    checkpoint = capture(model, batch, what.layer)
+    shared = prefix_states(model, batch, what.layer) if batch.prefixes else None
+    found = []
+    for edit in what.edits:
+        states, prefix = edit.edit(site, checkpoint.states, batch), None
+        if shared is not None:
+            changed = edit.edit(site, shared, prefix_batch(batch.prefixes))
+            prefix = None if torch.equal(changed, shared) else changed
+        found.append(rerun(model, checkpoint, states, prefix=prefix))
+    return {
+        "question": torch.tensor(batch.questions),
+        "base": checkpoint.logprobs,
+        "reconstructed": checkpoint.logprobs,
+        "ablated": torch.stack(found, dim=1),
+    }
+
+
+def scores_by(scores: AblationScores, rule: BaseRule, metrics: Sequence[str]) -> list[dict[str, float]]:
+    """Return the metrics of every variant."""
+    rows = [scores.predictions(logprobs, rule) for logprobs in scores.ablated]
+    return [{m: metric_of(p, m) for m in metrics} for p in rows]
+
+
+def best_of(values: Sequence[float], criterion: str) -> int:
+    """Return the number of the best variant, the first of equals: put the one that does nothing first."""
+    return int(np.argmax(values) if metric_named(criterion).higher_is_better else np.argmin(values))

@@ -1,0 +1,174 @@
+"""Heads: a stack trains each network as it would be trained alone, and a signal planted in two heads is found there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from planted import PlantedStore
+
+from coral_lens.analysis import head_plan
+from coral_lens.analysis import heads as heads_module
+from coral_lens.analysis.files import write_analysis
+from coral_lens.analysis.folds import folded
+from coral_lens.analysis.head_plan import HeadShape, plan_heads
+from coral_lens.analysis.heads import analyse_heads, cumulative_share, fold_parts, stacks, summarise
+from coral_lens.analysis.stacked import StackData, fit_stack
+from coral_lens.errors import CoralError
+from coral_lens.metrics import Score
+from coral_lens.mlp import LayerData, MlpSettings, MlpTraining
+from coral_lens.report.analysis_figures import write_pictures
+
+SMALL = MlpSettings(hidden=(16, 8), batch_size=32, patience=3, max_epochs=12, learning_rate=3e-3)
+KNOW = {(1, 2), (2, 0)}
+"""The heads that know the answers."""
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class Headed(PlantedStore):
+    """Two blocks of three heads with four columns each."""
+
+    def __init__(self, n: int, *, seed: int = 0) -> None:
+        super().__init__(n, seed=seed)
+        rng = np.random.default_rng(seed)
+        rows, offsets, answers = len(self.table.logprobs), self.table.offsets, self.table.answers
+        y = np.zeros(rows)
+        y[offsets[:-1] + answers] = 1.0
+        self.outputs = {b: rng.normal(size=(rows, 3, 4)).astype(np.float32) for b in (1, 2)}
+        for block, head in KNOW:
+            self.outputs[block][:, head, 1] += 2.5 * y.astype(np.float32)
+        self.blocks = (1, 2)
+
+    def heads(self, block: int) -> np.ndarray:
+        return self.outputs[block]
+
+
+def stack_of(n_members: int, *, seed: int = 0) -> StackData:
+    rng = np.random.default_rng(seed)
+    rows, index = 150, np.random.default_rng(9).permutation(150)
+    z = torch.from_numpy(rng.normal(size=(n_members, rows, 5)).astype(np.float32))
+    r = z[0, :, 0].double().numpy() * 0.2 + rng.normal(size=rows) * 0.2
+    return StackData(z, r, index[:90], index[90:120], index[120:])
+
+
+@pytest.mark.parametrize("changed", [{}, {"dropout": 0.0}, {"output_penalty": 0.3, "weight_decay": 0.0}])
+def test_each_network_of_a_stack_ends_as_it_would_alone(changed: dict[str, float]) -> None:
+    """Against the paper's own probe, whose gradient comes from autograd: same rows, masks, stopping and best state."""
+    settings, data = replace(SMALL, max_epochs=25, patience=2, **changed), stack_of(4)
+    fit = fit_stack(data, settings, seed=3)
+    for i in range(4):
+        z = data.z[i].numpy()
+        alone = MlpTraining(5, settings, seed=3)
+        alone.advance(
+            LayerData(z[data.train], data.r[data.train], z[data.stop], data.r[data.stop]), settings.max_epochs
+        )
+        assert fit.epochs[i] == alone.epochs
+        assert fit.r_hat[i] == pytest.approx(alone.probe().predict(z[data.test]), abs=1e-5)
+    assert len(set(fit.epochs.tolist())) > 1, "members should stop at different times"
+
+
+def test_it_does_not_matter_what_else_is_in_the_stack() -> None:
+    data = stack_of(6)
+    whole = fit_stack(data, SMALL, seed=1)
+    half = fit_stack(replace(data, z=data.z[3:]), SMALL, seed=1)
+    assert half.r_hat == pytest.approx(whole.r_hat[3:], abs=1e-6)
+    assert half.epochs.tolist() == whole.epochs[3:].tolist()
+
+
+def test_every_network_is_counted_once_when_it_is_done() -> None:
+    for most in (2, 12):
+        told: list[int] = []
+        fit_stack(stack_of(5), replace(SMALL, max_epochs=most), seed=0, on_done=told.append)
+        assert sum(told) == 5
+
+
+def test_a_signal_planted_in_two_heads_is_found_there(tmp_path: Path) -> None:
+    store = Headed(80)
+    found = analyse_heads(store, folded(store), settings=SMALL, work=tmp_path / "work")
+    clear = {(row.layer, row.head) for row in found.rows if row.r2.low > 0.05}
+    assert clear == KNOW
+    assert sorted(found.rows, key=lambda row: -row.r2.value)[0].r2.value == found.highest
+    assert found.needed == 2
+    assert found.needed_share == pytest.approx(2 / 6)
+    assert found.top_share == 1.0
+    record = write_analysis("heads", found, tmp_path)
+    assert write_pictures(record, tmp_path) == ["heads", "heads-map"]
+
+
+def test_a_killed_analysis_goes_on_and_damaged_predictions_are_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Headed(40)
+    data = folded(store)
+    monkeypatch.setattr(heads_module, "STACK", 3)
+    first = analyse_heads(store, data, settings=SMALL, work=tmp_path)
+    files = sorted(tmp_path.iterdir())
+    assert len(files) == 2
+    raw = bytearray(files[0].read_bytes())
+    raw[-5] ^= 1
+    files[0].write_bytes(raw)
+    trained: list[int] = []
+    real = heads_module.predict_heads
+    monkeypatch.setattr(heads_module, "predict_heads", lambda *a: (trained.append(1), real(*a))[1])
+    assert analyse_heads(store, data, settings=SMALL, work=tmp_path) == first
+    assert len(trained) == 1
+    analyse_heads(store, data, settings=replace(SMALL, max_epochs=1), work=tmp_path)
+    assert len(trained) == 3, "other settings are another analysis"
+
+
+def test_questions_that_train_stop_and_are_predicted_are_never_the_same() -> None:
+    data = folded(Headed(60))
+    for k in range(5):
+        parts = fold_parts(data, k)
+        assert (np.sum(parts, axis=0) == 1).all()
+        assert (parts[2] == (data.fold == k)).all()
+        assert 0.1 < parts[1].sum() / parts[:2][0].sum() < 0.5
+
+
+def test_cumulative_shares_by_hand() -> None:
+    """Positive signal 4 + 3 + 2 + 1; what is below 0 adds nothing and takes nothing away."""
+    shares = cumulative_share(np.array([0.01, -0.05, 0.04, 0.03, 0.02]))
+    assert shares == pytest.approx([0.4, 0.7, 0.9, 1.0, 1.0])
+    assert cumulative_share(np.array([-0.1, 0.0])).tolist() == [0.0, 0.0]
+
+
+def test_a_summary_by_hand() -> None:
+    rows = tuple(
+        heads_module.HeadRow(1, i, Score(v, v - 0.02, v + 0.02)) for i, v in enumerate([0.01, -0.05, 0.04, 0.03, 0.02])
+    )
+    found = summarise(Headed(20), rows)
+    assert (found.needed, found.needed_share, found.clear, found.highest) == (3, 0.6, 2, 0.04)
+    assert found.mean == pytest.approx(0.01)
+
+
+def test_a_store_without_heads_names_the_command_that_makes_one() -> None:
+    store = Headed(30)
+    store.blocks = ()
+    with pytest.raises(CoralError, match="The store holds no heads; make one that does: `coral extract"):
+        analyse_heads(store, folded(store))
+
+
+def test_stacks_are_whole_blocks() -> None:
+    assert list(stacks((1, 2, 3, 4, 5, 6, 7), 9)) == [(1, 2, 3, 4, 5, 6), (7,)]
+    assert list(stacks((1, 2), 64)) == [(1,), (2,)]
+
+
+def test_a_plan_counts_networks_and_bytes_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    """960 heads of 128 columns, 40,000 rows: a stack of one block; a millisecond a step and 400 steps an epoch."""
+    monkeypatch.setattr(head_plan, "time_step", lambda *_: 1e-3)
+    plan = plan_heads(HeadShape(blocks=30, heads=32, head_dim=128, rows=40_000))
+    assert (plan.networks, plan.stack) == (4800, 32)
+    assert plan.disk == 30 * 32 * 128 * 40_000 * 2
+    steps = 40_000 * 0.8 * 0.8 / 64
+    assert plan.seconds == pytest.approx(head_plan.EPOCHS * 4800 * steps * 1e-3)
+    assert plan.most_seconds == pytest.approx(100 * 4800 * steps * 1e-3)
+    assert 2 * 4 * 32 * 40_000 * 128 < plan.memory < 2.5 * 4 * 32 * 40_000 * 128
+
+
+def test_a_step_takes_time() -> None:
+    shape = HeadShape(blocks=1, heads=2, head_dim=4, rows=100)
+    assert head_plan.time_step(shape, SMALL) > 0

@@ -84,6 +84,9 @@ def test_heads_of_a_large_model_are_planned_without_a_store(monkeypatch: pytest.
         (["dimensions", "--store", "STORE", "--most", "1"], "at least 2 components"),
         (["layers", "--store", "STORE", "--limit", "10"], "at least 20 labelled questions"),
         (["layers", "--store", "nowhere"], "does not exist"),
+        (["probes", "--store", "STORE", "--train", "arc"], "No store has questions of 'arc'; the tasks are questions"),
+        (["probes", "--store", "STORE", "--grid-depth", "9"], "0 to 4 hidden layers"),
+        (["data", "--store", "STORE", "--lens", "rigde"], "Unknown lens 'rigde'"),
     ],
 )
 def test_mistakes_get_one_sentence(store: Path, arguments: list[str], said: str) -> None:
@@ -113,6 +116,13 @@ def test_blocks_that_have_no_heads_are_refused() -> None:
         head_outputs(model, (0, 1))
     with pytest.raises(CoralError, match="no attention output projection"):
         head_outputs(make_model("mamba"), (1,))
+
+
+def test_a_store_of_one_task_has_learning_curves_and_no_matrix(store: Path, tmp_path: Path) -> None:
+    said = run("data", "--store", store, "--out", tmp_path, "--draws", 1, "--layers", "1-2")
+    assert "questions  accuracy" in said
+    assert (tmp_path / "data-curves.png").exists()
+    assert not (tmp_path / "data.json").exists()
 
 
 def test_several_stores_are_read_as_one(store: Path) -> None:

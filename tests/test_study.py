@@ -210,6 +210,8 @@ def test_the_papers_studies_have_its_baselines_and_the_controls() -> None:
         kinds = {entry.kind for entry in config(name).method}
         assert {"mlp", "iti", "ccps", "steerconf", "isotonic"} <= kinds
         assert {"control-random", "control-untrained", "control-base"} <= kinds
+        small = {entry.kind for entry in config(f"{name}-small").method}
+        assert {"mlp", "isotonic", "control-random", "control-base"} <= small
     assert {"pride", "cyclic", "batch-calibration", "contextual-calibration", "vector-scaling"} <= {
         entry.kind for entry in config("probe2").method
     }

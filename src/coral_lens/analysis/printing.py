@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from coral_lens.analysis.data import CurveAnalysis, TransferAnalysis
 from coral_lens.analysis.dimensions import DimensionAnalysis
 from coral_lens.analysis.head_plan import EPOCHS, HeadPlan
 from coral_lens.analysis.heads import HeadAnalysis
 from coral_lens.analysis.layers import LayerAnalysis
+from coral_lens.analysis.probes import ProbeAnalysis
+from coral_lens.analysis.scores import SHOWN
 from coral_lens.metrics import Score
 from coral_lens.stats import Difference
 
@@ -75,3 +78,48 @@ def say_plan(plan: HeadPlan) -> str:
 def hours(seconds: float) -> str:
     """Return a time for people."""
     return f"{seconds / 3600:.1f} hours" if seconds >= 5400 else f"{seconds / 60:.0f} minutes"
+
+
+def say_curves(found: CurveAnalysis) -> str:
+    """Return a line per size, the mean over drawings."""
+    lines = ["task                      questions  accuracy  ECE   Brier  (base: accuracy, ECE, Brier)"]
+    for task, n in sorted({(row.task, row.n_train) for row in found.rows}):
+        some = [row for row in found.rows if (row.task, row.n_train) == (task, n)]
+        mean = {name: sum(100 * row.scores[name].value for row in some) / len(some) for name in SHOWN}
+        base = ", ".join(f"{100 * found.base[task][name].value:.1f}" for name in SHOWN)
+        values = f"{mean['accuracy']:8.1f}  {mean['ece']:4.1f}  {mean['brier']:5.1f}"
+        lines.append(f"{task:24}  {n:9}  {values}  ({base})")
+    return "\n".join(lines)
+
+
+def say_transfer(found: TransferAnalysis) -> str:
+    """Return a line per pair of tasks."""
+    lines = ["fitted on                 tested on                 shift  over base: accuracy, ECE, Brier"]
+    for row in found.rows:
+        gains = "  ".join(f"{percent(row.gain[name]):21}" for name in SHOWN)
+        lines.append(f"{row.train:24}  {row.test:24}  {row.shift:5.2f}  {gains}")
+    return "\n".join(lines)
+
+
+def say_probes(found: ProbeAnalysis) -> str:
+    """Return a line per probe and test set, the mean over seeds, and the best gamma of each test set."""
+    lines = [f"layer {found.layer}; less ridge, on the same questions:"]
+    names = list(
+        dict.fromkeys((row.probe, row.weight_decay if row.probe == "grid" else None, row.test) for row in found.rows)
+    )
+    for name, decay, test in names:
+        some = [
+            r for r in found.rows if (r.probe, r.test) == (name, test) and (name != "grid" or r.weight_decay == decay)
+        ]
+        mean = {m: sum(100 * r.scores[m].value for r in some) / len(some) for m in SHOWN}
+        behind = sum(100 * r.gain["brier"].value for r in some) / len(some)
+        what = name if decay is None else f"{name}, weight decay {decay:g}"
+        values = f"accuracy {mean['accuracy']:.1f}, ECE {mean['ece']:.1f}, Brier {mean['brier']:.1f} ({behind:+.1f})"
+        lines.append(f"{what}, {test}: {values}, {len(some)} fit(s)")
+    for test in dict.fromkeys(row.test for row in found.gammas):
+        best = min((row for row in found.gammas if row.test == test), key=lambda row: row.brier)
+        one = next(row for row in found.gammas if row.test == test and row.gamma == 1.0)
+        lines.append(
+            f"best gamma on {test} by Brier: {best.gamma:g} ({100 * best.brier:.1f}; gamma = 1: {100 * one.brier:.1f})"
+        )
+    return "\n".join(lines)

@@ -133,9 +133,10 @@ class PriDeSettings:
 def fit_pride(job: Job, settings: PriDeSettings) -> Predict:
     """Divide by the preference that cyclic orders of a few validation questions show (Zheng et al. 2024)."""
     everyone, asked = per_question(job.train.states, job.common.base), job.train.asked()
+    drawn = np.random.default_rng(job.common.seed).permutation(job.validation())  # of all sources alike
     priors: Priors = {}
-    for n in sorted({len(everyone[i]) for i in job.validation()}):
-        some = [i for i in job.validation() if len(everyone[i]) == n][: settings.questions]
+    for n in sorted({len(everyone[i]) for i in drawn}):
+        some = sorted([i for i in drawn if len(everyone[i]) == n][: settings.questions])
         observed = permuted(job, [asked[i] for i in some], [everyone[i] for i in some], f"orders-of-{n}")
         priors[n] = np.mean([letter_prior(o) for o in observed], axis=0)
     return dividing("pride", priors, job)

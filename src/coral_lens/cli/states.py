@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coral_lens.cli.options import beside, flat
+from coral_lens.cli.options import beside, flat, parse_layers
 from coral_lens.errors import CoralError
 
 if TYPE_CHECKING:
     from coral_lens.analysis.folds import Folded
     from coral_lens.analysis.layers import Forward
+    from coral_lens.fitting import FitSettings
     from coral_lens.joined import JoinedStore
+    from coral_lens.store import ActivationStore
 
 app = typer.Typer()
 
@@ -46,15 +48,9 @@ class Studied:
         store = JoinedStore([first_questions(ActivationStore(folder), self.limit) for folder in self.store])
         return store, folded(store, base=self.base, seed=self.seed)  # type: ignore[arg-type]
 
-    def write(self, name: str, record: Any) -> dict[str, Any]:
+    def write(self, name: str, record: Any) -> None:
         """Write the table and the figures, and say where."""
-        from coral_lens.analysis.files import write_analysis
-        from coral_lens.report.analysis_figures import write_pictures
-
-        plain = write_analysis(name, record, self.out)
-        pictures = write_pictures(plain, self.out)
-        typer.echo(f"{name}.csv, {name}.json, {', '.join(f'{p}.png' for p in pictures)} (and .svg) in {self.out}")
-        return plain
+        write(self.out, name, record)
 
 
 @app.command()
@@ -138,6 +134,100 @@ def heads(
     found = analyse_heads(opened, data, work=beside(out) / "heads", bar=shown)
     studied.write("heads", found)
     typer.echo(say_heads(found))
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Stores of one or more tasks, and how lenses are fitted on them."""
+
+    store: Annotated[
+        list[Path], typer.Option(help="Folder made by `coral extract`; may be given several times, for several tasks.")
+    ]
+    out: Annotated[Path, typer.Option(help="Folder for tables and figures.")] = Path("analysis")
+    base: Annotated[str, typer.Option(help="Base score: `sum`, `token` or `char`.")] = "token"
+    layers: Annotated[str | None, typer.Option(help="Layers to try, e.g. `12-20`. Default: all.")] = None
+    seed: Annotated[int, typer.Option(help="Of the split into training and validation.")] = 0
+
+    def settings(self, lens: str) -> FitSettings:
+        """Return how lenses are fitted: untempered, as in the paper."""
+        from coral_lens.fitting import FitSettings
+
+        layers = parse_layers(self.layers)
+        return FitSettings(lens=lens, base=self.base, layers=layers, temper=False, seed=self.seed)  # type: ignore[arg-type]
+
+    def stores(self) -> list[ActivationStore]:
+        """Return the stores."""
+        from coral_lens.store import ActivationStore
+
+        return [ActivationStore(folder) for folder in self.store]
+
+
+@app.command()
+@flat
+def data(
+    lens: Annotated[str, typer.Option(help="`ridge` (the paper's form), `mlp`, `listwise`, ...")] = "ridge",
+    draws: Annotated[int, typer.Option(help="Drawings of the questions at each size of a learning curve.")] = 3,
+    *,
+    compared: Compared,
+) -> None:
+    """Learning curves, and how a lens of each task does on each other task, with the shift between them.
+
+    Example: `coral analyse data --store states/csqa --store states/arc --out analysis`
+    """
+    from coral_lens.analysis.data import analyse_curves, analyse_transfer
+    from coral_lens.analysis.held_out import tasks_of
+    from coral_lens.analysis.printing import say_curves, say_transfer
+    from coral_lens.progress import shown
+
+    settings, stores = compared.settings(lens), compared.stores()
+    curves = analyse_curves(stores, settings, draws=draws, bar=shown)
+    write(compared.out, "data-curves", curves)
+    typer.echo(say_curves(curves))
+    if len(tasks_of(stores)) > 1:
+        transfer = analyse_transfer(stores, settings, bar=shown)
+        write(compared.out, "data", transfer)
+        typer.echo(say_transfer(transfer))
+
+
+@app.command()
+@flat
+def probes(
+    train: Annotated[
+        str | None, typer.Option(help="Task to fit on; the others are transfer. Default: the first.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(help="Networks of each kind.")] = 3,
+    grid_depth: Annotated[int, typer.Option(help="Hidden layers of the network whose regularisation is varied.")] = 4,
+    *,
+    compared: Compared,
+) -> None:
+    """Compare probes: depth, regularisation and strength, in distribution and on the other tasks.
+
+    Example: `coral analyse probes --store states/csqa --store states/arc --out analysis`
+    """
+    from coral_lens.analysis.held_out import tasks_of
+    from coral_lens.analysis.printing import say_probes
+    from coral_lens.analysis.probes import ProbePlan, analyse_probes
+    from coral_lens.mlp import hidden_of_depth
+    from coral_lens.progress import shown
+
+    hidden_of_depth(grid_depth)
+    stores = compared.stores()
+    known = tasks_of(stores)
+    if train is not None and train not in known:
+        raise CoralError(f"No store has questions of {train!r}; the tasks are {', '.join(known)}.")
+    plan = ProbePlan(seeds=seeds, grid_depth=grid_depth)
+    found = analyse_probes(stores, train or known[0], compared.settings("ridge"), plan=plan, bar=shown)
+    write(compared.out, "probes", found)
+    typer.echo(say_probes(found))
+
+
+def write(out: Path, name: str, record: Any) -> None:
+    """Write an analysis and its figures, and say where."""
+    from coral_lens.analysis.files import write_analysis
+    from coral_lens.report.analysis_figures import write_pictures
+
+    pictures = write_pictures(write_analysis(name, record, out), out)
+    typer.echo(f"{name}.csv, {name}.json, {', '.join(f'{p}.png' for p in pictures)} (and .svg) in {out}")
 
 
 def forward_of(store: JoinedStore) -> Forward | None:

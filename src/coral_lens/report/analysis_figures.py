@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from coral_lens.manifest import write_atomic, write_json
 from coral_lens.metrics import METRICS
-from coral_lens.report.style import FAINT, INK, KNOWN, Look, Picture, panels, spare_look
+from coral_lens.report.style import FAINT, INK, KNOWN, Look, Picture, clipped, panels, spare_look
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Record = Mapping[str, Any]
+SIZES = (20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000)
+"""Numbers of questions that are marked on an axis."""
 LOOKS = (
     KNOWN["coral"],
     KNOWN["temperature"],
@@ -53,10 +55,8 @@ def draw_curve(
 ) -> None:
     """Draw scores with their intervals as a band."""
     values, low, high = ([unit * s[part] for s in scores] for part in ("value", "low", "high"))
-    few = len(x) <= 40
     axes.fill_between(x, low, high, color=look.colour, alpha=0.16, linewidth=0)
-    look_of = look.dots if few else {"color": look.colour, "linestyle": look.line}
-    axes.plot(x, values, **look_of, markersize=3.4, label=label or None)
+    axes.plot(x, values, **look.dots, markersize=3.4, markevery=1 if len(x) <= 40 else len(x) // 8, label=label or None)
 
 
 def draw_level(axes: Any, score: Record, label: str, look: Look, *, unit: int = 100) -> None:
@@ -226,16 +226,133 @@ def head_map(record: Record) -> Picture:
     return Picture("heads-map", paint, min(6.0, 1.4 + 0.2 * len(heads)), caption, caption)
 
 
+# ---------------------------------------------------------------------------------------------------------------- data
+
+
+def transfer_pictures(record: Record) -> list[Picture]:
+    """Accuracy gained by a lens of each task on each task, with the shift between them."""
+    rows = record["rows"]
+    tasks = list(dict.fromkeys(row["train"] for row in rows))
+    at = {(row["train"], row["test"]): row for row in rows}
+    most = max(*(abs(row["gain"]["accuracy"]["value"]) for row in rows), 1e-6)
+
+    def paint(figure: Figure) -> None:
+        axes = figure.subplots()
+        grid = [[at[a, b]["gain"]["accuracy"]["value"] for b in tasks] for a in tasks]
+        axes.imshow(grid, cmap="PuOr_r", vmin=-1.6 * most, vmax=1.6 * most, aspect="auto")
+        for i, a in enumerate(tasks):
+            for j, b in enumerate(tasks):
+                gain = at[a, b]["gain"]["accuracy"]
+                clear = "" if gain["low"] <= 0 <= gain["high"] else "*"
+                text = f"{100 * gain['value']:+.1f}{clear}\n[{100 * gain['low']:+.0f}, {100 * gain['high']:+.0f}]\n"
+                axes.text(j, i, f"{text}shift {at[a, b]['shift']:.2f}", ha="center", va="center", fontsize=8.5)
+        axes.set_xticks(range(len(tasks)), [clipped(t, 22) for t in tasks], rotation=20, ha="right")
+        axes.set_yticks(range(len(tasks)), [clipped(t, 22) for t in tasks])
+        axes.grid(False)
+        axes.set_xlabel("tested on")
+        axes.set_ylabel("fitted on")
+
+    caption = (
+        f"{of_what(record)}: points of accuracy that a {record['lens']} lens gains over the unsteered model, paired 95 % "
+        "interval below (* leaves out 0), and the median shift of the test questions (1: none)."
+    )
+    return [Picture("data", paint, 1.6 + 0.85 * len(tasks), caption, caption)]
+
+
+def curve_pictures(record: Record) -> list[Picture]:
+    """Accuracy, ECE and Brier score against the number of labelled questions: every drawing a point, their mean a line."""
+    rows = record["rows"]
+    tasks = list(dict.fromkeys(row["task"] for row in rows))
+
+    def paint(figure: Figure) -> None:
+        axes = panels(figure, 3)
+        for look, task in zip(LOOKS, tasks, strict=False):
+            for ax, metric in zip(axes, ("accuracy", "ece", "brier"), strict=True):
+                draw_learning(ax, [row for row in rows if row["task"] == task], metric, look, task)
+                base = 100 * record["base"][task][metric]["value"]
+                ax.axhline(base, color=look.colour, linewidth=1.0, linestyle=(0, (1, 2)))
+                ax.set_title(title_of(metric), fontsize=10.5)
+        axes[2].set_xlabel("labelled questions (dotted: the unsteered model)")
+        axes[2].set_xscale("log")
+        sizes = column(rows, "n_train")
+        axes[2].set_xticks(ticks := [t for t in SIZES if min(sizes) <= t <= max(sizes)], [f"{t:,}" for t in ticks])
+        axes[2].minorticks_off()
+        legend(axes[0])
+
+    caption = f"{of_what(record)}: {record['lens']} lenses fitted and chosen anew at each size; bands: 95 %."
+    return [Picture("data-curves", paint, 5.8, caption, caption)]
+
+
+def draw_learning(axes: Any, rows: Sequence[Record], metric: str, look: Look, label: str) -> None:
+    """Draw one task's curve: the mean over drawings, and each of them."""
+    sizes = sorted({row["n_train"] for row in rows})
+    by_size = [[row["scores"][metric] for row in rows if row["n_train"] == n] for n in sizes]
+    mean = [{part: sum(s[part] for s in some) / len(some) for part in ("value", "low", "high")} for some in by_size]
+    draw_curve(axes, sizes, mean, look, label=label)
+    for n, some in zip(sizes, by_size, strict=True):
+        axes.plot([n] * len(some), [100 * s["value"] for s in some], ".", color=look.colour, markersize=3)
+
+
+# -------------------------------------------------------------------------------------------------------------- probes
+
+
+def probe_pictures(record: Record) -> list[Picture]:
+    """Brier score by kind of probe, by regularisation and by gamma, in distribution and in transfer."""
+    rows = record["rows"]
+    tests = list(dict.fromkeys(row["test"] for row in rows))
+    kinds = [name for name in dict.fromkeys(row["probe"] for row in rows) if name != "grid" and "re-chosen" not in name]
+
+    def paint(figure: Figure) -> None:
+        axes = figure.subplots(3, 1)
+        for look, test in zip(LOOKS, tests, strict=False):
+            mine = [row for row in rows if row["test"] == test]
+            draw_mean(axes[0], {k: [r for r in mine if r["probe"] == k] for k in kinds}, look, test)
+            grid = [r for r in mine if r["probe"] == "grid"]
+            decays = sorted({r["weight_decay"] for r in grid})
+            draw_mean(axes[1], {f"{d:g}": [r for r in grid if r["weight_decay"] == d] for d in decays}, look, test)
+            curve = [g for g in record["gammas"] if g["test"] == test]
+            axes[2].plot(column(curve, "gamma"), [100 * g["brier"] for g in curve], **look.dots, markersize=3.4)
+        axes[2].axvline(1.0, color=FAINT, linewidth=1.0)
+        axes[0].set_xlabel("probe")
+        axes[1].set_xlabel("weight decay (mean over lambda_out, dropout and seeds)")
+        axes[2].set_xlabel("gamma of the ridge probe")
+        for ax in axes:
+            ax.set_title(title_of("brier"), fontsize=10.5)
+        legend(axes[0])
+
+    caption = (
+        f"{of_what(record)}: probes of layer {record['layer']}, fitted on the first task. Bars: lowest to highest over seeds "
+        "and settings. The first task is in distribution, the others are transfer."
+    )
+    return [Picture("probes", paint, 6.6, caption, caption)]
+
+
+def draw_mean(axes: Any, groups: Mapping[str, Sequence[Record]], look: Look, label: str) -> None:
+    """Draw the mean Brier score of each group of rows, with its lowest and highest."""
+    values = {name: [100 * row["scores"]["brier"]["value"] for row in some] for name, some in groups.items() if some}
+    middle = [sum(v) / len(v) for v in values.values()]
+    below = [m - min(v) for m, v in zip(middle, values.values(), strict=True)]
+    above = [max(v) - m for m, v in zip(middle, values.values(), strict=True)]
+    axes.errorbar(range(len(values)), middle, yerr=(below, above), **look.dots, markersize=4, capsize=2.5, label=label)
+    axes.set_xticks(range(len(values)), list(values))
+
+
 TITLES = {
     "layers": "Which layers know",
     "layers-exit": "Leaving the forward pass early",
     "dimensions": "How many directions the signal needs",
     "heads": "How the signal is spread over heads",
     "heads-map": "Where the heads are",
+    "data": "From task to task",
+    "data-curves": "How many questions are enough",
+    "probes": "What a probe must be",
 }
 PICTURES: dict[str, Callable[[Record], list[Picture]]] = {
     "layers": layer_pictures,
     "dimensions": dimension_pictures,
     "heads": head_pictures,
+    "data": transfer_pictures,
+    "data-curves": curve_pictures,
+    "probes": probe_pictures,
 }
 """How each analysis is drawn."""

@@ -1,0 +1,200 @@
+"""What a probe must be: how deep, how regularised, how strong; in distribution and on tasks it has never seen.
+
+All probes read one layer, the best under ridge on validation questions. A part of every task is only ever tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from coral_lens.analysis.held_out import applied, kept, parts_of_task, tasks_of
+from coral_lens.analysis.scores import SHOWN, scores_of
+from coral_lens.choosing import GAMMAS, Asked, Candidate, Recipe, choose, predict_rounds, try_layers
+from coral_lens.fitting import FitSettings, training_data
+from coral_lens.joined import JoinedStore, Scored, predictions_of
+from coral_lens.metrics import Score, score
+from coral_lens.mlp import HIDDEN, MlpSettings
+from coral_lens.progress import Bar, silent
+from coral_lens.samples import TrainingData
+from coral_lens.splits import split_mask
+from coral_lens.stats import Difference, paired_difference
+from coral_lens.steering import BaseRule, base_probs
+from coral_lens.store import ActivationStore
+
+DECAYS = (0.0, 0.1, 1.0, 10.0, 45.0)
+PENALTIES = (0.0, 0.1, 0.5)
+DROPOUTS = (0.0, 0.2)
+
+
+@dataclass(frozen=True)
+class ProbePlan:
+    """What is compared."""
+
+    depths: tuple[int, ...] = (0, 1, 2, 3, 4)
+    seeds: int = 3
+    grid_depth: int = 4
+    """Hidden layers of the network whose regularisation is varied."""
+    network: MlpSettings = MlpSettings()  # noqa: RUF009  (frozen)
+    """What is not varied."""
+
+
+@dataclass(frozen=True)
+class ProbeRow:
+    """One probe on one test set."""
+
+    probe: str
+    seed: int
+    test: str
+    transfer: bool
+    """Whether the task is another than that of the training questions."""
+    weight_decay: float | None
+    output_penalty: float | None
+    dropout: float | None
+    layer: int
+    gamma: float
+    validation_r2: float
+    validation_brier: float
+    scores: dict[str, Score]
+    gain: dict[str, Difference]
+    """The scores less those of ridge with layer and gamma chosen in distribution, on the same questions."""
+
+
+@dataclass(frozen=True)
+class GammaRow:
+    """Ridge at one strength on one test set."""
+
+    test: str
+    gamma: float
+    accuracy: float
+    ece: float
+    brier: float
+
+
+@dataclass(frozen=True)
+class ProbeAnalysis:
+    """Probes compared."""
+
+    model: str
+    task: str
+    n_questions: int
+    layer: int
+    base: dict[str, dict[str, Score]]
+    rows: tuple[ProbeRow, ...]
+    gammas: tuple[GammaRow, ...]
+
+
+def analyse_probes(
+    stores: Sequence[ActivationStore],
+    train: str,
+    settings: FitSettings,
+    *,
+    plan: ProbePlan | None = None,
+    bar: Bar = silent,
+) -> ProbeAnalysis:
+    """Compare probes fitted on one task, on its held-out questions and on those of the other tasks."""
+    plan = plan or ProbePlan()
+    fitted_on = parts_of_task(stores, train, held_out=False)
+    data, _ = training_data(fitted_on, settings)
+    asked = Asked(criterion=settings.criterion, layers=fitted_on.layers, seed=settings.seed)
+    ridge, singles = choose(data, "ridge", asked)
+    tests = {task: parts_of_task(stores, task, held_out=True) for task in tasks_of(stores)}
+    bench = Comparison(data, asked, ridge, tests, train, settings.base)
+    rows = bench.rows(ridge, "ridge") + bench.rows(try_layers(data, "listwise", ridge.recipe.layers, asked), "listwise")
+    networks = planned_networks(plan)
+    with bar("fitting probes", len(networks) * plan.seeds, "networks") as advance:
+        for (name, setting), seed in product(networks, range(plan.seeds)):
+            recipe = Recipe("mlp", ridge.recipe.layers, (), (setting,), seed)
+            rows += bench.rows(predict_rounds(data, recipe, asked), name)
+            advance(1)
+    for task, tested in tests.items():
+        if task != train:
+            rows.append(bench.rechosen(singles, task, tested))
+    return ProbeAnalysis(
+        model=stores[0].manifest["model"]["name"],
+        task=", ".join([train, *(t for t in tests if t != train)]),
+        n_questions=len(data.questions),
+        layer=ridge.recipe.layers[0],
+        base={t: scores_of(bench.base(s)) for t, s in tests.items()},
+        rows=tuple(rows),
+        gammas=tuple(row for task, tested in tests.items() for row in bench.by_gamma(task, tested)),
+    )
+
+
+def planned_networks(plan: ProbePlan) -> list[tuple[str, dict[str, Any]]]:
+    """Return the networks to be trained: every depth at the default regularisation, then the grid at one depth."""
+    fixed = {"learning_rate": plan.network.learning_rate, "max_epochs": plan.network.max_epochs}
+
+    def setting(depth: int, decay: float, penalty: float, dropout: float) -> dict[str, Any]:
+        varied = {"weight_decay": decay, "output_penalty": penalty, "dropout": dropout}
+        return {**fixed, **varied, "hidden": list(HIDDEN[:depth])}
+
+    usual = plan.network
+    depths = [(f"depth {d}", setting(d, usual.weight_decay, usual.output_penalty, usual.dropout)) for d in plan.depths]
+    grid = [("grid", setting(plan.grid_depth, *point)) for point in product(DECAYS, PENALTIES, DROPOUTS)]
+    return depths + grid
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What every probe of one analysis is measured on and against."""
+
+    data: TrainingData
+    asked: Asked
+    ridge: Candidate
+    tests: dict[str, JoinedStore]
+    train: str
+    rule: BaseRule
+
+    def base(self, tested: Scored) -> Any:
+        """Return the unsteered model's predictions."""
+        return predictions_of("base", tested, base_probs(tested.table, self.rule))
+
+    def rows(self, candidate: Candidate, name: str) -> list[ProbeRow]:
+        """Test a probe everywhere, at the strength chosen on its own validation questions."""
+        gamma = candidate.best(self.asked.criterion)["gamma"]
+        return [self.row(candidate, gamma, name, task, tested) for task, tested in self.tests.items()]
+
+    def row(self, candidate: Candidate, gamma: float, name: str, task: str, tested: JoinedStore) -> ProbeRow:
+        """Test a probe on one task."""
+        setting = candidate.recipe.settings[0] if candidate.recipe.kind == "mlp" else {}
+        ours = applied(candidate, tested, gamma, self.rule)
+        chosen = self.ridge.best(self.asked.criterion)["gamma"]
+        theirs = applied(self.ridge, tested, chosen, self.rule)
+        return ProbeRow(
+            probe=name,
+            seed=candidate.recipe.seed,
+            test=task,
+            transfer=task != self.train,
+            weight_decay=setting.get("weight_decay"),
+            output_penalty=setting.get("output_penalty"),
+            dropout=setting.get("dropout"),
+            layer=candidate.recipe.layers[0],
+            gamma=gamma,
+            validation_r2=candidate.r2,
+            validation_brier=candidate.best(self.asked.criterion)["brier"],
+            scores=scores_of(ours),
+            gain={metric: paired_difference(ours, theirs, metric, n_boot=500) for metric in SHOWN},
+        )
+
+    def rechosen(self, singles: Sequence[Candidate], task: str, tested: JoinedStore) -> ProbeRow:
+        """Choose layer and gamma anew on half of the target's questions, as the paper's appendix does, and test on the rest."""
+        half = split_mask(tested.questions, fraction=0.5, seed=0)
+        choosing, rest = kept(tested, half), kept(tested, ~half)
+        tried = [(c, g) for c in singles for g in GAMMAS]
+        costs = [score(applied(c, choosing, g, self.rule), "brier") for c, g in tried]
+        best, gamma = tried[int(np.argmin(costs))]
+        row = self.row(best, gamma, "ridge, layer and gamma re-chosen on the target", task, rest)
+        return replace(row, validation_brier=min(costs))
+
+    def by_gamma(self, task: str, tested: JoinedStore) -> list[GammaRow]:
+        """Score ridge at every strength."""
+        found = []
+        for gamma in GAMMAS:
+            predictions = applied(self.ridge, tested, gamma, self.rule)
+            found.append(GammaRow(task, gamma, *(score(predictions, metric) for metric in SHOWN)))
+        return found

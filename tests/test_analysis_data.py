@@ -1,0 +1,159 @@
+"""Probes and data: a lens carries to a task that is the same, and not to one that is turned round; more questions help."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from planted import PlantedStore
+
+from coral_lens.analysis.data import CurveAnalysis, TransferAnalysis, analyse_curves, analyse_transfer
+from coral_lens.analysis.files import write_analysis
+from coral_lens.analysis.held_out import kept, parts_of_task, tasks_of, unseen
+from coral_lens.analysis.printing import say_curves, say_probes, say_transfer
+from coral_lens.analysis.probes import DECAYS, DROPOUTS, PENALTIES, ProbeAnalysis, ProbePlan, analyse_probes
+from coral_lens.errors import CoralError
+from coral_lens.fitting import FitSettings, fit_store
+from coral_lens.mlp import MlpSettings
+from coral_lens.report.analysis_figures import write_pictures
+
+RIDGE = FitSettings(lens="ridge", temper=False)
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+def stored(n: int, tasks: dict[str, float], *, apart: float = 0.0, seed: int = 0) -> PlantedStore:
+    """A planted store that knows its prompt style, as those on the disk do."""
+    store = PlantedStore(n, signal={1: 2.0}, tasks=tasks, apart=apart, seed=seed)
+    store.manifest["style"] = "text"
+    return store
+
+
+@pytest.fixture(scope="module")
+def transfer() -> TransferAnalysis:
+    """`here` and `there` are the same in all but name; in `turned` what says yes elsewhere says no."""
+    return analyse_transfer([stored(150, {"here": 1.0, "there": 1.0, "turned": -1.0})], RIDGE)
+
+
+def of(found: TransferAnalysis, train: str, test: str) -> tuple[float, float, float]:
+    row = next(row for row in found.rows if (row.train, row.test) == (train, test))
+    return row.gain["accuracy"].low, row.gain["accuracy"].high, row.shift
+
+
+def test_a_lens_carries_to_the_same_task_under_another_name_and_harms_where_the_signal_is_turned(
+    transfer: TransferAnalysis,
+) -> None:
+    for train, test in (("here", "here"), ("here", "there"), ("there", "here"), ("turned", "turned")):
+        assert of(transfer, train, test)[0] > 0
+    for train, test in (("here", "turned"), ("turned", "there")):
+        assert of(transfer, train, test)[1] < 0
+
+
+def test_identical_tasks_show_no_shift_and_tasks_apart_do(transfer: TransferAnalysis) -> None:
+    for train, test in (("here", "there"), ("there", "here")):
+        # over what the task's own held-out questions show: few questions say what is typical, and that is noisy
+        assert of(transfer, train, test)[2] / of(transfer, train, train)[2] == pytest.approx(1.0, abs=0.2)
+    apart = analyse_transfer([stored(80, {"a": 1.0, "b": 1.0}, apart=3.0)], RIDGE)
+    assert all((row.shift > 1.5) == (row.train != row.test) for row in apart.rows)
+
+
+def test_tested_questions_are_never_fitted_on() -> None:
+    stores = [stored(60, {"a": 1.0, "b": 1.0}), stored(60, {"c": 1.0}, seed=1)]
+    assert tasks_of(stores) == ["a", "b", "c"]
+    for task in (None, "a", "c"):
+        fitted, tested = (parts_of_task(stores, task, held_out=held_out) for held_out in (False, True))
+        ours, theirs = ({(q.text, q.task) for q in s.questions} for s in (fitted, tested))
+        assert not ours & theirs
+        assert task is None or {t for _, t in ours | theirs} == {task}
+        assert 0.25 < len(theirs) / len(ours | theirs) < 0.35
+    drawn = parts_of_task(stores, None, held_out=False, limit=30, seed=1)
+    assert len(drawn.questions) == 30
+    assert [q.text for q in drawn.questions] != [
+        q.text for q in parts_of_task(stores, None, held_out=False, limit=30, seed=2).questions
+    ]
+    with pytest.raises(CoralError, match="No question of d is left to test on"):
+        parts_of_task(stores, "d", held_out=True)
+
+
+def test_questions_that_a_lens_knows_under_another_name_are_left_out() -> None:
+    stores = [stored(60, {"a": 1.0}), stored(60, {"c": 1.0}, seed=1)]
+    whole = parts_of_task(stores, None, held_out=True)
+    assert [q.id for q in kept(whole, np.arange(len(whole.questions)) % 2 == 0).questions] == [
+        q.id for q in whole.questions[::2]
+    ]
+    lens = fit_store(parts_of_task(stores, "a", held_out=False), RIDGE)
+    assert unseen(lens, whole) is whole
+    again = parts_of_task(stores, "a", held_out=False)
+    assert len(unseen(lens, parts_of_task(stores, None, held_out=False)).questions) == len(
+        parts_of_task(stores, None, held_out=False).questions
+    ) - len(again.questions)
+
+
+@pytest.fixture(scope="module")
+def curves() -> CurveAnalysis:
+    return analyse_curves([stored(300, {"here": 1.0})], RIDGE, draws=2)
+
+
+def test_more_questions_help(curves: CurveAnalysis) -> None:
+    sizes = sorted({row.n_train for row in curves.rows})
+    assert sizes == [21, 42, 84, 147, 210]
+    brier = [np.mean([r.scores["brier"].value for r in curves.rows if r.n_train == n]) for n in sizes]
+    assert brier[-1] < brier[0]
+    assert [sum(row.n_train == n for row in curves.rows) for n in sizes] == [2, 2, 2, 2, 1]
+    assert brier[-1] < curves.base["here"]["brier"].low
+
+
+def test_one_task_has_no_transfer_matrix() -> None:
+    with pytest.raises(CoralError, match="needs stores of two tasks or more"):
+        analyse_transfer([stored(40, {"here": 1.0})], RIDGE)
+
+
+@pytest.fixture(scope="module")
+def probes() -> ProbeAnalysis:
+    stores = [stored(150, {"here": 1.0, "turned": -1.0})]
+    plan = ProbePlan(depths=(0, 1), seeds=1, grid_depth=0, network=MlpSettings(max_epochs=2))
+    return analyse_probes(stores, "here", RIDGE, plan=plan)
+
+
+def names_of(found: ProbeAnalysis, test: str) -> Sequence[str]:
+    return [row.probe for row in found.rows if row.test == test]
+
+
+def test_every_probe_is_tested_in_distribution_and_in_transfer(probes: ProbeAnalysis) -> None:
+    n_grid = len(DECAYS) * len(PENALTIES) * len(DROPOUTS)
+    assert names_of(probes, "here") == ["ridge", "listwise", "depth 0", "depth 1", *["grid"] * n_grid]
+    assert probes.layer == 1
+    assert {row.transfer for row in probes.rows if row.test == "turned"} == {True}
+    ridge = next(row for row in probes.rows if row.probe == "ridge" and row.test == "here")
+    assert ridge.gain["brier"].value == 0.0
+    assert ridge.scores["accuracy"].low > probes.base["here"]["accuracy"].value
+    assert {row.weight_decay for row in probes.rows if row.probe == "grid"} == set(DECAYS)
+
+
+def test_re_choosing_on_the_target_does_no_harm_where_the_signal_is_turned(probes: ProbeAnalysis) -> None:
+    """A turned signal cannot be used with a positive strength: gamma 0 is chosen, or a layer that knows nothing."""
+    row = next(row for row in probes.rows if "re-chosen on the target" in row.probe)
+    assert row.test == "turned"
+    assert row.gamma == 0.0 or row.layer != 1
+    assert row.gain["brier"].high < 0
+    plain = next(row for row in probes.rows if row.probe == "ridge" and row.test == "turned")
+    assert plain.scores["brier"].value > probes.base["turned"]["brier"].value
+
+
+def test_gamma_0_is_the_base_and_ever_stronger_steering_harms_where_the_signal_is_turned(probes: ProbeAnalysis) -> None:
+    curve = [row for row in probes.gammas if row.test == "turned"]
+    assert curve[0].brier == pytest.approx(probes.base["turned"]["brier"].value)
+    assert [row.brier for row in curve] == sorted(row.brier for row in curve)
+
+
+def test_they_are_drawn_and_said(
+    transfer: TransferAnalysis, curves: CurveAnalysis, probes: ProbeAnalysis, tmp_path: Path
+) -> None:
+    for name, record in (("data", transfer), ("data-curves", curves), ("probes", probes)):
+        assert write_pictures(write_analysis(name, record, tmp_path), tmp_path) == [name]
+        assert (tmp_path / f"{name}.png").stat().st_size > 10_000
+    assert "turned" in say_transfer(transfer)
+    assert len(say_curves(curves).splitlines()) == 6
+    assert "best gamma on turned by Brier: 0 " in say_probes(probes)

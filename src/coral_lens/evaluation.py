@@ -14,8 +14,8 @@ from coral_lens.errors import CoralError
 from coral_lens.lens import Lens
 from coral_lens.progress import questions_bar
 from coral_lens.records import UNKNOWN, Predictions, Question
-from coral_lens.runs import Evaluation, file_name
-from coral_lens.store import Extraction, extract
+from coral_lens.runs import Evaluation, View, file_name
+from coral_lens.store import ActivationStore, Extraction, extract
 
 if TYPE_CHECKING:
     from coral_lens.models import Model
@@ -37,7 +37,11 @@ def evaluate_lenses(
     The questions are scored once for all lenses, which must start from the same base probabilities and prompts.
     """
     names = method_names(lenses)
-    what = Extraction(layers=tuple(sorted({layer for lens in lenses for layer in lens.layers})), style=lenses[0].style)
+    # the lens whose view is kept: the first listwise one, which reports are about, or the first
+    looked = min(range(len(lenses)), key=lambda i: lenses[i].rule != "listwise")
+    view = lenses[looked].view
+    layers = {layer for lens in lenses for layer in lens.layers} | set(view.layers if view else ())
+    what = Extraction(layers=tuple(sorted(layers)), style=lenses[0].style)
     evaluations, left_out = [], {}
     trained = {task.split(":")[0] for lens in lenses for task in lens.training["tasks"]}
     for test in tests:
@@ -55,9 +59,18 @@ def evaluate_lenses(
                 for method in dict.fromkeys((lens.plain_method, lens.method)):
                     row = method.replace(lens.plain_method, name)
                     predictions[row] = found[method].renamed(row)
+            saw = view_on(lenses[looked], store, names[looked])
         asked = tuple(store.questions)
-        evaluations.append(Evaluation(test.name, asked, predictions, any(q.task in trained for q in asked)))
+        evaluations.append(Evaluation(test.name, asked, predictions, any(q.task in trained for q in asked), saw))
     return evaluations, left_out
+
+
+def view_on(lens: Lens, store: ActivationStore, name: str) -> View:
+    """Return what a lens saw in the questions of a store."""
+    p = lens.base_probs(store.table)
+    changes = lens.view.changes(store, p) if lens.view else np.zeros((0, len(p)))
+    layers = lens.view.layers if lens.view else ()
+    return View(lens.method.replace(lens.plain_method, name), lens.layers, layers, changes, lens.shifts(store))
 
 
 def method_names(lenses: Sequence[Lens]) -> list[str]:

@@ -12,7 +12,7 @@ from planted import PlantedStore
 
 from coral_lens.errors import CoralError
 from coral_lens.fitting import FitSettings, fit_store
-from coral_lens.hub import FILES, local_folder, push_to_hub
+from coral_lens.hub import FILES, OPTIONAL, local_folder, push_to_hub
 from coral_lens.lens import load_lens
 
 HTTP_ERROR = HfHubHTTPError.__bases__[0]
@@ -80,12 +80,12 @@ def test_a_folder_wins_over_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         ("me/lens@refs/pr/3", "me/lens", "refs/pr/3"),
     ],
 )
-def test_an_id_is_fetched_at_its_revision_and_three_files_only(
+def test_an_id_is_fetched_at_its_revision_and_its_files_only(
     monkeypatch: pytest.MonkeyPatch, saved: Path, source: str, repo: str, revision: str | None
 ) -> None:
     asked = hub(monkeypatch, saved).asked
     assert local_folder(source) == saved
-    assert asked == [(repo, revision, ("lens.json", "lens.safetensors", "README.md"))]
+    assert asked == [(repo, revision, ("lens.json", "lens.safetensors", "README.md", "layers.safetensors"))]
 
 
 @pytest.mark.parametrize(
@@ -131,10 +131,10 @@ def test_a_missing_folder_says_how_to_make_one(tmp_path: Path) -> None:
 # ----------------------------------------------------------------------------------------------------------- upload
 
 
-def test_a_lens_is_sent_privately_and_as_three_files_only(monkeypatch: pytest.MonkeyPatch, saved: Path) -> None:
+def test_a_lens_is_sent_privately_and_as_its_files_only(monkeypatch: pytest.MonkeyPatch, saved: Path) -> None:
     asked = hub(monkeypatch, saved).asked
     assert push_to_hub(saved, "me/lens", message="hello") == "https://hub.example/me/lens"
-    assert asked == [("create", "me/lens", True, True), ("upload", "me/lens", saved, FILES, "hello")]
+    assert asked == [("create", "me/lens", True, True), ("upload", "me/lens", saved, (*FILES, *OPTIONAL), "hello")]
 
 
 def test_a_lens_is_public_only_if_asked(monkeypatch: pytest.MonkeyPatch, saved: Path) -> None:

@@ -124,7 +124,7 @@ def test_saving_again_gives_the_same_bytes(saved: Path, tmp_path: Path) -> None:
 
 
 def test_the_folder_holds_json_safetensors_and_a_card_and_nothing_else(saved: Path, lens: Lens) -> None:
-    assert sorted(content(saved)) == ["README.md", "lens.json", "lens.safetensors"]
+    assert sorted(content(saved)) == ["README.md", "layers.safetensors", "lens.json", "lens.safetensors"]
     header = (saved / "lens.safetensors").read_bytes()[8:9]
     assert header == b"{"  # safetensors, not a pickle
     card = (saved / "README.md").read_text("utf-8")
@@ -142,7 +142,7 @@ def test_an_older_lens_is_replaced(lens: Lens, copy: Path) -> None:
     (copy / "left over.txt").write_text("x")
     replace(lens, gamma=0.25).save(copy)
     assert load_lens(copy).gamma == 0.25
-    assert sorted(content(copy)) == ["README.md", "lens.json", "lens.safetensors"]
+    assert sorted(content(copy)) == ["README.md", "layers.safetensors", "lens.json", "lens.safetensors"]
 
 
 def test_a_folder_that_is_not_a_lens_is_never_deleted(lens: Lens, tmp_path: Path) -> None:

@@ -281,7 +281,7 @@ class Checker(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.handle_startendtag(tag, attrs)
-        if tag not in ("meta", "img"):
+        if tag not in ("meta", "img", "input"):
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -304,7 +304,9 @@ def test_the_page_is_well_formed_and_no_id_is_used_twice(page: str) -> None:
 
 
 def test_nothing_in_a_question_or_a_name_becomes_markup(page: str) -> None:
-    assert not {"script", "img"} & set(Checker(page).tags)
+    tags = Checker(page).tags
+    assert tags.count("script") == 2  # the data of the browser of questions, and its program
+    assert "img" not in tags
     assert "&lt;script&gt;" in page
 
 
@@ -340,7 +342,7 @@ def test_findings_are_gathered_with_their_numbers_and_nothing_in_them_becomes_ma
 ) -> None:
     page = render_report(run, table=table, findings=[hostile_finding()])
     found = Checker(page)
-    assert "script" not in found.tags
+    assert found.tags.count("script") == 2
     assert found.tags.count("img") == 1
     image = next(a for a in found.addresses if a.startswith("data:image/svg+xml;base64,"))
     assert base64.b64decode(image.split(",")[1]) == hostile_finding().svg  # as an image it runs no script

@@ -16,7 +16,7 @@ from coral_lens.errors import CoralError
 from coral_lens.layout import Batch, Packing
 from coral_lens.models import Model
 from coral_lens.records import Prompt
-from coral_lens.variants import Variants, plan_variants, score_variants
+from coral_lens.variants import Variants, one_row, plan_variants, score_variants
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -53,10 +53,13 @@ def test_a_model_that_takes_no_tree_is_scored_option_by_option(tmp_path: Path) -
 @pytest.mark.parametrize("packing", ["tree", "plain"])
 def test_nothing_but_the_last_context_token_and_the_options_is_computed_again(packing: Packing) -> None:
     context = draw_ids(40, 1)
-    plan = plan_variants([Prompt("q", (context,) * 2, ((1,), (2, 3)))], packing=packing, border=None)
+    prompts = [Prompt("q", (context,) * 2, ((1,), (2, 3)))]
+    plan = plan_variants(prompts, packing=packing, border=None)
     (batch,) = plan
     assert batch.prefixes == ((39,) if packing == "tree" else (0,))
     assert batch.plain == (packing == "plain")
+    if packing == "tree":
+        assert one_row(prompts, batch).input_ids.tolist() == [[context[-1], 1, 2, 3]]
 
 
 def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(

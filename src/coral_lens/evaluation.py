@@ -14,11 +14,15 @@ from coral_lens.errors import CoralError
 from coral_lens.lens import Lens
 from coral_lens.progress import questions_bar
 from coral_lens.records import UNKNOWN, Predictions, Question
-from coral_lens.runs import Evaluation, file_name
-from coral_lens.store import Extraction, extract
+from coral_lens.runs import Evaluation, View, file_name
+from coral_lens.store import ActivationStore, Extraction, extract
 
 if TYPE_CHECKING:
     from coral_lens.models import Model
+
+
+VIEW_BYTES = 512 * 2**20
+"""Test sets whose states of all layers would be larger are not looked at layer by layer."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +41,9 @@ def evaluate_lenses(
     The questions are scored once for all lenses, which must start from the same base probabilities and prompts.
     """
     names = method_names(lenses)
-    what = Extraction(layers=tuple(sorted({layer for lens in lenses for layer in lens.layers})), style=lenses[0].style)
+    # the lens whose view is kept: the first listwise one, which reports are about, or the first
+    looked = min(range(len(lenses)), key=lambda i: lenses[i].rule != "listwise")
+    needed = {layer for lens in lenses for layer in lens.layers}
     evaluations, left_out = [], {}
     trained = {task.split(":")[0] for lens in lenses for task in lens.training["tasks"]}
     for test in tests:
@@ -45,6 +51,8 @@ def evaluate_lenses(
         left_out[test.name] = len(test.questions) - len(questions)
         for lens in lenses:
             lens.check(model, questions)
+        seen = layers_to_look_at(lenses[looked], questions)
+        what = Extraction(layers=tuple(sorted(needed | set(seen))), style=lenses[0].style)
         with questions_bar(test.name, len(questions)) as advance, TemporaryDirectory(prefix="coral-") as temporary:
             folder = work_dir / file_name(test.name) if work_dir else Path(temporary)
             store = extract(model, questions, folder, what=what, progress=advance)
@@ -55,9 +63,25 @@ def evaluate_lenses(
                 for method in dict.fromkeys((lens.plain_method, lens.method)):
                     row = method.replace(lens.plain_method, name)
                     predictions[row] = found[method].renamed(row)
+            saw = view_on(lenses[looked], store, names[looked], seen)
         asked = tuple(store.questions)
-        evaluations.append(Evaluation(test.name, asked, predictions, any(q.task in trained for q in asked)))
+        evaluations.append(Evaluation(test.name, asked, predictions, any(q.task in trained for q in asked), saw))
     return evaluations, left_out
+
+
+def layers_to_look_at(lens: Lens, questions: Sequence[Question]) -> tuple[int, ...]:
+    """Return the layers whose probes the lens kept; none where the states of so many questions would fill the disk."""
+    if lens.view is None:
+        return ()
+    size = 2 * lens.view.weight.size * sum(len(q.options) for q in questions)
+    return lens.view.layers if size <= VIEW_BYTES else ()
+
+
+def view_on(lens: Lens, store: ActivationStore, name: str, layers: tuple[int, ...]) -> View:
+    """Return what a lens saw in the questions of a store."""
+    p = lens.base_probs(store.table)
+    changes = lens.view.changes(store, p) if lens.view and layers else np.zeros((0, len(p)))
+    return View(lens.method.replace(lens.plain_method, name), lens.layers, layers, changes, lens.shifts(store))
 
 
 def method_names(lenses: Sequence[Lens]) -> list[str]:

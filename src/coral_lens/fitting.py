@@ -22,6 +22,7 @@ from coral_lens.errors import CoralError, nearest
 from coral_lens.inputs import check_inputs
 from coral_lens.joined import Scored
 from coral_lens.kinds import AUTO, KINDS
+from coral_lens.layer_view import LayerFit, LayerView, view_of
 from coral_lens.learning_curve import brier_by_question, learning_curve
 from coral_lens.lens import Lens, cooled, load_lens
 from coral_lens.manifest import digest, versions
@@ -270,11 +271,22 @@ def make_lens(store: Scored, data: TrainingData, chosen: Candidate, parts: Parts
         training=provenance(store, data, chosen, settings),
         seen=np.unique(question_keys(store.questions)),
         trace={},
+        view=layer_view(fit.singles),
     )
     trace = trace_of(lens, data, chosen, fit) | simulated
     if settings.learning_curve:
         trace["learning_curve"] = learning_curve(data, chosen, best["gamma"], seed=settings.seed)
     return replace(lens, trace=trace)
+
+
+def layer_view(singles: Sequence[Candidate]) -> LayerView | None:
+    """Return the probes of single layers as they were fitted to choose among them; with folds there are none to keep."""
+    fits = [
+        LayerFit(c.recipe.layers[0], c.parts.standardiser, c.parts.probe, c.parts.base_weight, c.parts.scale)
+        for c in singles
+        if c.parts is not None
+    ]
+    return view_of(fits, singles[0].recipe.rule, singles[0].recipe.inputs) if fits else None
 
 
 def trace_of(lens: Lens, data: TrainingData, chosen: Candidate, fit: Fit) -> dict[str, Any]:

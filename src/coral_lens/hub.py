@@ -1,4 +1,4 @@
-"""Lenses on the Hugging Face hub: three files, nothing executable. The hub is asked only for what is not a folder here."""
+"""Lenses on the Hugging Face hub: a few files, nothing executable. The hub is asked only for what is not a folder here."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from coral_lens.errors import CoralError
 
 FILES = ("lens.json", "lens.safetensors", "README.md")
+OPTIONAL = ("layers.safetensors",)
 
 
 def local_folder(source: str | Path) -> Path:
@@ -21,7 +22,7 @@ def local_folder(source: str | Path) -> Path:
 
     repo, _, revision = str(source).partition("@")
     try:
-        return Path(snapshot_download(repo, revision=revision or None, allow_patterns=list(FILES)))
+        return Path(snapshot_download(repo, revision=revision or None, allow_patterns=[*FILES, *OPTIONAL]))
     except hub_errors() as error:
         reason = str(error).strip().split("\n")[0]
         raise CoralError(
@@ -42,7 +43,9 @@ def push_to_hub(folder: str | Path, repo: str, *, private: bool = True, message:
     try:
         api.create_repo(repo, private=private, exist_ok=True)
         return str(
-            api.upload_folder(repo_id=repo, folder_path=source, allow_patterns=list(FILES), commit_message=message)
+            api.upload_folder(
+                repo_id=repo, folder_path=source, allow_patterns=[*FILES, *OPTIONAL], commit_message=message
+            )
         )
     except hub_errors() as error:
         reason = str(error).strip().split("\n")[0]

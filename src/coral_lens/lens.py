@@ -3,6 +3,7 @@
     lens.json           layers, gamma, base rule, prompt style, fingerprints, how it was chosen
     lens.safetensors    standardiser, probe and shift model
     README.md           a card for people
+    layers.safetensors  optional: what each layer would say, for people to look at (see `layer_view`)
 
 It refuses a model other than its own. Never pickle.
 """
@@ -30,6 +31,7 @@ from coral_lens.hub import local_folder
 from coral_lens.inputs import build_inputs
 from coral_lens.joined import Scored, predictions_of
 from coral_lens.kinds import PROBES
+from coral_lens.layer_view import LayerView, load_view
 from coral_lens.listwise import tilt
 from coral_lens.manifest import digest, digest_file, fresh_folder, read_json, write_atomic, write_json
 from coral_lens.probes import Probe, Standardiser, predict_states
@@ -111,6 +113,8 @@ class Lens:
     """The confidence below which it abstains, from `coral calibrate`."""
     calibrated_on: Int[np.ndarray, " other"] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Keys of the questions behind sets and abstention, which are never counted as test questions either."""
+    view: LayerView | None = None
+    """The probes of single layers among which its own was chosen; for people, never for steering."""
 
     @property
     def name(self) -> str:
@@ -302,6 +306,8 @@ class Lens:
             write_atomic(temporary / "lens.safetensors", save_tensors(tensors))
             record = self.record() | {"tensors": digest_file(temporary / "lens.safetensors")}
             write_json(temporary / "lens.json", record | {"digest": digest(record)})
+            if self.view:
+                self.view.save(temporary)
             write_atomic(temporary / "README.md", card(self.record(), name=self.name).encode())
 
     def record(self) -> dict[str, Any]:
@@ -386,4 +392,5 @@ def load_lens(folder: str | Path) -> Lens:
         abstention=Abstention.from_dict(record["abstention"]) if record["abstention"] else None,
         # lenses of older versions have the keys of both among those seen
         calibrated_on=tensors.get("training.calibrated_on", torch.zeros(0, dtype=torch.int64)).numpy(),
+        view=load_view(source),
     )

@@ -1,31 +1,36 @@
 """Score the same questions under many edits: what no edit reaches is computed once.
 
 The edits that are compared act at the last context token and after it, so that keys and values of the context before that
-token are the same under all of them. They are computed as a prefix, one for each question, and every variant attends to them.
+token are the same under all of them. They are computed once for a batch; a variant then runs its questions' last context tokens
+and options alone, all in one row without padding, each question against its own part of what is kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from jaxtyping import Float
+from torch import Tensor
 
 from coral_lens.engine import Edit, Prefixes, score_batch
 from coral_lens.layout import (
+    Batch,
     Packing,
     PlannedBatch,
     batch_questions,
     build_tree,
+    collate,
     lay_out,
     longest,
     shared_context,
     tree_size,
 )
+from coral_lens.models import PrefixCache
 from coral_lens.records import Prompt, offsets_of
 from coral_lens.store import Journal, Progress, open_manifest, read_tensor, shard_path, thread_count
 
@@ -67,7 +72,8 @@ def score_variants(
             if i in journal.entries:
                 advance(len(planned.questions) * len(variants.edits))
                 continue
-            batch, prefixes, found = lay_out(prompts, planned, packing=packing), Prefixes(model), []
+            batch = lay_out(prompts, planned) if planned.plain else one_row(prompts, planned)
+            prefixes, found = Contexts(model, contexts_of(prompts, planned)), []
             for edits in variants.edits:
                 # the cache of the contexts is made by the first and used by all
                 found.append(score_batch(model, batch, edits=edits, prefixes=prefixes).logprobs)
@@ -75,6 +81,48 @@ def score_variants(
             journal.add(i, {"logprob": torch.stack(found)})
     journal.finish(len(plan))
     return gathered(folder, journal, plan, prompts)
+
+
+def contexts_of(prompts: Sequence[Prompt], planned: PlannedBatch) -> list[tuple[int, ...]]:
+    """Return what is computed once of each question's context; nothing for questions that share none."""
+    pairs = zip(planned.questions, planned.prefixes, strict=True)
+    return [prompts[q].contexts[0][:length] for q, length in pairs]
+
+
+def one_row(prompts: Sequence[Prompt], planned: PlannedBatch) -> Batch:
+    """Lay what is left of all questions side by side; the keys of all contexts come first, and each sees its own."""
+    trees = [build_tree(prompts[q], skip=n) for q, n in zip(planned.questions, planned.prefixes, strict=True)]
+    batch = collate(dict(zip(planned.questions, trees, strict=True)), [planned.questions])
+    assert batch.allowed is not None, "a tree has a mask"
+    rows, keys = offsets_of([len(tree) for tree in trees]), offsets_of(planned.prefixes)
+    seen = torch.zeros(1, int(rows[-1]), int(keys[-1]), dtype=torch.bool)
+    for i in range(len(trees)):
+        seen[0, rows[i] : rows[i + 1], keys[i] : keys[i + 1]] = True
+    return replace(batch, allowed=torch.cat([seen, batch.allowed], dim=2))
+
+
+class Contexts(Prefixes):
+    """The key-value cache of the contexts of several questions, end to end; made at its first use."""
+
+    def __init__(self, model: Model, contexts: Sequence[tuple[int, ...]]) -> None:
+        super().__init__(model)
+        self._contexts = [context for context in contexts if context]
+
+    def for_batch(self, batch: Batch) -> PrefixCache | None:
+        """Return the cache, or None where no question has a context that is computed once."""
+        if self._contexts and self._cache is None:
+            self._cache = end_to_end(self._model.prefill(self._contexts), [len(c) for c in self._contexts])
+        return self._cache
+
+
+def end_to_end(cache: PrefixCache, lengths: Sequence[int]) -> PrefixCache:
+    """Return a cache of one entry that holds those of several without their padding."""
+
+    def joined(states: Float[Tensor, "prefix head token feature"]) -> Float[Tensor, "1 head key feature"]:
+        return torch.cat([one[:, :n] for one, n in zip(states, lengths, strict=True)], dim=1)[None]
+
+    positions = torch.cat([one[:n] for one, n in zip(cache.positions, lengths, strict=True)])[None]
+    return PrefixCache([(joined(k), joined(v)) for k, v in cache.layers], positions)
 
 
 def gathered(
@@ -95,7 +143,7 @@ TOKENS = 2048
 
 
 def plan_variants(prompts: Sequence[Prompt], *, packing: Packing, border: int | None) -> list[PlannedBatch]:
-    """Give every question a row of its own whose prefix is its context without the last token.
+    """Give every question a prefix: its context without the last token.
 
     Where options have contexts of their own, every option has a row: in a tree the context of one could hold the last
     context token of another, which an edit changes. Such batches, and models that take no tree, have no prefix.

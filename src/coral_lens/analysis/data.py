@@ -140,22 +140,15 @@ def analyse_curves(
     stores: Sequence[ActivationStore], settings: FitSettings, *, draws: int = 3, bar: Bar = silent
 ) -> CurveAnalysis:
     """Fit lenses on more and more questions of each task, chosen anew at every size, and test them on the same others."""
-    tasks = tasks_of(stores)
-    rows = []
-    with bar("fitting lenses", len(tasks) * len(SIZES) * draws, "lenses") as advance:
-        for task in tasks:
-            whole = len(parts_of_task(stores, task, held_out=False).questions)
-            tested = parts_of_task(stores, task, held_out=True)
-            sizes = sorted({max(FEWEST, round(share * whole)) for share in SIZES})
-            for n in sizes:
-                # all questions can be drawn in one way only
-                for draw in range(draws if n < whole else 1):
-                    some = parts_of_task(stores, task, held_out=False, limit=n, seed=draw)
-                    lens = fit_store(some, settings)
-                    fresh = unseen(lens, tested)
-                    steered = predictions_of("steered", fresh, lens.apply(fresh)[lens.method])
-                    rows.append(CurveRow(task, n, draw, list(lens.layers), scores_of(steered)))
-                    advance(1)
+    tasks, rows = tasks_of(stores), []
+    planned = [(task, n, draw) for task in tasks for n, draw in drawings(stores, task, draws)]
+    with bar("fitting lenses", len(planned), "lenses") as advance:
+        for task, n, draw in planned:
+            lens = fit_store(parts_of_task(stores, task, held_out=False, limit=n, seed=draw), settings)
+            fresh = unseen(lens, parts_of_task(stores, task, held_out=True))
+            steered = predictions_of("steered", fresh, lens.apply(fresh)[lens.method])
+            rows.append(CurveRow(task, n, draw, list(lens.layers), scores_of(steered)))
+            advance(1)
     return CurveAnalysis(
         model=stores[0].manifest["model"]["name"],
         task=", ".join(tasks),
@@ -164,3 +157,10 @@ def analyse_curves(
         base=base_scores(stores, tasks, settings),
         rows=tuple(rows),
     )
+
+
+def drawings(stores: Sequence[ActivationStore], task: str, draws: int) -> list[tuple[int, int]]:
+    """Return the numbers of questions to fit on, each as often as it is drawn; all can be drawn in one way only."""
+    whole = len(parts_of_task(stores, task, held_out=False).questions)
+    sizes = sorted({min(whole, max(FEWEST, round(share * whole))) for share in SIZES})
+    return [(n, draw) for n in sizes for draw in range(draws if n < whole else 1)]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
+from torch.linalg import vecdot
 
 from coral_lens.engine import Site
 from coral_lens.errors import CoralError
@@ -150,7 +151,7 @@ def features_of(
     columns += [epsilon_to_flip(raw, along, largest=max(radii)), size]
     drops, found = [], []
     for eps in radii:
-        logq = head.capped(raw + eps * along).log_softmax(dim=-1)
+        logq = head.capped(torch.add(raw, along, alpha=eps)).log_softmax(dim=-1)
         drops.append((own - logq.gather(1, targets[:, None])[:, 0]).clamp(min=0.0))
         found.append(divergences(p, logp, logq))
     columns += [torch.stack([drops[k] for k in radii_of(w, radii)]).mean(dim=0) for w in RADIUS_SETS]
@@ -165,17 +166,17 @@ def divergences(
 ) -> tuple[Float[Tensor, " token"], Float[Tensor, " token"], Float[Tensor, " token"]]:
     """Return KL(p, q), the Jensen-Shannon divergence and the cosine of p and q; rounding below 0 is cut."""
     q = logq.exp()
-    kl = (p * (logp - logq)).sum(dim=-1)
-    middle = (0.5 * (p + q)).clamp(min=torch.finfo(p.dtype).tiny).log()
-    js = 0.5 * ((p * (logp - middle)).sum(dim=-1) + (q * (logq - middle)).sum(dim=-1))
-    cosine = (p * q).sum(dim=-1) / (p.norm(dim=-1) * q.norm(dim=-1))
+    kl = vecdot(p, logp - logq)
+    middle = (p + q).mul_(0.5).clamp_(min=torch.finfo(p.dtype).tiny).log_()
+    js = 0.5 * (vecdot(p, logp - middle) + vecdot(q, logq - middle))
+    cosine = vecdot(p, q) / (vecdot(p, p) * vecdot(q, q)).sqrt()
     return kl.clamp(min=0.0), js.clamp(min=0.0), cosine
 
 
 # --------------------------------------------------------------------------------------------------------- the reader
 
-TOKEN_ROWS = 64
-"""Tokens whose logits are in memory at a time."""
+TOKEN_ROWS = 16
+"""Tokens whose logits are in memory at a time: few enough that a core's cache holds a part of them."""
 
 
 @dataclass

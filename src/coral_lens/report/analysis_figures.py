@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Record = Mapping[str, Any]
+SIZES = (20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000)
+"""Numbers of questions that are marked on an axis."""
 LOOKS = (
     KNOWN["coral"],
     KNOWN["temperature"],
@@ -53,10 +55,8 @@ def draw_curve(
 ) -> None:
     """Draw scores with their intervals as a band."""
     values, low, high = ([unit * s[part] for s in scores] for part in ("value", "low", "high"))
-    few = len(x) <= 40
     axes.fill_between(x, low, high, color=look.colour, alpha=0.16, linewidth=0)
-    look_of = look.dots if few else {"color": look.colour, "linestyle": look.line}
-    axes.plot(x, values, **look_of, markersize=3.4, label=label or None)
+    axes.plot(x, values, **look.dots, markersize=3.4, markevery=1 if len(x) <= 40 else len(x) // 8, label=label or None)
 
 
 def draw_level(axes: Any, score: Record, label: str, look: Look, *, unit: int = 100) -> None:
@@ -246,8 +246,8 @@ def transfer_pictures(record: Record) -> list[Picture]:
                 clear = "" if gain["low"] <= 0 <= gain["high"] else "*"
                 text = f"{100 * gain['value']:+.1f}{clear}\n[{100 * gain['low']:+.0f}, {100 * gain['high']:+.0f}]\n"
                 axes.text(j, i, f"{text}shift {at[a, b]['shift']:.2f}", ha="center", va="center", fontsize=8.5)
-        axes.set_xticks(range(len(tasks)), [clipped(t, 16) for t in tasks], rotation=20, ha="right")
-        axes.set_yticks(range(len(tasks)), [clipped(t, 16) for t in tasks])
+        axes.set_xticks(range(len(tasks)), [clipped(t, 22) for t in tasks], rotation=20, ha="right")
+        axes.set_yticks(range(len(tasks)), [clipped(t, 22) for t in tasks])
         axes.grid(False)
         axes.set_xlabel("tested on")
         axes.set_ylabel("fitted on")
@@ -274,6 +274,9 @@ def curve_pictures(record: Record) -> list[Picture]:
                 ax.set_title(title_of(metric), fontsize=10.5)
         axes[2].set_xlabel("labelled questions (dotted: the unsteered model)")
         axes[2].set_xscale("log")
+        sizes = column(rows, "n_train")
+        axes[2].set_xticks(ticks := [t for t in SIZES if min(sizes) <= t <= max(sizes)], [f"{t:,}" for t in ticks])
+        axes[2].minorticks_off()
         legend(axes[0])
 
     caption = f"{of_what(record)}: {record['lens']} lenses fitted and chosen anew at each size; bands: 95 %."
@@ -331,7 +334,7 @@ def draw_mean(axes: Any, groups: Mapping[str, Sequence[Record]], look: Look, lab
     below = [m - min(v) for m, v in zip(middle, values.values(), strict=True)]
     above = [max(v) - m for m, v in zip(middle, values.values(), strict=True)]
     axes.errorbar(range(len(values)), middle, yerr=(below, above), **look.dots, markersize=4, capsize=2.5, label=label)
-    axes.set_xticks(range(len(values)), list(values))
+    axes.set_xticks(range(len(values)), list(values), fontsize=8.5)
 
 
 TITLES = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
@@ -15,6 +17,7 @@ from coral_lens.report.confidence import drawn
 from coral_lens.report.contents import Contents, Entry, Plate, by_section
 from coral_lens.report.curves import curve_picture, gamma_curve, layer_curve
 from coral_lens.report.examples import changes_of
+from coral_lens.report.explorer import questions_data, script_text
 from coral_lens.report.figures import metric_picture, reliability_picture
 from coral_lens.report.findings import Gathered, gather_findings
 from coral_lens.report.headline import cards, headline
@@ -59,7 +62,7 @@ def render_report(run: Run, *, table: ResultsTable | None = None, findings: Sequ
     """Return the page."""
     table, contents = table or results_table(run), Contents()
     parts = results_of(run, table, contents) | analyses_of(findings, contents)
-    parts |= examples_of(run, table, contents) | lens_of(run, contents)
+    parts |= browser_of(run, table, contents) | examples_of(run, table, contents) | lens_of(run, contents)
     contents.begin("terms", "What the words mean")
     contents.begin("provenance", "Provenance")
     return render("page.html", parts, title=run.title, provenance=provenance_of(run, table), sections=contents.sections)
@@ -150,6 +153,39 @@ def analyses_of(findings: Sequence[Gathered], contents: Contents) -> dict[str, A
         contents.begin(anchor, heading)
         found.append((anchor, heading, about, [contents.gathered(one) for one in some]))
     return {"analyses": found}
+
+
+def browser_of(run: Run, table: ResultsTable, contents: Contents) -> dict[str, Any]:
+    """Return what the browser of questions needs; its script is named by its digest, and no other runs in the page."""
+    from markupsafe import Markup
+
+    data = questions_data(run, before="base", after=table.subject)
+    if data is None:
+        return {"browser": None}
+    contents.begin("questions", "Questions, one by one")
+    script = text_of("page.js")
+    total, shown_here = sum(t["n"] for t in data["tasks"]), len(data["questions"])
+    about = f"All {total:,} questions that were answered both before and after steering."
+    if shown_here < total:
+        about = (
+            f"{shown_here:,} of {total:,} questions, in proportion to the tasks: first those whose answer changed, then a "
+            "random sample of the others. Do not count rates here; the tables above have all."
+        )
+    views = [e.view for e in run.evaluations if e.view]
+    listwise = run.lens.get("rule") == "listwise"
+    browser = {
+        "data": Markup(script_text(data)),
+        "script": Markup(script),
+        "about": about,
+        "what": "changes of probability at full strength"
+        if listwise
+        else "predicted residuals before strength and clipping",
+        "tasks": [t["name"] for t in data["tasks"]],
+        "lens_view": bool(data["layers"]),
+        "shift": bool(views),
+    }
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return {"browser": browser, "script_digests": Markup(f"'sha256-{digest}'")}
 
 
 def examples_of(run: Run, table: ResultsTable, contents: Contents) -> dict[str, Any]:

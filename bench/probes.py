@@ -66,12 +66,13 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=40, help="cap of the search that is compared with the whole grid")
     parser.add_argument("--sizes", type=int, nargs="*", default=[20_000, 80_000], help="questions, for memory")
     parser.add_argument("--width", type=int, default=2048, help="of the states, for memory")
+    parser.add_argument("--fits", nargs="*", default=list(FITS), choices=list(FITS), help="for memory")
     parser.add_argument("--journal", type=Path, default=None, help="where a sweep that may be killed keeps what it did")
     parser.add_argument("--parts", nargs="*", default=["ridge", "mlp", "search"], choices=[*PARTS, "memory"])
     args = parser.parse_args()
     print(f"{torch.get_num_threads()} threads", flush=True)
     if "memory" in args.parts:
-        bench_memory(args.sizes, args.width)
+        bench_memory(args.sizes, args.width, args.fits)
     if set(args.parts) - {"memory"}:
         with tempfile.TemporaryDirectory() as temporary:
             store = open_store(args.store or Path(temporary) / "store", args.data, args.questions)
@@ -323,15 +324,15 @@ FITS = {
 }
 
 
-def bench_memory(questions: Sequence[int], width: int) -> None:
+def bench_memory(questions: Sequence[int], width: int, fits: Sequence[str]) -> None:
     """Peak memory of `fit_store` on stores of made-up states, one layer, above what the process had before it."""
     choosing.GRID = (replace(GRID[0], max_epochs=2),)  # memory is the same with one setting and two epochs
     for n in questions:
         with tempfile.TemporaryDirectory(dir=scratch_folder()) as folder:
             store = made_up_store(Path(folder), n, width)
-            for name, settings in FITS.items():
+            for name in fits:
                 with peak_memory() as peak:
-                    taken = seconds(partial(fit_store, store, settings))
+                    taken = seconds(partial(fit_store, store, FITS[name]))
                 print(
                     f"{name}, {n:,} questions x {OPTIONS} options x {width}: own memory {peak[0] / 2**30:.2f} GiB above the "
                     f"start (allowed 3), resident with mapped pages {peak[1] / 2**30:.2f} GiB, {taken:.0f} s",

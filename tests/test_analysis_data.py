@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from planted import PlantedStore
 
+from coral_lens.analysis import probes as probes_module
 from coral_lens.analysis.data import CurveAnalysis, TransferAnalysis, analyse_curves, analyse_transfer
 from coral_lens.analysis.files import write_analysis
 from coral_lens.analysis.held_out import kept, parts_of_task, tasks_of, unseen
@@ -130,6 +131,23 @@ def test_every_probe_is_tested_in_distribution_and_in_transfer(probes: ProbeAnal
     assert ridge.gain["brier"].value == 0.0
     assert ridge.scores["accuracy"].low > probes.base["here"]["accuracy"].value
     assert {row.weight_decay for row in probes.rows if row.probe == "grid"} == set(DECAYS)
+
+
+def test_a_killed_comparison_goes_on_and_ends_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stores = [stored(60, {"here": 1.0, "turned": -1.0})]
+    plan = ProbePlan(depths=(0,), seeds=1, grid_depth=0, network=MlpSettings(max_epochs=1))
+    monkeypatch.setattr(probes_module, "DECAYS", (0.0, 1.0))
+    monkeypatch.setattr(probes_module, "PENALTIES", (0.0,))
+    first = analyse_probes(stores, "here", RIDGE, plan=plan, journal=tmp_path / "j")
+    lines = (tmp_path / "j").read_bytes().splitlines(keepends=True)
+    assert len(lines) == 1 + 2 * len(DROPOUTS)
+    damaged = lines[2].replace(b'"accuracy"', b'"accurate"')
+    (tmp_path / "j").write_bytes(b"".join([*lines[:2], damaged, lines[3][:-20]]))
+    trained: list[int] = []
+    real = probes_module.predict_rounds
+    monkeypatch.setattr(probes_module, "predict_rounds", lambda *a: (trained.append(1), real(*a))[1])
+    assert analyse_probes(stores, "here", RIDGE, plan=plan, journal=tmp_path / "j") == first
+    assert len(trained) == 3, "the damaged line, the torn one and the one that is missing"
 
 
 def test_re_choosing_on_the_target_does_no_harm_where_the_signal_is_turned(probes: ProbeAnalysis) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import make_model, toy_questions
 
+from coral_lens import evaluation
 from coral_lens.errors import CoralError
 from coral_lens.evaluation import TestSet as Set
 from coral_lens.evaluation import evaluate_lenses, unseen
@@ -143,3 +144,19 @@ def test_lenses_on_different_base_probabilities_are_refused(lens: Lens, tiny: Mo
     other = replace(lens, base="sum")
     with pytest.raises(CoralError, match="one has base token, another sum"):
         evaluate_lenses([lens, other], tiny, [Set("new", tuple(toy_questions(4, seed=3)))])
+
+
+def test_the_view_of_the_listwise_lens_is_kept_unless_it_would_fill_the_disk(
+    lens: Lens, listwise: Lens, tiny: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    test = Set("new", of_task(toy_questions(5, seed=3), "new"))
+    (looked,), _ = evaluate_lenses([lens, listwise], tiny, [test])
+    assert looked.view is not None
+    assert (looked.view.method, looked.view.own, looked.view.layers) == (listwise.method, (2,), (2,))
+    assert looked.view.changes.shape == (1, len(looked.predictions["base"].probs))
+    assert len(looked.view.shift) == 5
+    monkeypatch.setattr(evaluation, "VIEW_BYTES", 1)
+    (large,), _ = evaluate_lenses([lens, listwise], tiny, [test])
+    assert large.view is not None
+    assert large.view.layers == ()
+    assert large.view.shift.tolist() == looked.view.shift.tolist()

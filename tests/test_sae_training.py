@@ -25,17 +25,10 @@ from coral_lens.records import Style
 from coral_lens.sae import training
 from coral_lens.sae.autoencoder import Autoencoder, load_autoencoder
 from coral_lens.sae.quality import fidelity, loss_recovered, patch
-from coral_lens.sae.tokens import Minibatches, PooledStates, Sampling, TokenStore, collect, iter_states
-from coral_lens.sae.training import (
-    TrainingSettings,
-    Weights,
-    first_weights,
-    folded,
-    loss_of,
-    resample,
-    statistics_of,
-    train,
-)
+from coral_lens.sae.states import Minibatches, PooledStates, TokenStore
+from coral_lens.sae.tokens import Sampling, collect, iter_states
+from coral_lens.sae.training import folded, statistics_of, train
+from coral_lens.sae.weights import TrainingSettings, Weights, first_weights, loss_of, resample
 from coral_lens.store import Extraction, extract
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -75,6 +75,7 @@ READABLE = [
     ("Answer and Confidence (0-100): B\nConfidence: 85%", 1, 0.85),
     ("Answer: D\nConfidence: 30%", 3, 0.3),
     ("Confidence (0-100): 30\nFinal answer: (D)", 3, 0.3),
+    ("D. nothing\n\nConfidence: [100]\n\nMy answer is D.", 3, 1.0),
     ("The answer is: A, 70%", 0, 0.7),
     ("Answer: A. warm air (70%)", 0, 0.7),
     ("B, 85%", 1, 0.85),
@@ -122,6 +123,7 @@ UNREADABLE = [
     "A" * 5000,
     "Answer and Confidence (0-100): " + "(" * 2000,
     "1, 80%",
+    "Well, who knows.\nConfidence: 80%",
 ]
 
 

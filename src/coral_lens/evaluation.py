@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from coral_lens.models import Model
 
 
+VIEW_BYTES = 512 * 2**20
+"""Test sets whose states of all layers would be larger are not looked at layer by layer."""
+
+
 @dataclass(frozen=True)
 class TestSet:
     """Questions under a name."""
@@ -39,9 +43,7 @@ def evaluate_lenses(
     names = method_names(lenses)
     # the lens whose view is kept: the first listwise one, which reports are about, or the first
     looked = min(range(len(lenses)), key=lambda i: lenses[i].rule != "listwise")
-    view = lenses[looked].view
-    layers = {layer for lens in lenses for layer in lens.layers} | set(view.layers if view else ())
-    what = Extraction(layers=tuple(sorted(layers)), style=lenses[0].style)
+    needed = {layer for lens in lenses for layer in lens.layers}
     evaluations, left_out = [], {}
     trained = {task.split(":")[0] for lens in lenses for task in lens.training["tasks"]}
     for test in tests:
@@ -49,6 +51,8 @@ def evaluate_lenses(
         left_out[test.name] = len(test.questions) - len(questions)
         for lens in lenses:
             lens.check(model, questions)
+        seen = layers_to_look_at(lenses[looked], questions)
+        what = Extraction(layers=tuple(sorted(needed | set(seen))), style=lenses[0].style)
         with questions_bar(test.name, len(questions)) as advance, TemporaryDirectory(prefix="coral-") as temporary:
             folder = work_dir / file_name(test.name) if work_dir else Path(temporary)
             store = extract(model, questions, folder, what=what, progress=advance)
@@ -59,17 +63,24 @@ def evaluate_lenses(
                 for method in dict.fromkeys((lens.plain_method, lens.method)):
                     row = method.replace(lens.plain_method, name)
                     predictions[row] = found[method].renamed(row)
-            saw = view_on(lenses[looked], store, names[looked])
+            saw = view_on(lenses[looked], store, names[looked], seen)
         asked = tuple(store.questions)
         evaluations.append(Evaluation(test.name, asked, predictions, any(q.task in trained for q in asked), saw))
     return evaluations, left_out
 
 
-def view_on(lens: Lens, store: ActivationStore, name: str) -> View:
+def layers_to_look_at(lens: Lens, questions: Sequence[Question]) -> tuple[int, ...]:
+    """Return the layers whose probes the lens kept; none where the states of so many questions would fill the disk."""
+    if lens.view is None:
+        return ()
+    size = 2 * lens.view.weight.size * sum(len(q.options) for q in questions)
+    return lens.view.layers if size <= VIEW_BYTES else ()
+
+
+def view_on(lens: Lens, store: ActivationStore, name: str, layers: tuple[int, ...]) -> View:
     """Return what a lens saw in the questions of a store."""
     p = lens.base_probs(store.table)
-    changes = lens.view.changes(store, p) if lens.view else np.zeros((0, len(p)))
-    layers = lens.view.layers if lens.view else ()
+    changes = lens.view.changes(store, p) if lens.view and layers else np.zeros((0, len(p)))
     return View(lens.method.replace(lens.plain_method, name), lens.layers, layers, changes, lens.shifts(store))
 
 

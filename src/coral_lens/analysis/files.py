@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from coral_lens.manifest import versions, write_atomic, write_json
+from coral_lens.manifest import canonical, digest, versions, write_atomic, write_json
 
 
 def write_analysis(name: str, record: Any, folder: Path) -> dict[str, Any]:
@@ -19,6 +21,29 @@ def write_analysis(name: str, record: Any, folder: Path) -> dict[str, Any]:
     write_json(folder / f"{name}.json", plain)
     write_atomic(folder / f"{name}.csv", csv_of(plain["rows"]).encode())
     return plain
+
+
+class RowJournal:
+    """Rows of an analysis that takes long, kept as they are made: a line for what each depends on, and its rows."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.entries: dict[str, Any] = {}
+        for line in path.read_bytes().splitlines() if path and path.exists() else ():
+            with suppress(ValueError, KeyError, TypeError):  # a damaged line is one that is not there
+                entry = json.loads(line)
+                if digest(entry["rows"]) == entry["sha256"]:
+                    self.entries[entry["key"]] = entry["rows"]
+
+    def rows(self, key: Any, make: Callable[[], list[Any]]) -> list[Any]:
+        """Return the plain rows for what `key` says, made if they are not there."""
+        name = digest(key)
+        if name not in self.entries:
+            self.entries[name] = jsonable([asdict(row) for row in make()])
+            if self.path:
+                lines = [canonical({"key": k, "rows": r, "sha256": digest(r)}) for k, r in self.entries.items()]
+                write_atomic(self.path, "".join(f"{line}\n" for line in lines).encode())
+        return list(self.entries[name])
 
 
 def jsonable(value: Any) -> Any:

@@ -15,7 +15,7 @@ from coral_lens.errors import CoralError
 from coral_lens.mlp import MlpSettings
 
 EPOCHS = 15
-"""That a network is taken to train before it stops; on SmolLM2 most do so earlier (docs/results.md)."""
+"""That a network is taken to train before it stops: a guess, and the estimate says so."""
 STEPS = 12
 """That are timed."""
 

@@ -5,18 +5,21 @@ All probes read one layer, the best under ridge on validation questions. A part 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from coral_lens.analysis.files import RowJournal
 from coral_lens.analysis.held_out import applied, kept, parts_of_task, tasks_of
 from coral_lens.analysis.scores import SHOWN, scores_of
 from coral_lens.choosing import GAMMAS, Asked, Candidate, Recipe, choose, predict_rounds, try_layers
 from coral_lens.fitting import FitSettings, training_data
 from coral_lens.joined import JoinedStore, Scored, predictions_of
+from coral_lens.manifest import digest
 from coral_lens.metrics import Score, score
 from coral_lens.mlp import HIDDEN, MlpSettings
 from coral_lens.progress import Bar, silent
@@ -94,10 +97,15 @@ def analyse_probes(
     settings: FitSettings,
     *,
     plan: ProbePlan | None = None,
+    journal: Path | None = None,
     bar: Bar = silent,
 ) -> ProbeAnalysis:
-    """Compare probes fitted on one task, on its held-out questions and on those of the other tasks."""
-    plan = plan or ProbePlan()
+    """Compare probes fitted on one task, on its held-out questions and on those of the other tasks.
+
+    `journal` is a file in which the rows of networks are kept: a killed comparison goes on where it was.
+    """
+    plan, done = plan or ProbePlan(), RowJournal(journal)
+    identity = [[digest(store.manifest) for store in stores], train, asdict(settings)]
     fitted_on = parts_of_task(stores, train, held_out=False)
     data, _ = training_data(fitted_on, settings)
     asked = Asked(criterion=settings.criterion, layers=fitted_on.layers, seed=settings.seed)
@@ -109,7 +117,8 @@ def analyse_probes(
     with bar("fitting probes", len(networks) * plan.seeds, "networks") as advance:
         for (name, setting), seed in product(networks, range(plan.seeds)):
             recipe = Recipe("mlp", ridge.recipe.layers, (), (setting,), seed)
-            rows += bench.rows(predict_rounds(data, recipe, asked), name)
+            found = done.rows([*identity, name, asdict(recipe)], bench.later(recipe, name))
+            rows += [row_from(row) for row in found]
             advance(1)
     for task, tested in tests.items():
         if task != train:
@@ -123,6 +132,13 @@ def analyse_probes(
         rows=tuple(rows),
         gammas=tuple(row for task, tested in tests.items() for row in bench.by_gamma(task, tested)),
     )
+
+
+def row_from(plain: Mapping[str, Any]) -> ProbeRow:
+    """Return a row from what a journal kept of it."""
+    scores = {name: Score(**s) for name, s in plain["scores"].items()}
+    gain = {name: Difference(**d) for name, d in plain["gain"].items()}
+    return ProbeRow(**{**plain, "scores": scores, "gain": gain})
 
 
 def planned_networks(plan: ProbePlan) -> list[tuple[str, dict[str, Any]]]:
@@ -158,6 +174,10 @@ class Comparison:
         """Test a probe everywhere, at the strength chosen on its own validation questions."""
         gamma = candidate.best(self.asked.criterion)["gamma"]
         return [self.row(candidate, gamma, name, task, tested) for task, tested in self.tests.items()]
+
+    def later(self, recipe: Recipe, name: str) -> Callable[[], list[ProbeRow]]:
+        """Return what trains a network and tests it everywhere, when it is called."""
+        return lambda: self.rows(predict_rounds(self.data, recipe, self.asked), name)
 
     def row(self, candidate: Candidate, gamma: float, name: str, task: str, tested: JoinedStore) -> ProbeRow:
         """Test a probe on one task."""

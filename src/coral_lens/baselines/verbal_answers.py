@@ -57,8 +57,9 @@ def candidates(text: str) -> Iterator[tuple[str, str]]:
             if len(lines) >= n:
                 yield from divided(", ".join(lines[:n]))
     answers, confidences = ANSWER.findall(text), CONFIDENCE.findall(text)
-    if answers and confidences:
-        yield answers[0], confidences[0]
+    if confidences:
+        # a reply often begins with the answer alone
+        yield next(iter(answers), "") or text.strip().partition("\n")[0], confidences[0]
     for found in ANSWER.finditer(text):
         yield from divided(found[1])
     for line in text.splitlines():

@@ -18,7 +18,7 @@ app = typer.Typer()
 
 NAMES = (
     "`isotonic`, `vector-scaling`; for options under letters `contextual-calibration`, `batch-calibration`, `pride`, `cyclic`; "
-    "`iti`, `ccps`, `steerconf`; controls `control-random`, `control-untrained`, `control-base`; or a lens"
+    "`iti`, `ccps`, `steerconf`, `corrsteer`; controls `control-random`, `control-untrained`, `control-base`; or a lens"
 )
 
 

@@ -48,7 +48,7 @@ def train(
     from coral_lens.progress import shown
     from coral_lens.readers import TOKENS
     from coral_lens.sae.tokens import Sampling
-    from coral_lens.sae.training import TrainingSettings
+    from coral_lens.sae.weights import TrainingSettings
     from coral_lens.sae.workflow import train_on_tokens
 
     if where not in TOKENS:

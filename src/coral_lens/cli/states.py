@@ -216,7 +216,8 @@ def probes(
     if train is not None and train not in known:
         raise CoralError(f"No store has questions of {train!r}; the tasks are {', '.join(known)}.")
     plan = ProbePlan(seeds=seeds, grid_depth=grid_depth)
-    found = analyse_probes(stores, train or known[0], compared.settings("ridge"), plan=plan, bar=shown)
+    settings, journal = compared.settings("ridge"), beside(compared.out) / "probes.jsonl"
+    found = analyse_probes(stores, train or known[0], settings, plan=plan, journal=journal, bar=shown)
     write(compared.out, "probes", found)
     typer.echo(say_probes(found))
 

@@ -334,7 +334,7 @@ def draw_mean(axes: Any, groups: Mapping[str, Sequence[Record]], look: Look, lab
     below = [m - min(v) for m, v in zip(middle, values.values(), strict=True)]
     above = [max(v) - m for m, v in zip(middle, values.values(), strict=True)]
     axes.errorbar(range(len(values)), middle, yerr=(below, above), **look.dots, markersize=4, capsize=2.5, label=label)
-    axes.set_xticks(range(len(values)), list(values))
+    axes.set_xticks(range(len(values)), list(values), fontsize=8.5)
 
 
 TITLES = {

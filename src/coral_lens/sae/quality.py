@@ -20,7 +20,7 @@ from coral_lens.errors import CoralError
 from coral_lens.layout import Plan, plan_for
 from coral_lens.records import Prompt
 from coral_lens.sae.autoencoder import CHUNK, Autoencoder
-from coral_lens.sae.tokens import StateSource
+from coral_lens.sae.states import StateSource
 
 if TYPE_CHECKING:
     from coral_lens.models import Model

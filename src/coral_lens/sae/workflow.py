@@ -23,8 +23,10 @@ from coral_lens.sae.codes import CodeStore, collect_codes, sae_digest
 from coral_lens.sae.effects import effects
 from coral_lens.sae.quality import fidelity, loss_recovered
 from coral_lens.sae.selection import Selection, correlate, impact, ridge_direction, select
-from coral_lens.sae.tokens import Sampling, TokenStore, collect
-from coral_lens.sae.training import TrainingSettings, train
+from coral_lens.sae.states import TokenStore
+from coral_lens.sae.tokens import Sampling, collect
+from coral_lens.sae.training import train
+from coral_lens.sae.weights import TrainingSettings
 from coral_lens.steering import BaseRule, base_probs, residuals
 from coral_lens.store import ActivationStore, Extraction, extract
 

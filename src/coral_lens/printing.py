@@ -94,10 +94,10 @@ def print_comparison(a: Run, b: Run, folder: Path) -> None:
 
 def print_plan(record: dict[str, Any]) -> None:
     """Print which questions a study trains on and tests on, and how many were dropped because they would leak."""
-    training = Table("training", "questions", "dropped", box=None)
+    training = Table("training", "dropped", "questions", "of", box=None)
     for name, about in record["mixtures"].items():
-        questions = "\n".join(f"{source} {n:,}" for source, n in about["questions"].items())
-        training.add_row(name, questions, f"{about['n_dropped']:,}")
+        for i, (source, n) in enumerate(about["questions"].items()):
+            training.add_row(*(("", "") if i else (name, f"{about['n_dropped']:,}")), f"{n:,}", source)
     tests = Table("test", "shots", "questions", "left out", box=None)
     for name, about in record["tests"].items():
         tests.add_row(name, str(about["shots"]), f"{about['questions']:,}", f"{about['n_left_out']:,}")

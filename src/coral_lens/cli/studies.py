@@ -57,8 +57,8 @@ def report(
 ) -> None:
     """Make report.html and the tables of a run again, or compare two runs.
 
-    Whatever lies under the run's `analysis/` (see `coral analyse`) is gathered. Examples: `coral report run`,
-    `coral report run-a run-b --out comparison`
+    Whatever lies under the run's `analysis/` (see `coral analyse`) is gathered.
+    Example: `coral report run`, or `coral report run-a run-b --out comparison`
     """
     from coral_lens.printing import print_comparison, show_run
     from coral_lens.runs import load_run

@@ -359,10 +359,23 @@ def test_push_uploads_a_whole_lens_and_nothing_else(
     work: Work, coral: Coral, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pushed = []
-    monkeypatch.setattr(hub, "push_to_hub", lambda folder, repo, *, private: pushed.append((folder, repo, private)))
+
+    def upload(folder: Path, repo: str, *, private: bool) -> str:
+        files = {f.name: f.read_bytes() for f in folder.iterdir()}
+        pushed.append((files, load_lens(folder).model["name"], repo, private))
+        return "https://hub.example/me/my-lens"
+
+    monkeypatch.setattr(hub, "push_to_hub", upload)
     assert coral("push", work.lens, "me/my-lens").code == 0
     assert coral("push", work.lens, "me/my-lens", "--public").code == 0
-    assert pushed == [(work.lens, "me/my-lens", True), (work.lens, "me/my-lens", False)]
+    assert [(name, repo, private) for _, name, repo, private in pushed] == [
+        (work.model.name, "me/my-lens", True),
+        (work.model.name, "me/my-lens", False),
+    ]
+    files = pushed[0][0]
+    assert not any(str(work.model).encode() in content for content in files.values()), "no path of this machine is sent"
+    for name in ("lens.safetensors", "README.md"):
+        assert files[name] == (work.lens / name).read_bytes()
     assert "is not a lens" in coral("push", tmp_path, "me/my-lens").complaint
 
 

@@ -63,6 +63,11 @@ def public_name(name: str) -> str:
     return path.name if is_local and path.name else name
 
 
+def without_paths(text: str) -> str:
+    """Return a sentence in which every local path is cut to its last part."""
+    return " ".join(map(public_name, text.split(" ")))
+
+
 def chosen_on(training: Mapping[str, Any]) -> str:
     """Say whether one split or folds chose the lens."""
     n_questions, n_validation = sum(training["tasks"].values()), training["n_validation"]
@@ -85,8 +90,7 @@ def scaled(record: Mapping[str, Any]) -> str:
 
 def overrides(training: Mapping[str, Any]) -> str:
     """Say which fingerprints were overridden, if any."""
-    said = [" ".join(map(public_name, o.split(" "))) for o in training.get("overrides", [])]
-    lines = [f"- **Overridden**: {o}" for o in said]
+    lines = [f"- **Overridden**: {without_paths(o)}" for o in training.get("overrides", [])]
     return "\n".join([*lines, ""]) if lines else ""
 
 

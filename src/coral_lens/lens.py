@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from safetensors.torch import save as save_tensors
 
-from coral_lens.card import card
+from coral_lens.card import card, public_name, without_paths
 from coral_lens.conformal import Abstention, Conformal, abstains, prediction_sets
 from coral_lens.errors import CoralError
 from coral_lens.hub import local_folder
@@ -309,6 +309,13 @@ class Lens:
             if self.view:
                 self.view.save(temporary)
             write_atomic(temporary / "README.md", card(self.record(), name=self.name).encode())
+
+    def public(self) -> Lens:
+        """Return the lens as others may see it: of local paths only the last part is left."""
+        training = dict(self.training)
+        if "overrides" in training:
+            training["overrides"] = [without_paths(note) for note in training["overrides"]]
+        return replace(self, model=self.model | {"name": public_name(self.model["name"])}, training=training)
 
     def record(self) -> dict[str, Any]:
         """Return the JSON part of the lens."""

@@ -229,9 +229,13 @@ def choose(trainer: Trainer, settings: CcpsSettings) -> Choice:
 
 
 def n_steps(settings: CcpsSettings) -> int:
-    """Return how many steps all trainings take together, at most."""
-    networks = 2 * len(FEATURE_SETS) + len(EMBEDDINGS) + len(EMBEDDINGS) * len(CLASSIFIERS) if settings.search else 2
-    return networks * settings.steps
+    """Return how many steps all trainings take together; what was asked for is trained once, also where the search has it."""
+    if not settings.search:
+        return 2 * settings.steps
+    asked = (settings.network.embedding, settings.network.classifier)
+    embeddings = set(EMBEDDINGS) - {asked[0]}
+    classifiers = {(e, c) for e in EMBEDDINGS for c in CLASSIFIERS} - {asked}
+    return (2 * len(FEATURE_SETS) + len(embeddings) + len(classifiers)) * settings.steps
 
 
 # ---------------------------------------------------------------------------------------------------------- the method

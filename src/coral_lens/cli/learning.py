@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated
 
 import typer
@@ -186,10 +188,15 @@ def push(
 ) -> None:
     """Upload a lens to the Hugging Face hub; others then use it by its id.
 
+    Names of local folders stay here, but for their last part; the card is sent as it stands in the folder.
     Example: `coral push my-lens me/my-lens`, then `coral predict --lens me/my-lens ...`
     """
     from coral_lens.hub import push_to_hub
     from coral_lens.lens import load_lens
 
-    load_lens(lens)
-    typer.echo(push_to_hub(lens, repo, private=not public))
+    with TemporaryDirectory(prefix="coral-") as temporary:
+        sent = Path(temporary) / "lens"
+        load_lens(lens).public().save(sent)
+        if (card := lens / "README.md").exists():
+            shutil.copy(card, sent)
+        typer.echo(push_to_hub(sent, repo, private=not public))

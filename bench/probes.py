@@ -38,18 +38,10 @@ from coral_lens.records import Question
 from coral_lens.ridge import PENALTIES, fit_ridge_folds, fit_ridge_path
 from coral_lens.scratch import scratch_folder
 from coral_lens.search import GRID, Found, SearchBudget, planned_epochs, search_mlp
+from coral_lens.shards import Journal
 from coral_lens.splits import rows_of, split_mask
 from coral_lens.steering import base_probs, residuals
-from coral_lens.store import (
-    FORMAT,
-    ActivationStore,
-    Extraction,
-    Journal,
-    all_layers,
-    extract,
-    question_record,
-    write_questions,
-)
+from coral_lens.store import FORMAT, ActivationStore, Extraction, all_layers, extract, question_record, write_questions
 
 FOLDS = 5
 EXHAUSTIVE = SearchBudget(rungs=(), finalists=10**6)

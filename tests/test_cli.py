@@ -619,9 +619,10 @@ def test_a_full_disk_anywhere_else_is_one_sentence_too(coral: Coral, monkeypatch
 # ------------------------------------------------------------------------------------------------------ other processes
 
 SLOW = """
-import sys, time
+import signal, sys, time
 from coral_lens import store
 from coral_lens.cli import main
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background is born deaf to Ctrl-C
 
 store.SHARD_BYTES = 1
 real = store.compute_shard

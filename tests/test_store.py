@@ -33,18 +33,8 @@ from coral_lens.prefixes import PrefixGroup
 from coral_lens.prompts import prepare
 from coral_lens.readers import HeadInputs
 from coral_lens.records import Question, Style
-from coral_lens.store import (
-    ActivationStore,
-    Extraction,
-    Journal,
-    Readings,
-    all_layers,
-    compact,
-    digest_tensor,
-    extract,
-    parse_entry,
-    shard_path,
-)
+from coral_lens.shards import Journal, compact, digest_tensor, parse_entry, shard_path
+from coral_lens.store import ActivationStore, Extraction, Readings, all_layers, extract
 
 WHAT = Extraction(layers=(0, 1, 2, 3), token_budget=200, packing="tree")
 N = 24

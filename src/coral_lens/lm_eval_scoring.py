@@ -22,7 +22,7 @@ from coral_lens.lm_eval_requests import Pair, choices_of
 from coral_lens.prompts import encode_pairs, fit_length
 from coral_lens.readers import FinalStates
 from coral_lens.records import UNKNOWN, OptionTable, Prompt, Question, Rendered, offsets_of
-from coral_lens.store import compact
+from coral_lens.shards import compact
 from coral_lens.token_budget import choose_budget
 
 if TYPE_CHECKING:

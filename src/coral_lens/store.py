@@ -11,10 +11,8 @@ Nothing is ever changed in place: files are written under a temporary name and r
 from __future__ import annotations
 
 import json
-import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,8 +21,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from jaxtyping import Float, Int
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from coral_lens.engine import TOKEN_BUDGET, Edit, PooledResidual, Reader, choose_packing, layer_name, score
@@ -33,17 +29,23 @@ from coral_lens.layout import Packing, Plan, plan_for
 from coral_lens.manifest import (
     canonical,
     digest,
-    digest_bytes,
-    disk_errors,
     read_json,
     versions,
     write_atomic,
-    write_json,
 )
 from coral_lens.prompts import Prepared, prepare
 from coral_lens.readers import HeadInputs, heads_name
 from coral_lens.records import OptionTable, Prompt, Question, Style, offsets_of
 from coral_lens.scratch import let_go, room
+from coral_lens.shards import (
+    Journal,
+    compact,
+    locked,
+    open_manifest,
+    read_tensor,
+    shard_path,
+    thread_count,
+)
 from coral_lens.token_budget import choose_budget
 
 if TYPE_CHECKING:
@@ -54,7 +56,6 @@ SHARD_BYTES = 32 * 2**20
 """Aimed-at size of a shard: small enough to lose little when killed, large enough to be read at the disk's speed."""
 BARE_ROW_BYTES = SHARD_BYTES // 1024
 """What a row without states counts as: scores alone are tiny, but computing them is not, so that shards stay short."""
-FLOAT16_MAX = 65504.0
 
 Progress = Callable[[int], None]
 """Told how many more questions are done."""
@@ -230,41 +231,6 @@ def settled(model: Model, folder: Path, what: Extraction) -> Extraction:
     return replace(what, packing=packing, token_budget=budget)
 
 
-MAY_DIFFER = {"threads", "versions", "model.name"}
-"""A finished store is the same whatever computes the next one; an unfinished one keeps its own thread count. The same
-model may be called by another name."""
-
-
-def open_manifest(folder: Path, wanted: dict[str, Any]) -> dict[str, Any]:
-    """Write the manifest of a new store, or check that the one that is there is of the same things."""
-    path = folder / "manifest.json"
-    if not path.exists():
-        write_json(path, wanted)
-        return wanted
-    found = read_json(path)
-    none = {"edited": "", "readings": ""}
-    here = none | flat(found)
-    for key, value in (none | flat(wanted)).items():
-        if key not in here or (not {key, key.split(".")[0]} & MAY_DIFFER and here[key] != value):
-            raise CoralError(
-                f"{folder} holds activations of something else: {key} is {shorten(here.get(key))}, not "
-                f"{shorten(value)}. Choose another folder or delete this one."
-            )
-    return found
-
-
-def flat(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Return a manifest with `model.weights` instead of weights inside model, so that a difference can be named."""
-    nested = {f"{k}.{inner}": v for k, some in manifest.items() if isinstance(some, dict) for inner, v in some.items()}
-    return {k: v for k, v in manifest.items() if not isinstance(v, dict)} | nested
-
-
-def shorten(value: Any) -> str:
-    """Return a value as short text for an error."""
-    text = canonical(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
-
-
 def question_record(question: Question) -> dict[str, Any]:
     """Return what is kept of a question: all but the rendered prompt, whose token ids have a digest of their own."""
     record = asdict(question)
@@ -278,38 +244,6 @@ def write_questions(folder: Path, questions: Sequence[Question]) -> None:
     lines = "".join(json.dumps(question_record(q), ensure_ascii=False, sort_keys=True) + "\n" for q in questions)
     if not path.exists() or path.read_bytes() != lines.encode():
         write_atomic(path, lines.encode())
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Keep a second process from writing to the same store, where the system can lock files."""
-    try:
-        import fcntl
-    except ImportError:  # not on Windows
-        yield
-        return
-    with disk_errors(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        lock = (folder / ".lock").open("w")
-    with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise CoralError(
-                f"{folder} is being written by another process; wait for it or choose another folder."
-            ) from None
-        yield
-
-
-@contextmanager
-def thread_count(n: int) -> Iterator[None]:
-    """Compute with n threads: the number of threads changes the rounding of a matrix product."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(n)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 # --------------------------------------------------------------------------------------------------------- writing
@@ -360,96 +294,6 @@ def compute_shard(
     tensors["n_chars"] = torch.tensor([len(c) for q in order for c in rendered[q].choices], dtype=torch.int64)
     tensors["n_bytes"] = torch.tensor([len(c.encode()) for q in order for c in rendered[q].choices], dtype=torch.int64)
     return tensors
-
-
-def compact(tensor: Tensor) -> Tensor:
-    """Return float32 states in float16 where they fit its range, else as they are: never an inf. Other types stay."""
-    if tensor.dtype != torch.float32 or bool((tensor.abs() > FLOAT16_MAX).any()):
-        return tensor
-    return tensor.half()
-
-
-class Journal:
-    """The finished shards of a store. A line is added only after its shard is on the disk."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.path = folder, folder / "journal.jsonl"
-        self.entries: dict[int, dict[str, str]] = {}
-        self._clean = True
-        for line in self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else ():
-            entry = parse_entry(line)
-            if entry is None:
-                self._clean = False  # the line that was being written when the run was killed
-            else:
-                self.entries[entry[0]] = entry[1]
-
-    def drop_damaged(self) -> None:
-        """Forget shards whose file is missing or does not match its digests, so that they are computed again."""
-        for shard, digests in list(self.entries.items()):
-            if damaged_tensors(shard_path(self.folder, shard), digests):
-                del self.entries[shard]
-                self._clean = False
-
-    def add(self, shard: int, tensors: dict[str, Tensor]) -> None:
-        """Write a shard, then its line."""
-        self.entries[shard] = {name: digest_tensor(t) for name, t in tensors.items()}
-        write_atomic(shard_path(self.folder, shard), save_tensors(tensors))
-        if not self._clean or shard != max(self.entries):
-            self._rewrite()
-            return
-        with disk_errors(self.path), self.path.open("ab") as file:
-            file.write(self._line(shard))
-            file.flush()
-            os.fsync(file.fileno())
-
-    def finish(self, n_shards: int) -> None:
-        """Check that every shard is there and leave the lines in order."""
-        assert sorted(self.entries) == list(range(n_shards)), "shards are missing"
-        if not self._clean or list(self.entries) != sorted(self.entries):
-            self._rewrite()
-
-    def _line(self, shard: int) -> bytes:
-        return (canonical({"shard": shard, "sha256": self.entries[shard]}) + "\n").encode()
-
-    def _rewrite(self) -> None:
-        self.entries = dict(sorted(self.entries.items()))
-        write_atomic(self.path, b"".join(self._line(i) for i in self.entries))
-        self._clean = True
-
-
-def parse_entry(line: bytes) -> tuple[int, dict[str, str]] | None:
-    """Return a journal line's shard and digests, or None if the line is cut or damaged."""
-    try:
-        entry = json.loads(line)
-        return (int(entry["shard"]), dict(entry["sha256"])) if line.endswith(b"\n") else None
-    except (ValueError, KeyError, TypeError):
-        return None
-
-
-def shard_path(folder: Path, shard: int) -> Path:
-    """Return the file of a shard."""
-    return folder / f"shard-{shard:05d}.safetensors"
-
-
-def digest_tensor(tensor: Tensor) -> str:
-    """Return the SHA-256 of a tensor's type, shape and bytes: a damaged header is noticed as damaged values are."""
-    raw = tensor.contiguous().view(torch.uint8).numpy().data if tensor.numel() else b""
-    return digest([str(tensor.dtype), list(tensor.shape), digest_bytes(raw)])
-
-
-def damaged_tensors(path: Path, digests: dict[str, str]) -> list[str]:
-    """Return the names of tensors that are missing from a shard or differ from their digest."""
-    return [name for name, wanted in digests.items() if read_tensor(path, name, wanted) is None]
-
-
-def read_tensor(path: Path, name: str, wanted: str) -> Tensor | None:
-    """Map one tensor of a shard and check it; the others are not read. None if it is missing or damaged."""
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            tensor: Tensor = file.get_tensor(name)
-    except (OSError, SafetensorError, ValueError):
-        return None
-    return tensor if digest_tensor(tensor) == wanted else None
 
 
 # --------------------------------------------------------------------------------------------------------- reading

@@ -32,7 +32,8 @@ from coral_lens.layout import (
 )
 from coral_lens.models import PrefixCache
 from coral_lens.records import Prompt, offsets_of
-from coral_lens.store import Journal, Progress, open_manifest, read_tensor, shard_path, thread_count
+from coral_lens.shards import Journal, open_manifest, read_tensor, shard_path, thread_count
+from coral_lens.store import Progress
 
 if TYPE_CHECKING:
     from coral_lens.models import Model

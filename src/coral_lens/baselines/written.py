@@ -18,7 +18,7 @@ from coral_lens.errors import CoralError
 from coral_lens.generation import Generated, GenerationSettings, generate_answers
 from coral_lens.jobs import Job
 from coral_lens.manifest import canonical, digest, digest_bytes, read_json, versions, write_atomic, write_json
-from coral_lens.store import locked, thread_count
+from coral_lens.shards import locked, thread_count
 
 PIECE = 16
 """Prompts in a piece: what is lost when a run is killed."""

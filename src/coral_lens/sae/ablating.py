@@ -19,18 +19,8 @@ from coral_lens.records import OptionTable, Question, Style, offsets_of
 from coral_lens.sae.ablation import Ablating, Reconstruction, ablate_batch
 from coral_lens.sae.codes import sae_digest
 from coral_lens.sae.effects import AblationScores
-from coral_lens.store import (
-    Extraction,
-    Journal,
-    Progress,
-    describe,
-    locked,
-    open_manifest,
-    read_tensor,
-    settled,
-    shard_path,
-    thread_count,
-)
+from coral_lens.shards import Journal, locked, open_manifest, read_tensor, shard_path, thread_count
+from coral_lens.store import Extraction, Progress, describe, settled
 
 if TYPE_CHECKING:
     from coral_lens.layout import Packing

@@ -24,19 +24,8 @@ from coral_lens.readers import answer_positions
 from coral_lens.records import Question, Style
 from coral_lens.sae.autoencoder import CHUNK, Autoencoder
 from coral_lens.sae.tokens import iter_states
-from coral_lens.store import (
-    Extraction,
-    Journal,
-    Progress,
-    describe,
-    digest_tensor,
-    locked,
-    open_manifest,
-    read_tensor,
-    settled,
-    shard_path,
-    thread_count,
-)
+from coral_lens.shards import Journal, digest_tensor, locked, open_manifest, read_tensor, shard_path, thread_count
+from coral_lens.store import Extraction, Progress, describe, settled
 
 if TYPE_CHECKING:
     from coral_lens.models import Model

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from coral_lens.errors import CoralError
 from coral_lens.manifest import read_json
-from coral_lens.store import Journal, read_tensor, shard_path
+from coral_lens.shards import Journal, read_tensor, shard_path
 
 if TYPE_CHECKING:
     from coral_lens.joined import Scored

@@ -25,8 +25,9 @@ from coral_lens.records import Question, Style
 from coral_lens.resume import capture, prefix_states, rerun
 from coral_lens.sae.ablating import read_scores
 from coral_lens.sae.effects import AblationScores
+from coral_lens.shards import Journal, locked, open_manifest, thread_count
 from coral_lens.steering import BaseRule
-from coral_lens.store import Extraction, Journal, Progress, describe, locked, open_manifest, settled, thread_count
+from coral_lens.store import Extraction, Progress, describe, settled
 
 if TYPE_CHECKING:
     from coral_lens.models import Model

@@ -30,19 +30,8 @@ from coral_lens.prompts import prepare
 from coral_lens.readers import TOKENS, TokenPlace
 from coral_lens.records import Prompt, Question, Style
 from coral_lens.sae.states import FEWEST, TokenStore
-from coral_lens.store import (
-    Extraction,
-    Journal,
-    Progress,
-    compact,
-    describe,
-    locked,
-    open_manifest,
-    refuse_layers,
-    settled,
-    thread_count,
-    warn_left_out,
-)
+from coral_lens.shards import Journal, compact, locked, open_manifest, thread_count
+from coral_lens.store import Extraction, Progress, describe, refuse_layers, settled, warn_left_out
 
 if TYPE_CHECKING:
     from coral_lens.models import Model

@@ -26,7 +26,7 @@ from coral_lens.progress import Bar, silent
 from coral_lens.sae.autoencoder import Autoencoder
 from coral_lens.sae.states import Minibatches, StateSource
 from coral_lens.sae.weights import TrainingSettings, Weights, first_weights, train_step
-from coral_lens.store import thread_count
+from coral_lens.shards import thread_count
 
 SMALLEST_SCALE = 1e-6
 """A column whose deviation is below this part of its mean counts as constant and keeps scale 1."""

@@ -44,7 +44,7 @@ class HeadStore(Scored, Protocol):
 HEAD_MLP = MlpSettings(hidden=(256, 128, 64, 32), batch_size=64, patience=5)
 """The paper's network for a head; where it is silent, as for the probe of a layer."""
 STACK = 54
-"""Heads in a stack: at most so many, in whole blocks (measured by bench/heads.py)."""
+"""Heads in a stack: at most so many, in whole blocks; `bench/heads.py --sizes` times other sizes."""
 STOPPING = 0.2
 """Share of a fold's training questions, by whole groups, that say when to stop."""
 TOP = 48

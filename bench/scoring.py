@@ -7,8 +7,9 @@
 Machines are noisy, so the contenders take turns in short rounds, the order turning round by round, and the medians of
 their rates are compared. HFLM runs at the best of several batch sizes, found first; it computes every option by itself, so
 that its rate can be taken from evenly spaced questions where all of them would take too long. The roofline is the time that the
-machine's own matrix multiplication, measured in the same rounds, would need for the floating-point operations of the
-unique tokens, their attention and the scored rows of the head.
+machine's own matrix multiplication would need for the floating-point operations of the unique tokens, their attention and the
+scored rows of the head. A machine's rate can change within seconds, so it is taken before and after every batch, and every
+batch is also scored without states right beside, which is what pooling is compared with.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from coral_lens.engine import TOKEN_BUDGET, PooledResidual, score
+from coral_lens.engine import TOKEN_BUDGET, PooledResidual, ScoredBatch, score
 from coral_lens.layout import build_tree, lay_out, plan_for
 from coral_lens.loading import load_model
 from coral_lens.models import Model
@@ -60,15 +61,14 @@ def main() -> None:
     prompts = tokenize(questions, rendered, model)
     some = spaced(rendered, args.hflm_questions or len(rendered))
     runs: dict[str, Run] = {
-        "ours, all layers pooled": Run(len(questions), lambda: ours(model, questions, rendered, layers=True)),
-        "ours, scores only": Run(len(questions), lambda: ours(model, questions, rendered, layers=False)),
+        "ours, all layers pooled": Run(len(questions), lambda: ours(model, questions, rendered)),
         "lm-eval HFLM": Run(len(some), hflm(model, some, sizes=args.batch_sizes, clock=clock)),
     }
     if not args.no_loop:
         runs["one pass per option"] = Run(len(questions), lambda: plain_loop(model, prompts))
-    rates, matmul = measure(runs, rounds=args.rounds, clock=clock)
     print(f"{len(questions)} questions; padding: {padding(model, prompts):.1%} of the tokens computed")
-    print_rates(rates, matmul, flops=flops(model, prompts), n=len(questions))
+    print_rates(measure(runs, rounds=args.rounds, clock=clock))
+    print_limits([batch_by_batch(model, prompts, clock) for _ in range(args.rounds)])
 
 
 class Run(NamedTuple):
@@ -83,12 +83,16 @@ def spaced(rendered: list[Rendered], n: int) -> list[Rendered]:
     return [rendered[i * len(rendered) // n] for i in range(min(n, len(rendered)))]
 
 
-def ours(model: Model, questions: list[Question], rendered: list[Rendered], *, layers: bool) -> None:
+def ours(model: Model, questions: list[Question], rendered: list[Rendered]) -> None:
     """Tokenise, plan and score, as `coral extract` does."""
-    prompts = tokenize(questions, rendered, model)
-    readers = [PooledResidual(tuple(range(model.n_layers + 1)))] if layers else []
-    for _ in score(model, prompts, plan_for(prompts, token_budget=TOKEN_BUDGET), readers=readers):
+    for _ in batches(model, tokenize(questions, rendered, model), layers=True):
         pass
+
+
+def batches(model: Model, prompts: list[Prompt], *, layers: bool) -> Iterator[ScoredBatch]:
+    """Yield batch after batch, each scored when it is asked for, with the states of all layers or with none."""
+    readers = [PooledResidual(tuple(range(model.n_layers + 1)))] if layers else []
+    return score(model, prompts, plan_for(prompts, token_budget=TOKEN_BUDGET), readers=readers)
 
 
 def hflm(
@@ -127,21 +131,41 @@ def plain_loop(model: Model, prompts: list[Prompt]) -> None:
             torch.stack([h[0, len(context) :].mean(dim=0) for h in out.hidden_states])
 
 
-def measure(
-    runs: dict[str, Run], *, rounds: int, clock: Callable[[], float]
-) -> tuple[dict[str, list[float]], list[float]]:
-    """Return the questions per second of each contender in each round, and the matrix-multiply rates between them."""
+def measure(runs: dict[str, Run], *, rounds: int, clock: Callable[[], float]) -> dict[str, list[float]]:
+    """Return the questions per second of each contender in each round."""
     names = list(runs)
     rates: dict[str, list[float]] = {name: [] for name in names}
-    matmul = []
     runs[names[0]].score()  # warm up; the search for its batch size has done so for HFLM
     for r in range(rounds):
         for name in names[r % len(names) :] + names[: r % len(names)]:
-            matmul.append(matmul_rate(clock))
             start = clock()
             runs[name].score()
             rates[name].append(runs[name].n_questions / (clock() - start))
-    return rates, matmul
+    return rates
+
+
+class Limits(NamedTuple):
+    """One walk over the batches: what they took, and what they would take at the machine's rate of that moment."""
+
+    pooled: float
+    scored: float
+    possible: float
+    matmul: list[float]
+
+
+def batch_by_batch(model: Model, prompts: list[Prompt], clock: Callable[[], float]) -> Limits:
+    """Score every batch with states and without, in turns, with the matrix multiplication timed around each pair."""
+    walks = (batches(model, prompts, layers=True), batches(model, prompts, layers=False))
+    seconds = [0.0, 0.0]
+    possible, matmul = 0.0, [matmul_rate(clock)]
+    for i, needed in enumerate(flops(model, prompts)):
+        for which in (i % 2, 1 - i % 2):
+            start = clock()
+            next(walks[which])
+            seconds[which] += clock() - start
+        matmul.append(matmul_rate(clock))
+        possible += needed / statistics.mean(matmul[-2:])
+    return Limits(seconds[0], seconds[1], possible, matmul)
 
 
 def matmul_rate(
@@ -152,6 +176,7 @@ def matmul_rate(
     """Return this machine's float32 matrix-multiply rate just now at the given sizes, in FLOP/s."""
     rows, inner, columns = shape
     a, b = torch.randn(rows, inner), torch.randn(columns, inner)
+    torch.nn.functional.linear(a, b)  # the first one pays for the memory
     start = clock()
     for _ in range(repeats):
         torch.nn.functional.linear(a, b)
@@ -165,43 +190,49 @@ def padding(model: Model, prompts: list[Prompt]) -> float:
     return 1 - sum(int(b.lengths.sum()) for b in laid) / sum(b.input_ids.numel() for b in laid)
 
 
-def flops(model: Model, prompts: list[Prompt]) -> float:
-    """Return the floating-point operations that scoring cannot do without."""
+def flops(model: Model, prompts: list[Prompt]) -> Iterator[float]:
+    """Yield for each batch the floating-point operations that it cannot do without."""
     block = sum(p.numel() for p in model.blocks[0].parameters() if p.ndim == 2)
     config = model.hf.config
     heads = config.num_attention_heads * config.head_dim
     head = sum(p.numel() for p in model.head.parameters() if p.ndim == 2)
-    total = 0.0
-    prefixes = set()
+    known = set()
     for planned in plan_for(prompts, token_budget=TOKEN_BUDGET).batches:
+        total = 0.0
         for row, skip in zip(planned.rows, planned.prefixes, strict=True):
-            prefixes.add(prompts[row[0]].contexts[0][:skip])
+            prefix = prompts[row[0]].contexts[0][:skip]
+            if prefix not in known:
+                known.add(prefix)
+                total += model.n_layers * (2 * block * skip + 2 * heads * skip * (skip + 1))
             for tree in (build_tree(prompts[q], skip=skip) for q in row):
                 pairs = zip(tree.stems, tree.paths, strict=True)
                 rows = {int(node) for stem, path in pairs for node in (stem, *path[:-1])}
                 seen = float((tree.depths + 1).sum())  # keys that the tree's queries attend to
                 total += model.n_layers * (2 * block * len(tree) + 4 * heads * seen) + 2 * head * len(rows)
-    for n in map(len, prefixes):
-        total += model.n_layers * (2 * block * n + 2 * heads * n * (n + 1))
-    return total
+        yield total
 
 
-def print_rates(rates: dict[str, list[float]], matmul: list[float], *, flops: float, n: int) -> None:
+def print_rates(rates: dict[str, list[float]]) -> None:
     """Print medians with their spread, and what the first contender is worth against the others."""
-    medians = {name: statistics.median(values) for name, values in rates.items()}
     for name, values in rates.items():
-        print(f"{name:<26} {medians[name]:7.2f} questions/s   ({min(values):.2f} to {max(values):.2f})")
-    ours = medians["ours, all layers pooled"]
+        print(f"{name:<26} {spread(values)} questions/s")
+    ours = rates["ours, all layers pooled"]
     for name in list(rates)[1:]:
-        ratios = [a / b for a, b in zip(rates["ours, all layers pooled"], rates[name], strict=True)]
-        print(
-            f"ours with states / {name:<22} {statistics.median(ratios):5.2f}   ({min(ratios):.2f} to {max(ratios):.2f})"
-        )
-    rate = statistics.median(matmul)
-    print(
-        f"matrix multiply {rate / 1e9:.0f} GFLOP/s ({min(matmul) / 1e9:.0f} to {max(matmul) / 1e9:.0f}); "
-        f"of the roofline: {ours * flops / n / rate:.0%}"
-    )
+        ratios = [a / b for a, b in zip(ours, rates[name], strict=True)]
+        print(f"ours with states / {name:<22} {spread(ratios)}")
+
+
+def print_limits(walks: list[Limits]) -> None:
+    """Print how near the batches come to the machine's matrix multiplication, and what pooling adds to scoring."""
+    print(f"of the roofline, with states       {spread([100 * w.possible / w.pooled for w in walks])} %")
+    print(f"of the roofline, scores only       {spread([100 * w.possible / w.scored for w in walks])} %")
+    print(f"with states over scores only       {spread([w.pooled / w.scored for w in walks])}")
+    print(f"matrix multiply                    {spread([rate / 1e9 for w in walks for rate in w.matmul])} GFLOP/s")
+
+
+def spread(values: list[float]) -> str:
+    """Return the median and the range, as text."""
+    return f"{statistics.median(values):7.2f}   ({min(values):.2f} to {max(values):.2f})"
 
 
 if __name__ == "__main__":

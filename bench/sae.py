@@ -1,12 +1,14 @@
 """How much faster ablating features is than our own packed, batched full pass per feature, on the same questions.
 
     python bench/sae.py --data DIR                        features that are active at every position: the worst case
+    python bench/sae.py --data DIR --where answer         the same, patched at the answer tokens only
     python bench/sae.py --data DIR --study FOLDER         the features that `coral sae select` chose
     python bench/sae.py --one-core                        processor time of one thread, for a machine that others use too
 
 Without a study the autoencoder is random and has 16 features per dimension; a few of them are made active everywhere, so that
 every position of every question changes. The incremental time includes the pass with the reconstruction that it starts from;
-the full pass is that of `engine.score`, with the reconstruction less one feature as an edit. Both take turns.
+the full pass is that of `engine.score`, with the reconstruction less one feature as an edit. Both take turns. The ratio of their
+floating-point operations, as PyTorch counts them, says what could be won at most if all of them took the same time.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from coral_lens.engine import TOKEN_BUDGET, score
 from coral_lens.layout import lay_out, plan_for
@@ -39,7 +42,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=None)
     parser.add_argument("--layer", type=int, default=20)
     parser.add_argument("--questions", type=int, default=40)
-    parser.add_argument("--features", type=int, default=8, help="active everywhere, where there is no study")
+    parser.add_argument("--where", choices=["all", "answer"], default="all", help="positions that are patched")
+    parser.add_argument("--features", type=int, default=32, help="active everywhere, where there is no study")
     parser.add_argument("--study", type=Path, default=None)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--one-core", action="store_true", help="one thread, by the processor time of this process")
@@ -53,10 +57,11 @@ def main() -> None:
     prompts = prepare(questions, Style(), model).prompts
     if args.study:
         study = FeatureStudy(args.study)
-        what = Ablating(study.autoencoder(), features_of(study.selection.chosen["correlation"][:300]))
+        what = Ablating(study.autoencoder(), features_of(study.selection.chosen["correlation"][:300]), args.where)
         print(f"{len(what.features)} selected features, layer {what.sae.layer}")
     else:
-        what = Ablating(always_active(model, args.layer, args.features), features_of(range(args.features)))
+        sae = always_active(model, args.layer, args.features)
+        what = Ablating(sae, features_of(range(args.features)), args.where)
         print(f"{args.features} features active at every position, layer {args.layer}")
     compare(model, prompts, what, rounds=args.rounds, clock=clock)
 
@@ -90,6 +95,8 @@ def compare(
     full(0)
     n_rows = sum(len(batch.input_ids) for batch in batches)
     print(f"{incremental() / (n_rows * len(what.features)):.1%} of the pairs of a feature and a row are computed")
+    operations = n_operations(lambda: full(0)) * len(what.features) / n_operations(incremental)
+    print(f"floating-point operations, full / incremental {operations:.2f}")
     times: dict[str, list[float]] = {"full": [], "incremental": []}
     for r in range(rounds):
         start = clock()
@@ -102,6 +109,13 @@ def compare(
         print(f"{name:<12} {statistics.median(values):8.2f} s for {len(what.features)} features")
     ratios = [a / b for a, b in zip(times["full"], times["incremental"], strict=True)]
     print(f"full / incremental {statistics.median(ratios):.2f}   ({min(ratios):.2f} to {max(ratios):.2f})")
+
+
+def n_operations(run: Callable[[], object]) -> int:
+    """Return the floating-point operations of matrix products and attention in a run."""
+    with FlopCounterMode(display=False) as counter:
+        run()
+    return counter.get_total_flops()
 
 
 if __name__ == "__main__":

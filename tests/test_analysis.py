@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,9 +17,22 @@ from planted import PlantedStore
 from sklearn.decomposition import PCA
 from sklearn.linear_model import Ridge
 
+from coral_lens.analysis import dimensions as dimensions_module
+from coral_lens.analysis import folds as folds_module
+from coral_lens.analysis import layers as layers_module
 from coral_lens.analysis.dimensions import analyse_dimensions, component_path, decompose
 from coral_lens.analysis.files import csv_of, jsonable, write_analysis
-from coral_lens.analysis.folds import Folded, combined, folded, nested_ridge, steering_of
+from coral_lens.analysis.folds import (
+    Folded,
+    choose_steering,
+    combined,
+    folded,
+    nested_ridge,
+    ridge_by_columns,
+    ridge_by_rows,
+    ridge_bytes,
+    steering_of,
+)
 from coral_lens.analysis.layers import Forward, LayerAnalysis, analyse_layers
 from coral_lens.analysis.scores import r2_scores, scores_of
 from coral_lens.errors import CoralError
@@ -75,6 +89,33 @@ def test_every_prediction_is_that_of_a_plain_ridge_which_has_seen_neither_the_ro
                 others = data.row_fold == j
                 plain = plain_ridge(x, data.r, ~rows & ~others, PENALTIES[i])
                 assert found.inner[k][i][others] == pytest.approx(plain[others], abs=1e-5)
+
+
+def test_where_columns_are_more_than_rows_products_of_rows_predict_the_same() -> None:
+    store = PlantedStore(30)
+    data, rng = folded(store), np.random.default_rng(3)
+    x = rng.normal(size=(len(data.r), 130), loc=2.0).astype(np.float32)
+    x[:, 5] = 7.0  # constant
+    assert len(x) < x.shape[1]
+    members = [np.flatnonzero(data.row_fold == k) for k in range(data.n_folds)]
+    rows, columns = (way(x, data, members) for way in (ridge_by_rows, ridge_by_columns))
+    for left_out in ((0,), (1, 4)):
+        for ours, theirs in zip(rows(left_out), columns(left_out), strict=True):
+            assert ours == pytest.approx(theirs, abs=1e-5)
+    plain = plain_ridge(x, data.r, data.row_fold != 2, PENALTIES[4])[members[2]]
+    assert nested_ridge(x, data, [2]).outer[4][members[2]] == pytest.approx(plain, abs=1e-5)
+
+
+def test_what_does_not_fit_into_memory_is_refused_before_anything_is_fitted(
+    deep: Deep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Five layers of a 7B model: 11 matrices of 20,480 columns squared; of 1,000 rows, 4 of these squared."""
+    assert ridge_bytes(40_000, 20_480, 5) == 11 * 8 * 20_480**2
+    assert ridge_bytes(1000, 20_480, 5) == 4 * 8 * 1000**2
+    monkeypatch.setattr(folds_module.os, "sysconf", lambda name: {"SC_PHYS_PAGES": 3, "SC_PAGE_SIZE": 4096}[name])
+    monkeypatch.setattr(layers_module, "steering_of", None)
+    with pytest.raises(CoralError, match=r"Ridge on 40 columns of \d+ rows needs .* give fewer questions with --limit"):
+        analyse_layers(deep, folded(deep))
 
 
 def test_what_is_chosen_for_a_fold_does_not_change_with_its_answers(deep: Deep) -> None:
@@ -182,6 +223,41 @@ def test_a_store_with_one_layer_says_how_to_make_one_with_all() -> None:
         analyse_layers(store, folded(store))
 
 
+def killed_after(n: int, real: Any) -> Any:
+    """Return a function that works so many times, and is then interrupted."""
+    calls = iter([real] * n)
+
+    def called(*arguments: Any, **named: Any) -> Any:
+        for work in calls:
+            return work(*arguments, **named)
+        raise KeyboardInterrupt
+
+    return called
+
+
+@pytest.mark.parametrize("n", [3, 15])
+def test_a_killed_analysis_of_layers_goes_on_and_ends_the_same(
+    n: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed in the second layer, and between the layers side by side."""
+    store = Deep(60)
+    data = folded(store)
+    undisturbed = analyse_layers(store, data)
+    with monkeypatch.context() as patch:
+        patch.setattr(layers_module, "choose_steering", killed_after(n - 14, choose_steering))
+        patch.setattr(layers_module, "steering_of", killed_after(n, steering_of))
+        with pytest.raises(KeyboardInterrupt):
+            analyse_layers(store, data, work=tmp_path)
+    files = sorted(tmp_path.iterdir())
+    assert len(files) == n
+    files[0].write_bytes(files[0].read_bytes()[:-9] + b"x" * 9)
+    fitted: list[int] = []
+    monkeypatch.setattr(layers_module, "steering_of", lambda *a: (fitted.append(1), steering_of(*a))[1])
+    assert analyse_layers(store, data, work=tmp_path) == undisturbed
+    assert len(fitted) in (max(0, 14 - n) + 1, max(0, 14 - n)), "the damaged file may be of layers side by side"
+    assert analyse_layers(store, replace(data, r=-data.r), work=tmp_path) != undisturbed
+
+
 # --------------------------------------------------------------------------------------------------------- dimensions
 
 
@@ -219,6 +295,24 @@ def test_a_signal_of_rank_three_saturates_at_three_components(tmp_path: Path) ->
     names = write_pictures(write_analysis("dimensions", found, tmp_path), tmp_path)
     assert names == ["dimensions"]
     assert (tmp_path / "dimensions.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_killed_analysis_of_dimensions_goes_on_and_ends_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data, states = rank_three(60, width=12)
+    store = Given(60, states, range(7))
+    undisturbed = analyse_dimensions(store, data, most=6)
+    with monkeypatch.context() as patch:
+        patch.setattr(dimensions_module, "component_path", killed_after(5, component_path))
+        with pytest.raises(KeyboardInterrupt):
+            analyse_dimensions(store, data, most=6, work=tmp_path)
+    assert len(list(tmp_path.iterdir())) == 5
+    with monkeypatch.context() as patch:
+        patch.setattr(dimensions_module, "component_path", killed_after(2, component_path))
+        assert analyse_dimensions(store, data, most=6, work=tmp_path) == undisturbed
+    assert len(analyse_dimensions(store, data, most=5, work=tmp_path).rows) == 2 * 5
+    assert len(list(tmp_path.iterdir())) == 14, "another number of components is another analysis"
 
 
 def test_every_number_of_components_is_what_scikit_learn_gives_at_the_same_penalty() -> None:

@@ -5,18 +5,22 @@ A part of each task is only ever tested. Everything else, the choice of layer an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 
+from coral_lens.analysis.files import RowJournal
 from coral_lens.analysis.held_out import parts_of_task, tasks_of
-from coral_lens.analysis.scores import SHOWN, scores_of
+from coral_lens.analysis.scores import SHOWN, row_from, scores_of
 from coral_lens.analysis.seen import Seen
 from coral_lens.errors import CoralError
 from coral_lens.fitting import FEWEST, FitSettings, fit_store
 from coral_lens.joined import JoinedStore, predictions_of
 from coral_lens.lens import Lens
+from coral_lens.manifest import digest
 from coral_lens.metrics import Score
 from coral_lens.progress import Bar, silent
 from coral_lens.stats import Difference, paired_difference
@@ -82,22 +86,26 @@ class CurveAnalysis:
 
 
 def analyse_transfer(
-    stores: Sequence[ActivationStore], settings: FitSettings, *, bar: Bar = silent
+    stores: Sequence[ActivationStore], settings: FitSettings, *, journal: Path | None = None, bar: Bar = silent
 ) -> TransferAnalysis:
-    """Fit a lens on every task and test it on every task."""
+    """Fit a lens on every task and test it on every task.
+
+    `journal` is a file in which rows are kept: a killed analysis goes on where it was.
+    """
     tasks = tasks_of(stores)
     if len(tasks) < 2:
         raise CoralError(
             f"A transfer matrix needs stores of two tasks or more. Got {tasks[0]} only; give another --store."
         )
-    rows = []
+    rows, done = [], RowJournal(journal)
     with bar("fitting lenses", len(tasks), "tasks") as advance:
         for train in tasks:
             fitted_on = parts_of_task(stores, train, held_out=False)
-            lens, seen = fit_store(fitted_on, settings), Seen(fitted_on.questions)
-            for test in tasks:
-                tested = seen.unseen(parts_of_task(stores, test, held_out=True))
-                rows.append(transfer_row(lens, train, test, tested))
+            seen = Seen(fitted_on.questions)
+            tests = {test: seen.unseen(parts_of_task(stores, test, held_out=True)) for test in tasks}
+            key = ["transfer", train, key_of(settings, fitted_on, *tests.values())]
+            found = done.rows(key, partial(transfer_rows, fitted_on, train, tests, settings))
+            rows += [row_from(TransferRow, row) for row in found]
             advance(1)
     return TransferAnalysis(
         model=stores[0].manifest["model"]["name"],
@@ -107,6 +115,19 @@ def analyse_transfer(
         base={t: base_scores(parts_of_task(stores, t, held_out=True), settings) for t in tasks},
         rows=tuple(rows),
     )
+
+
+def key_of(settings: FitSettings, *stores: JoinedStore) -> str:
+    """Return what the rows of a lens depend on: how it is fitted, and on which questions it is fitted and tested."""
+    return digest([asdict(settings), *(store.manifest for store in stores)])
+
+
+def transfer_rows(
+    fitted_on: JoinedStore, train: str, tests: Mapping[str, JoinedStore], settings: FitSettings
+) -> list[TransferRow]:
+    """Fit a lens on one task and test it everywhere."""
+    lens = fit_store(fitted_on, settings)
+    return [transfer_row(lens, train, test, tested) for test, tested in tests.items()]
 
 
 def transfer_row(lens: Lens, train: str, test: str, tested: JoinedStore) -> TransferRow:
@@ -133,18 +154,27 @@ def base_scores(tested: JoinedStore, settings: FitSettings) -> dict[str, Score]:
 
 
 def analyse_curves(
-    stores: Sequence[ActivationStore], settings: FitSettings, *, draws: int = 3, bar: Bar = silent
+    stores: Sequence[ActivationStore],
+    settings: FitSettings,
+    *,
+    draws: int = 3,
+    journal: Path | None = None,
+    bar: Bar = silent,
 ) -> CurveAnalysis:
-    """Fit lenses on more and more questions of each task, chosen anew at every size, and test them on the same others."""
-    tasks, rows = tasks_of(stores), []
+    """Fit lenses on more and more questions of each task, chosen anew at every size, and test them on the same others.
+
+    `journal` is a file in which rows are kept: a killed analysis goes on where it was.
+    """
+    tasks, rows, done = tasks_of(stores), [], RowJournal(journal)
     pools = {task: parts_of_task(stores, task, held_out=False).questions for task in tasks}
     planned = [(task, n, draw) for task in tasks for n, draw in drawings(task, len(pools[task]), draws)]
     tests = {task: Seen(pools[task]).unseen(parts_of_task(stores, task, held_out=True)) for task in tasks}
     with bar("fitting lenses", len(planned), "lenses") as advance:
         for task, n, draw in planned:
-            lens = fit_store(parts_of_task(stores, task, held_out=False, limit=n, seed=draw), settings)
-            steered = predictions_of("steered", tests[task], lens.apply(tests[task])[lens.method])
-            rows.append(CurveRow(task, n, draw, list(lens.layers), scores_of(steered)))
+            drawn = parts_of_task(stores, task, held_out=False, limit=n, seed=draw)
+            key = ["curve", task, n, draw, key_of(settings, drawn, tests[task])]
+            found = done.rows(key, partial(curve_rows, drawn, tests[task], CurveRow(task, n, draw, [], {}), settings))
+            rows += [row_from(CurveRow, row) for row in found]
             advance(1)
     return CurveAnalysis(
         model=stores[0].manifest["model"]["name"],
@@ -154,6 +184,13 @@ def analyse_curves(
         base={task: base_scores(tested, settings) for task, tested in tests.items()},
         rows=tuple(rows),
     )
+
+
+def curve_rows(drawn: JoinedStore, tested: JoinedStore, point: CurveRow, settings: FitSettings) -> list[CurveRow]:
+    """Fit a lens on the questions that were drawn for one point of a curve, and test it."""
+    lens = fit_store(drawn, settings)
+    steered = predictions_of("steered", tested, lens.apply(tested)[lens.method])
+    return [replace(point, layers=list(lens.layers), scores=scores_of(steered))]
 
 
 def drawings(task: str, whole: int, draws: int) -> list[tuple[int, int]]:

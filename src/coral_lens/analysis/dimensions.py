@@ -7,11 +7,14 @@ depend on which others are kept: one decomposition serves every k and every pena
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from coral_lens.analysis.folds import Folded
+from coral_lens.analysis.files import ArrayJournal
+from coral_lens.analysis.folds import Folded, identity_of
 from coral_lens.analysis.scores import r2_draws, scores_from
 from coral_lens.joined import Scored
 from coral_lens.metrics import Score
@@ -61,9 +64,19 @@ class DimensionAnalysis:
 
 
 def analyse_dimensions(
-    store: Scored, data: Folded, *, most: int = MOST, standardise: bool = False, bar: Bar = silent
+    store: Scored,
+    data: Folded,
+    *,
+    most: int = MOST,
+    standardise: bool = False,
+    work: Path | None = None,
+    bar: Bar = silent,
 ) -> DimensionAnalysis:
-    """Analyse all layers of a store, out of fold; components and penalty come from the other folds alone."""
+    """Analyse all layers of a store, out of fold; components and penalty come from the other folds alone.
+
+    With `work` a killed analysis goes on where it was.
+    """
+    journal = ArrayJournal(work, [*identity_of(store, data), most, standardise])
     rows: list[DimensionRow] = []
     groups: list[GroupSummary] = []
     layers = store.layers
@@ -72,9 +85,9 @@ def analyse_dimensions(
             some = layers[start : start + GROUP]
             draws, explained = [], []
             for layer in some:
-                r_hat, share = component_path(store.layer(layer), data, most=most, standardise=standardise)
-                draws.append(r2_draws(data.r, r_hat, data.table.offsets))
-                explained.append(share)
+                found = journal.arrays(layer, partial(layer_curve, store, layer, data, most, standardise))
+                draws.append(found["draws"])
+                explained.append(found["explained"])
                 advance(1)
             name = f"{some[0]} to {some[-1]}" if len(some) > 1 else f"{some[0]}"
             mean, variance = np.mean(draws, axis=0), np.mean(explained, axis=0)
@@ -89,6 +102,12 @@ def analyse_dimensions(
         rows=tuple(rows),
         groups=tuple(groups),
     )
+
+
+def layer_curve(store: Scored, layer: int, data: Folded, most: int, standardise: bool) -> dict[str, np.ndarray]:
+    """Return the R2 of one layer at every number of components, in every resample, and the variance that they explain."""
+    r_hat, explained = component_path(store.layer(layer), data, most=most, standardise=standardise)
+    return {"draws": r2_draws(data.r, r_hat, data.table.offsets), "explained": explained}
 
 
 def summary(

@@ -12,7 +12,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from coral_lens.manifest import canonical, digest, versions, write_atomic, write_json
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from coral_lens.manifest import canonical, digest, digest_bytes, versions, write_atomic, write_json
 
 
 def write_analysis(name: str, record: Any, folder: Path) -> dict[str, Any]:
@@ -44,6 +48,47 @@ class RowJournal:
                 lines = [canonical({"key": k, "rows": r, "sha256": digest(r)}) for k, r in self.entries.items()]
                 write_atomic(self.path, "".join(f"{line}\n" for line in lines).encode())
         return list(self.entries[name])
+
+
+class ArrayJournal:
+    """Arrays of an analysis that takes long, kept as they are made: a file for what they depend on, made again if damaged."""
+
+    def __init__(self, folder: Path | None, identity: Any) -> None:
+        """`identity` is what all arrays depend on; without a folder nothing is kept."""
+        self.folder, self.identity = folder, identity
+
+    def arrays(self, key: Any, make: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        """Return the arrays for what `key` says, made if they are not there."""
+        found = self.load(key)
+        if found is None:
+            self.save(key, found := dict(make()))
+        return found
+
+    def path(self, key: Any) -> Path | None:
+        """Return the file for a key."""
+        return self.folder / f"{digest([self.identity, key])[:16]}.safetensors" if self.folder else None
+
+    def load(self, key: Any) -> dict[str, np.ndarray] | None:
+        """Return the arrays, or None if they are not there or damaged."""
+        path = self.path(key)
+        try:
+            arrays = load(path.read_bytes()) if path else {}
+            intact = arrays.pop("sha256").tobytes().decode() == arrays_digest(arrays)
+        except (OSError, SafetensorError, KeyError, ValueError):
+            return None
+        return arrays if intact else None
+
+    def save(self, key: Any, arrays: Mapping[str, np.ndarray]) -> None:
+        """Write the arrays with their digest."""
+        path = self.path(key)
+        if path:
+            name = np.frombuffer(arrays_digest(arrays).encode(), np.uint8)
+            write_atomic(path, save({**{k: np.ascontiguousarray(v) for k, v in arrays.items()}, "sha256": name}))
+
+
+def arrays_digest(arrays: Mapping[str, np.ndarray]) -> str:
+    """Return a digest of all arrays."""
+    return digest([[name, list(arrays[name].shape), digest_bytes(arrays[name].tobytes())] for name in sorted(arrays)])
 
 
 def jsonable(value: Any) -> Any:

@@ -6,7 +6,8 @@ the other folds, where each question is predicted by a probe that saw neither it
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
@@ -18,11 +19,12 @@ from coral_lens.choosing import GAMMAS
 from coral_lens.errors import CoralError
 from coral_lens.fitting import check_questions
 from coral_lens.joined import Scored
-from coral_lens.probes import r_squared
+from coral_lens.manifest import digest, digest_bytes
+from coral_lens.probes import fit_standardiser, r_squared, refuse_residuals
 from coral_lens.records import OptionTable, Predictions, Question, offsets_of
-from coral_lens.ridge import PENALTIES, Moments, RidgeRows, column_scale, ridge_of, sum_moments
+from coral_lens.ridge import PENALTIES, column_scale, ridge_of, solve_shifted, sum_moments
 from coral_lens.samples import fold_masks
-from coral_lens.scratch import chunks
+from coral_lens.scratch import chunks, room
 from coral_lens.splits import rows_of
 from coral_lens.steering import BaseRule, base_probs, correct_rows, residuals, steer
 
@@ -90,6 +92,11 @@ def folded(store: Scored, *, base: BaseRule = "token", n_folds: int = N_FOLDS, s
     return Folded(store.questions, store.table, p, residuals(store.table, p), fold)
 
 
+def identity_of(store: Scored, data: Folded) -> list[str]:
+    """Return what every number of an analysis depends on: the states, the residuals and the folds."""
+    return [digest(store.manifest), digest_bytes(data.r.tobytes() + data.fold.tobytes())]
+
+
 # ---------------------------------------------------------------------------------------------------------- predicting
 
 
@@ -103,36 +110,82 @@ class Nested:
     """With another fold held out as well: what penalty and gamma for that fold are chosen by. 0 on the fold itself."""
 
 
+Predict = Callable[[tuple[int, ...]], list[Float[np.ndarray, "penalty _"]]]
+"""Returns what a fit of all other folds predicts, at every penalty, of the rows of each fold that is left out."""
+
+
 def nested_ridge(x: Float[np.ndarray, "row width"], data: Folded, wanted: Sequence[int] | None = None) -> Nested:
-    """Predict by ridge probes of all folds but one and of all folds but two; moments are taken once and subtracted.
+    """Predict by ridge probes of all folds but one and of all folds but two.
 
     `wanted` are the folds to be scored, by default all. Each fit standardises anew with the statistics of its own rows.
     """
     wanted = range(data.n_folds) if wanted is None else wanted
-    ridge = ridge_of(x, data.r, PENALTIES)
     members = [np.flatnonzero(data.row_fold == k) for k in range(data.n_folds)]
-    parts = [ridge.moments(index) for index in members]
-    everything = sum_moments(parts)
+    predict = (ridge_by_rows if len(x) < x.shape[1] else ridge_by_columns)(x, data, members)
     outer = np.zeros((len(PENALTIES), len(x)))
     inner = np.zeros((data.n_folds, len(PENALTIES), len(x)))
     for k in wanted:
-        fit = solved(ridge, everything - parts[k], everything)
-        outer[:, members[k]] = applied(x, members[k], fit)
+        (outer[:, members[k]],) = predict((k,))
     for k, j in combinations(range(data.n_folds), 2):
-        if k not in wanted and j not in wanted:
-            continue
-        fit = solved(ridge, everything - parts[k] - parts[j], everything)
-        inner[k][:, members[j]] = applied(x, members[j], fit)
-        inner[j][:, members[k]] = applied(x, members[k], fit)
+        if k in wanted or j in wanted:
+            inner[j][:, members[k]], inner[k][:, members[j]] = predict((k, j))
     return Nested(outer, inner)
 
 
+Members = Sequence[Int[np.ndarray, " _"]]
+"""The rows of each fold."""
 Weights = tuple[Float[np.ndarray, "width penalty"], Float[np.ndarray, " penalty"]]
 
 
-def solved(ridge: RidgeRows, moments: Moments, everything: Moments) -> Weights:
-    """Return weights and biases at every penalty, on columns standardised by the moments they are fitted on."""
-    return ridge.solve(moments, PENALTIES, column_scale(moments, everything, ridge.z_mean))
+def ridge_by_columns(x: Float[np.ndarray, "row width"], data: Folded, members: Members) -> Predict:
+    """Fit from products of columns: moments are taken once, and those of the folds left out are subtracted."""
+    ridge = ridge_of(x, data.r, PENALTIES)
+    parts = [ridge.moments(index) for index in members]
+    everything = sum_moments(parts)
+
+    def predict(left_out: tuple[int, ...]) -> list[Float[np.ndarray, "penalty _"]]:
+        rest = everything
+        for k in left_out:
+            rest = rest - parts[k]
+        fit = ridge.solve(rest, PENALTIES, column_scale(rest, everything, ridge.z_mean))
+        return [applied(x, members[k], fit) for k in left_out]
+
+    return predict
+
+
+def ridge_by_rows(x: Float[np.ndarray, "row width"], data: Folded, members: Members) -> Predict:
+    """Fit from products of rows, where these are fewer: the same predictions, w = Z'(ZZ' + penalty)^-1 r, without w."""
+    refuse_residuals(data.r)
+
+    def predict(left_out: tuple[int, ...]) -> list[Float[np.ndarray, "penalty _"]]:
+        train = np.flatnonzero(~np.isin(data.row_fold, left_out))
+        z = fit_standardiser(x, train)(x, out=room(*x.shape))
+        products = np.zeros((len(x), len(train)))
+        for columns in chunks(x.shape[1], len(x)):
+            part = z[:, columns].astype(np.float64)
+            part -= part[train].mean(axis=0)
+            products += part @ part[train].T
+        mean = data.r[train].mean()
+        dual = solve_shifted(products[train], data.r[train] - mean, PENALTIES)
+        return [(products[members[k]] @ dual).T + mean for k in left_out]
+
+    return predict
+
+
+def ridge_bytes(rows: int, width: int, n_folds: int) -> int:
+    """Return the memory of products while ridge is fitted; the states themselves may be mapped from a file."""
+    return 8 * (4 * rows**2 if rows < width else (n_folds + 6) * width**2)
+
+
+def refuse_too_wide(rows: int, width: int, n_folds: int) -> None:
+    """Refuse what this machine has not enough memory for, before anything is fitted."""
+    wanted, there = ridge_bytes(rows, width, n_folds), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if wanted > there:
+        raise CoralError(
+            f"Ridge on {width:,} columns of {rows:,} rows needs {wanted / 2**30:.0f} GiB of memory, and this machine has "
+            f"{there / 2**30:.0f}; give fewer questions with --limit: with fewer rows than columns it needs 32 bytes times rows "
+            "squared."
+        )
 
 
 def applied(

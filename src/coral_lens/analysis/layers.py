@@ -5,18 +5,31 @@ Everything is scored out of fold, and what is chosen is chosen on the other fold
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from coral_lens.analysis.folds import Folded, Steering, choose_steering, combined, nested_ridge, steering_of
+from coral_lens.analysis.files import ArrayJournal
+from coral_lens.analysis.folds import (
+    Folded,
+    Steering,
+    choose_steering,
+    combined,
+    identity_of,
+    nested_ridge,
+    refuse_too_wide,
+    steering_of,
+)
 from coral_lens.analysis.scores import SHOWN, r2_scores, scores_of
 from coral_lens.errors import CoralError
 from coral_lens.joined import Scored
 from coral_lens.metrics import Score
 from coral_lens.progress import Bar, silent
+from coral_lens.scratch import side_by_side
 from coral_lens.stats import Difference, paired_difference
 
 TOP = (3, 4, 5)
@@ -89,9 +102,18 @@ class LayerAnalysis:
 
 
 def analyse_layers(
-    store: Scored, data: Folded, *, forward: Forward | None = None, base_rule: str = "token", bar: Bar = silent
+    store: Scored,
+    data: Folded,
+    *,
+    forward: Forward | None = None,
+    base_rule: str = "token",
+    work: Path | None = None,
+    bar: Bar = silent,
 ) -> LayerAnalysis:
-    """Analyse all layers of a store. Without `forward` the vocabulary head counts nothing."""
+    """Analyse all layers of a store; with `work` a killed analysis goes on where it was.
+
+    Without `forward` the vocabulary head counts nothing.
+    """
     layers = store.layers
     if len(layers) < 2:
         raise CoralError(
@@ -99,19 +121,23 @@ def analyse_layers(
             "TASK --out NEW_FOLDER`, without --layers."
         )
     sizes = [m for m in TOP if m <= len(layers)]
-    blind = data.blind()
+    rows, width = store.layer(layers[0]).shape
+    refuse_too_wide(rows, width * max([1, *sizes]), data.n_folds)
+    blind, journal = data.blind(), ArrayJournal(work, identity_of(store, data))
     with bar("analysing layers", len(layers) + len(sizes), "fits") as advance:
-        steered, exits = [], []
+        steered: list[Steering] = []
+        exits: list[Steering] = []
         for layer in layers:
-            x = store.layer(layer)
-            steered.append(steering_of(x, data))
-            exits.append(steering_of(x, blind))
+            for found, seen in ((steered, data), (exits, blind)):
+                found.append(
+                    kept_steering(journal, [layer, seen is blind], partial(layer_steering, store, layer, seen))
+                )
             advance(1)
         best = best_of(steered)
         single = combined(steered, best, data)
         top = []
         for m in sizes:
-            top.append(side_by_side(store, data, m, steered, single))
+            top.append(top_row(store, data, best_layers(layers, steered, m), single, journal))
             advance(1)
     cost = forward or Forward(1, 0, int(store.manifest["model"].get("layers", max(layers))))
     return LayerAnalysis(
@@ -157,18 +183,37 @@ def layer_rows(
     return tuple(rows)
 
 
-def side_by_side(store: Scored, data: Folded, m: int, steered: Sequence[Steering], single: Steering) -> TopRow:
-    """Read the m best layers side by side, chosen for each fold without it."""
+def layer_steering(store: Scored, layer: int, data: Folded) -> Steering:
+    """Return the steering by one layer."""
+    return steering_of(store.layer(layer), data)
+
+
+def kept_steering(journal: ArrayJournal, key: Any, make: Callable[[], Steering]) -> Steering:
+    """Return a steering that a journal keeps."""
+    return Steering(**journal.arrays(key, lambda: vars(make())))
+
+
+def best_layers(layers: Sequence[int], steered: Sequence[Steering], m: int) -> list[list[int]]:
+    """Return the m best layers for each fold, chosen on the other folds."""
     order = np.argsort([s.cost for s in steered], axis=0)[:m]
-    chosen = [sorted(store.layers[i] for i in order[:, k]) for k in range(data.n_folds)]
+    return [sorted(layers[i] for i in places) for places in order.T]
+
+
+def top_row(store: Scored, data: Folded, chosen: list[list[int]], single: Steering, journal: ArrayJournal) -> TopRow:
+    """Read the layers that were chosen for each fold side by side."""
     found: list[Any] = [None] * data.n_folds
-    for some in {tuple(layers) for layers in chosen}:
+    for some in sorted({tuple(layers) for layers in chosen}):
         folds = [k for k, layers in enumerate(chosen) if tuple(layers) == some]
-        x = np.concatenate([store.layer(layer) for layer in some], axis=1)
-        steering = choose_steering(nested_ridge(x, data, folds), data, folds)
+        steering = kept_steering(journal, [list(some), folds], partial(top_steering, store, some, data, folds))
         for k in folds:
             found[k] = steering
     several = combined(found, range(data.n_folds), data)
     ours, theirs = (data.predictions(name, s.probs(data)) for name, s in (("top", several), ("single", single)))
     differences = {name: paired_difference(ours, theirs, name) for name in SHOWN}
-    return TopRow(m, chosen, scores_of(ours), differences)
+    return TopRow(len(chosen[0]), chosen, scores_of(ours), differences)
+
+
+def top_steering(store: Scored, layers: Sequence[int], data: Folded, folds: Sequence[int]) -> Steering:
+    """Return the steering by layers side by side, for the folds for which these were chosen."""
+    x = side_by_side(store.layer, layers)
+    return choose_steering(nested_ridge(x, data, folds), data, folds)

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import Float, Int
 
 from coral_lens.metrics import METRICS, Score, facts_of, iter_weights, score_of
 from coral_lens.records import Predictions
+from coral_lens.stats import Difference
 
 SHOWN = ("accuracy", "ece", "brier")
 N_BOOT = 500
 """Resamples behind every interval: the same questions are drawn for every layer, head and setting."""
+
+
+Row = TypeVar("Row")
+
+
+def row_from(kind: type[Row], plain: Mapping[str, Any]) -> Row:
+    """Return a row with `scores`, and perhaps a `gain`, from what a journal kept of it."""
+    numbers = {"scores": Score, "gain": Difference}
+    found = {part: {m: numbers[part](**s) for m, s in plain[part].items()} for part in numbers if part in plain}
+    return kind(**{**plain, **found})
 
 
 def scores_of(predictions: Predictions, names: Sequence[str] = SHOWN) -> dict[str, Score]:

@@ -65,7 +65,8 @@ def layers(*, studied: Studied) -> None:
     from coral_lens.progress import shown
 
     store, data = studied.opened()
-    found = analyse_layers(store, data, forward=forward_of(store), base_rule=studied.base, bar=shown)
+    work = beside(studied.out) / "layers"
+    found = analyse_layers(store, data, forward=forward_of(store), base_rule=studied.base, work=work, bar=shown)
     studied.write("layers", found)
     typer.echo(say_layers(found))
 
@@ -91,7 +92,8 @@ def dimensions(
     if most < 2:
         raise CoralError(f"--most must be at least 2 components. Got {most} instead.")
     store, data = studied.opened()
-    found = analyse_dimensions(store, data, most=most, standardise=standardise, bar=shown)
+    work = beside(studied.out) / "dimensions"
+    found = analyse_dimensions(store, data, most=most, standardise=standardise, work=work, bar=shown)
     studied.write("dimensions", found)
     typer.echo(say_dimensions(found))
 
@@ -191,12 +193,12 @@ def data(
     from coral_lens.progress import shown
 
     settings, stores = compared.settings(lens), compared.stores()
-    tasks = compared.tasks(stores)
-    curves = analyse_curves(stores, settings, draws=draws, bar=shown)
+    tasks, journal = compared.tasks(stores), beside(compared.out) / "data.jsonl"
+    curves = analyse_curves(stores, settings, draws=draws, journal=journal, bar=shown)
     write(compared.out, "data-curves", curves)
     typer.echo(say_curves(curves))
     if len(tasks) > 1:
-        transfer = analyse_transfer(stores, settings, bar=shown)
+        transfer = analyse_transfer(stores, settings, journal=journal, bar=shown)
         write(compared.out, "data", transfer)
         typer.echo(say_transfer(transfer))
 

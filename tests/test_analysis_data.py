@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,15 +17,16 @@ from coral_lens.analysis import probes as probes_module
 from coral_lens.analysis.data import CurveAnalysis, TransferAnalysis, analyse_curves, analyse_transfer
 from coral_lens.analysis.files import write_analysis
 from coral_lens.analysis.held_out import kept, parts_of_task, tasks_of
-from coral_lens.analysis.printing import say_curves, say_probes, say_transfer
+from coral_lens.analysis.printing import against_one, say_curves, say_probes, say_transfer
 from coral_lens.analysis.probes import DECAYS, DROPOUTS, PENALTIES, ProbeAnalysis, ProbePlan, analyse_probes
 from coral_lens.analysis.seen import Seen
 from coral_lens.errors import CoralError
-from coral_lens.fitting import FitSettings
+from coral_lens.fitting import FitSettings, fit_store
 from coral_lens.joined import JoinedStore, first_questions
 from coral_lens.mlp import MlpSettings
 from coral_lens.report import analysis_figures
 from coral_lens.report.analysis_figures import write_pictures
+from coral_lens.stats import Difference
 
 RIDGE = FitSettings(lens="ridge", temper=False)
 
@@ -214,6 +216,34 @@ def test_more_questions_help(curves: CurveAnalysis) -> None:
     assert brier[-1] < curves.base["here"]["brier"].low
 
 
+def test_a_killed_analysis_of_data_goes_on_and_ends_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stores, journal = [stored(60, {"here": 1.0, "there": 1.0})], tmp_path / "data.jsonl"
+
+    def analysed(journal: Path | None) -> tuple[CurveAnalysis, TransferAnalysis]:
+        return (
+            analyse_curves(stores, RIDGE, draws=1, journal=journal),
+            analyse_transfer(stores, RIDGE, journal=journal),
+        )
+
+    undisturbed = analysed(None)
+    n = len(undisturbed[0].rows) + 2
+    left = [n - 1]
+
+    def fit(*arguments: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            raise KeyboardInterrupt
+        return fit_store(*arguments)
+
+    monkeypatch.setattr(data_module, "fit_store", fit)
+    with pytest.raises(KeyboardInterrupt):
+        analysed(journal)
+    assert len(journal.read_bytes().splitlines()) == n - 1
+    left[0] = 1
+    assert analysed(journal) == undisturbed
+    assert left == [0], "one lens was left to fit"
+
+
 def test_one_task_has_no_transfer_matrix() -> None:
     with pytest.raises(CoralError, match="needs stores of two tasks or more"):
         analyse_transfer([stored(40, {"here": 1.0})], RIDGE)
@@ -286,8 +316,32 @@ def test_re_choosing_on_the_target_does_no_harm_where_the_signal_is_turned(probe
 
 def test_gamma_0_is_the_base_and_ever_stronger_steering_harms_where_the_signal_is_turned(probes: ProbeAnalysis) -> None:
     curve = [row for row in probes.gammas if row.test == "turned"]
-    assert curve[0].brier == pytest.approx(probes.base["turned"]["brier"].value)
-    assert [row.brier for row in curve] == sorted(row.brier for row in curve)
+    assert curve[0].scores == probes.base["turned"]
+    brier = [row.scores["brier"].value for row in curve]
+    assert brier == sorted(brier)
+
+
+def test_every_strength_is_compared_with_1_on_the_same_questions(probes: ProbeAnalysis) -> None:
+    for test in ("here", "turned"):
+        at = {row.gamma: row for row in probes.gammas if row.test == test}
+        for row in at.values():
+            over = row.over_one["brier"]
+            assert over.value == pytest.approx(row.scores["brier"].value - at[1.0].scores["brier"].value)
+            assert over.low <= over.value <= over.high
+        assert at[1.0].over_one["brier"].high == 0.0
+        # paired: the difference is surer than the two scores are
+        wide = at[0.0].scores["brier"].high - at[0.0].scores["brier"].low
+        assert at[0.75].over_one["brier"].high - at[0.75].over_one["brier"].low < wide
+    assert at[0.0].over_one["brier"].high < 0
+
+
+def test_it_is_said_whether_another_strength_than_1_is_clearly_better(probes: ProbeAnalysis) -> None:
+    best = min((row for row in probes.gammas if row.test == "turned"), key=lambda row: row.scores["brier"].value)
+    assert against_one(best).startswith("less gamma = 1: -")
+    assert against_one(best).endswith(", clear, though picked on these questions")
+    unsure = replace(best, over_one={"brier": Difference(-0.01, -0.03, 0.01, 0.3)})
+    assert against_one(unsure) == "less gamma = 1: -1.0 [-3.0 to 1.0], not clear, though picked on these questions"
+    assert against_one(replace(best, gamma=1.0)) == "nothing is better than 1"
 
 
 def test_they_are_drawn_and_said(
@@ -298,4 +352,16 @@ def test_they_are_drawn_and_said(
         assert (tmp_path / f"{name}.png").stat().st_size > 10_000
     assert "turned" in say_transfer(transfer)
     assert len(say_curves(curves).splitlines()) == 6
-    assert "best gamma on turned by Brier: 0 " in say_probes(probes)
+    assert "gamma 0 is best; less gamma = 1: -" in say_probes(probes)
+
+
+def test_bars_of_the_figure_are_intervals_over_questions(probes: ProbeAnalysis, tmp_path: Path) -> None:
+    (picture,) = analysis_figures.probe_pictures(write_analysis("probes", probes, tmp_path))
+    figure = Figure()
+    picture.paint(figure)
+    score = next(row.scores["brier"] for row in probes.rows if (row.probe, row.test) == ("ridge", "here"))
+    (bars,) = figure.axes[0].containers[0].lines[2]
+    assert bars.get_segments()[0][:, 1] == pytest.approx([100 * score.low, 100 * score.high])
+    assert analysis_figures.mean_score([{"value": 2, "low": 1, "high": 4}, {"value": 4, "low": 2, "high": 5}]) == {
+        "value": 3, "low": 1.5, "high": 4.5
+    }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,9 +17,8 @@ from coral_lens.analysis.files import write_analysis
 from coral_lens.analysis.folds import folded
 from coral_lens.analysis.head_plan import HeadShape, plan_heads
 from coral_lens.analysis.heads import analyse_heads, cumulative_share, fold_parts, stacks, summarise
-from coral_lens.analysis.stacked import StackData, fit_stack
+from coral_lens.analysis.stacked import Stack, StackData, StackFit, fit_stack
 from coral_lens.errors import CoralError
-from coral_lens.metrics import Score
 from coral_lens.mlp import LayerData, MlpSettings, MlpTraining
 from coral_lens.report.analysis_figures import write_pictures
 
@@ -55,11 +55,16 @@ def stack_of(n_members: int, *, seed: int = 0) -> StackData:
     return StackData(z, r, index[:90], index[90:120], index[120:])
 
 
+def fresh(data: StackData) -> StackData:
+    """The same rows in memory of their own: a fit uses them up."""
+    return replace(data, z=data.z.clone())
+
+
 @pytest.mark.parametrize("changed", [{}, {"dropout": 0.0}, {"output_penalty": 0.3, "weight_decay": 0.0}])
 def test_each_network_of_a_stack_ends_as_it_would_alone(changed: dict[str, float]) -> None:
     """Against the paper's own probe, whose gradient comes from autograd: same rows, masks, stopping and best state."""
     settings, data = replace(SMALL, max_epochs=25, patience=2, **changed), stack_of(4)
-    fit = fit_stack(data, settings, seed=3)
+    fit = fit_stack(fresh(data), settings, seed=3)
     for i in range(4):
         z = data.z[i].numpy()
         alone = MlpTraining(5, settings, seed=3)
@@ -73,7 +78,7 @@ def test_each_network_of_a_stack_ends_as_it_would_alone(changed: dict[str, float
 
 def test_it_does_not_matter_what_else_is_in_the_stack() -> None:
     data = stack_of(6)
-    whole = fit_stack(data, SMALL, seed=1)
+    whole = fit_stack(fresh(data), SMALL, seed=1)
     half = fit_stack(replace(data, z=data.z[3:]), SMALL, seed=1)
     assert half.r_hat == pytest.approx(whole.r_hat[3:], abs=1e-6)
     assert half.epochs.tolist() == whole.epochs[3:].tolist()
@@ -92,9 +97,10 @@ def test_a_signal_planted_in_two_heads_is_found_there(tmp_path: Path) -> None:
     clear = {(row.layer, row.head) for row in found.rows if row.r2.low > 0.05}
     assert clear == KNOW
     assert sorted(found.rows, key=lambda row: -row.r2.value)[0].r2.value == found.highest
-    assert found.needed == 2
-    assert found.needed_share == pytest.approx(2 / 6)
-    assert found.top_share == 1.0
+    assert found.needed.value == 2
+    assert found.needed_share.value == pytest.approx(2 / 6)
+    assert found.top_share.value == 1.0
+    assert found.mean.low < found.mean.value < found.mean.high
     record = write_analysis("heads", found, tmp_path)
     assert write_pictures(record, tmp_path) == ["heads", "heads-map"]
 
@@ -137,12 +143,47 @@ def test_cumulative_shares_by_hand() -> None:
 
 
 def test_a_summary_by_hand() -> None:
-    rows = tuple(
-        heads_module.HeadRow(1, i, Score(v, v - 0.02, v + 0.02)) for i, v in enumerate([0.01, -0.05, 0.04, 0.03, 0.02])
-    )
-    found = summarise(Headed(20), rows)
-    assert (found.needed, found.needed_share, found.clear, found.highest) == (3, 0.6, 2, 0.04)
-    assert found.mean == pytest.approx(0.01)
+    """Three heads hold 80 % as it is, two and four of five in the resamples: the interval is theirs, the value its own."""
+    values = np.array([0.01, -0.05, 0.04, 0.03, 0.02])
+    two, four = np.array([0.0, 0.0, 0.06, 0.04, 0.0]), np.array([0.02, -0.03, 0.02, 0.02, 0.02])
+    found = summarise(Headed(20), [(1, head) for head in range(5)], np.stack([values, *[two, values, four] * 20]))
+    assert (found.needed.value, found.needed_share.value, found.highest) == (3, 0.6, 0.04)
+    assert (found.needed.low, found.needed.high) == (2, 4)
+    assert (found.needed_share.low, found.needed_share.high) == pytest.approx((0.4, 0.8))
+    assert (found.top_share.value, found.top_share.low) == (1.0, 1.0)
+    assert found.mean.value == pytest.approx(0.01)
+    assert (found.mean.low, found.mean.high) == pytest.approx((0.01, 0.02))
+    assert found.clear == 2, "heads 2 and 3 are above 0 in every resample; the others are not"
+
+
+def test_while_a_stack_is_trained_its_rows_are_held_twice_as_the_plan_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Headed(60)
+    rows = len(store.table.logprobs)
+    store.outputs = {b: np.random.default_rng(b).normal(size=(rows, 3, 512)).astype(np.float32) for b in (1, 2)}
+    once, held = 2 * store.outputs[1].nbytes, []
+
+    def watched(data: StackData, *_: object, **__: object) -> StackFit:
+        held.append(tracemalloc.get_traced_memory()[0] / once)
+        return StackFit(np.zeros((6, len(data.test))), np.zeros(6, dtype=np.int64))
+
+    monkeypatch.setattr(heads_module, "fit_stack", watched)
+    tracemalloc.start()
+    heads_module.predict_heads(store, (1, 2), folded(store), SMALL)
+    peak = tracemalloc.get_traced_memory()[1] / once
+    tracemalloc.stop()
+    assert len(held) == 5
+    assert max(held) < 2.1
+    assert peak < 2.5, "a head at a time is standardised"
+
+
+def test_networks_that_go_on_take_the_place_of_those_that_have_stopped() -> None:
+    data = stack_of(4)
+    rows, stack = data.z.clone(), Stack(data.z, SMALL, seed=0)
+    stack.train_epoch(data.r, data.train, np.random.default_rng(0))
+    stack.keep(np.array([False, True, False, True]))
+    assert stack.alive.tolist() == [1, 3]
+    assert torch.equal(stack.z, rows[[1, 3]])
+    assert stack.z.data_ptr() == data.z.data_ptr(), "no copy of the rows"
 
 
 def test_a_store_without_heads_names_the_command_that_makes_one() -> None:

@@ -13,16 +13,14 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import torch
 from jaxtyping import Float
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 
-from coral_lens.analysis.folds import Folded
-from coral_lens.analysis.scores import r2_scores
+from coral_lens.analysis.files import ArrayJournal
+from coral_lens.analysis.folds import Folded, identity_of
+from coral_lens.analysis.scores import r2_draws, scores_from
 from coral_lens.analysis.stacked import StackData, fit_stack
 from coral_lens.errors import CoralError
 from coral_lens.joined import Scored
-from coral_lens.manifest import digest, digest_bytes, write_atomic
-from coral_lens.metrics import Score
+from coral_lens.metrics import Score, score_of
 from coral_lens.mlp import MlpSettings
 from coral_lens.probes import fit_standardiser
 from coral_lens.progress import Bar, silent
@@ -71,14 +69,14 @@ class HeadAnalysis:
     task: str
     n_questions: int
     rows: tuple[HeadRow, ...]
-    mean: float
+    mean: Score
     highest: float
     cumulative: list[float]
     """Share of the positive R2 in the best 1, 2, 3, ... heads."""
-    needed: int
+    needed: Score
     """Heads that hold 80 % of the positive signal."""
-    needed_share: float
-    top_share: float
+    needed_share: Score
+    top_share: Score
     """Of the positive signal, in the best 48 heads, or in all if there are fewer."""
     clear: int
     """Heads whose interval lies above 0."""
@@ -95,22 +93,18 @@ def analyse_heads(
     """Train a network on every head of a store, five folds each; with `work` a killed analysis goes on where it was."""
     blocks = blocks_of(store)
     n_heads = store.heads(blocks[0]).shape[1]
-    found = []
+    found, journal = [], ArrayJournal(work, [*identity_of(store, data), asdict(settings)])
     with bar("training heads", len(blocks) * n_heads * data.n_folds, "networks") as advance:
         for some in stacks(blocks, n_heads):
-            kept = Kept(work, store, data, settings, some) if work else None
-            r_hat = kept.load() if kept else None
-            if r_hat is None:
-                r_hat = predict_heads(store, some, data, settings, advance)
-                if kept:
-                    kept.save(r_hat)
+            kept = journal.load(list(some))
+            if kept is None:
+                kept = {"r_hat": predict_heads(store, some, data, settings, advance)}
+                journal.save(list(some), kept)
             else:
-                advance(len(r_hat) * data.n_folds)
-            found.append(r_hat)
+                advance(len(kept["r_hat"]) * data.n_folds)
+            found.append(kept["r_hat"])
     names = [(block, head) for block in blocks for head in range(n_heads)]
-    scores = r2_scores(data.r, np.concatenate(found), data.table.offsets)
-    rows = tuple(HeadRow(layer, head, s) for (layer, head), s in zip(names, scores, strict=True))
-    return summarise(store, rows)
+    return summarise(store, names, r2_draws(data.r, np.concatenate(found), data.table.offsets))
 
 
 def blocks_of(store: HeadStore) -> tuple[int, ...]:
@@ -137,21 +131,28 @@ def predict_heads(
     advance: Callable[[int], None] = lambda _: None,
 ) -> Float[np.ndarray, "head row"]:
     """Return what networks on these blocks' heads predict of every row, each out of its fold."""
-    states = np.concatenate([store.heads(block) for block in blocks], axis=1)
-    flat = states.reshape(len(states), -1)
-    r_hat = np.zeros((states.shape[1], len(states)))
+    states = stacked_heads(store, blocks)
+    r_hat = np.zeros(states.shape[:2])
+    z = np.empty_like(states)  # written anew for each fold: with the raw states, all that is held of the rows
     for k in range(data.n_folds):
-        train, stop, test = (rows_of(data.table.offsets, mask) for mask in fold_parts(data, k))
-        z = fit_standardiser(flat[train])(flat).reshape(states.shape)
-        stack = StackData(
-            z=torch.from_numpy(np.ascontiguousarray(z.transpose(1, 0, 2))),
-            r=data.r,
-            train=np.flatnonzero(train),
-            stop=np.flatnonzero(stop),
-            test=np.flatnonzero(test),
-        )
+        train, stop, test = (np.flatnonzero(rows_of(data.table.offsets, mask)) for mask in fold_parts(data, k))
+        for raw, out in zip(states, z, strict=True):
+            fit_standardiser(raw, train)(raw, out=out)
+        stack = StackData(torch.from_numpy(z), data.r, train, stop, test)
         r_hat[:, test] = fit_stack(stack, settings, seed=k, on_done=advance).r_hat
     return r_hat
+
+
+def stacked_heads(store: HeadStore, blocks: Sequence[int]) -> Float[np.ndarray, "head row head_dim"]:
+    """Return the outputs of these blocks' heads, head by head; beside the whole, no more than one block is held."""
+    first = store.heads(blocks[0])
+    rows, n_heads, width = first.shape
+    found = np.empty((len(blocks) * n_heads, rows, width), np.float32)
+    found[:n_heads] = first.transpose(1, 0, 2)
+    del first
+    for i, block in enumerate(blocks[1:], start=1):
+        found[i * n_heads : (i + 1) * n_heads] = store.heads(block).transpose(1, 0, 2)
+    return found
 
 
 def fold_parts(data: Folded, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -162,51 +163,39 @@ def fold_parts(data: Folded, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray
     return (data.fold != k) & ~stop, stop, data.fold == k
 
 
-class Kept:
-    """The predictions of one stack on the disk, under a name that says all that they depend on."""
-
-    def __init__(
-        self, folder: Path, store: HeadStore, data: Folded, settings: MlpSettings, blocks: tuple[int, ...]
-    ) -> None:
-        inputs = [digest(store.manifest), digest_bytes(data.r.tobytes() + data.fold.tobytes()), asdict(settings)]
-        self.path = folder / f"heads-{digest([*inputs, list(blocks)])[:16]}.safetensors"
-
-    def load(self) -> Float[np.ndarray, "head row"] | None:
-        """Return the predictions, or None if they are not there or damaged."""
-        try:
-            tensors = load(self.path.read_bytes())
-            intact = digest_bytes(tensors["r_hat"].numpy().tobytes()) == bytes(tensors["sha256"].tolist()).decode()
-        except (OSError, SafetensorError, KeyError, ValueError):
-            return None
-        return tensors["r_hat"].numpy() if intact else None
-
-    def save(self, r_hat: Float[np.ndarray, "head row"]) -> None:
-        """Write the predictions with their digest."""
-        name = torch.tensor(list(digest_bytes(r_hat.tobytes()).encode()), dtype=torch.uint8)
-        write_atomic(self.path, save({"r_hat": torch.from_numpy(r_hat), "sha256": name}))
-
-
 # ------------------------------------------------------------------------------------------------------------- summary
 
 
-def summarise(store: HeadStore, rows: tuple[HeadRow, ...]) -> HeadAnalysis:
-    """Say how the signal is spread."""
-    values = np.array([row.r2.value for row in rows])
-    cumulative = cumulative_share(values)
-    needed = int(np.searchsorted(cumulative, SIGNAL - 1e-12)) + 1 if cumulative[-1] > 0 else 0
+def summarise(
+    store: HeadStore, names: Sequence[tuple[int, int]], draws: Float[np.ndarray, "boot head"]
+) -> HeadAnalysis:
+    """Say how the signal is spread, from the R2 of all heads: first of the questions as they are, then of each resample."""
+    rows = tuple(HeadRow(*name, r2) for name, r2 in zip(names, scores_from(draws), strict=True))
+    shares = np.stack([cumulative_share(values) for values in draws])
+    needed = np.array([heads_needed(share) for share in shares], dtype=np.float64)
     return HeadAnalysis(
         model=store.manifest["model"]["name"],
         task=" ".join(sorted({q.task for q in store.questions})),
         n_questions=len(store.questions),
         rows=rows,
-        mean=float(values.mean()),
-        highest=float(values.max()),
-        cumulative=[float(x) for x in cumulative],
-        needed=needed,
-        needed_share=needed / len(rows),
-        top_share=float(cumulative[min(TOP, len(rows)) - 1]),
+        mean=scores_from(draws.mean(axis=1, keepdims=True))[0],
+        highest=float(draws[0].max()),
+        cumulative=[float(x) for x in shares[0]],
+        needed=spread(needed),
+        needed_share=spread(needed / len(rows)),
+        top_share=spread(shares[:, min(TOP, len(rows)) - 1]),
         clear=sum(row.r2.low > 0 for row in rows),
     )
+
+
+def spread(draws: Float[np.ndarray, " boot"]) -> Score:
+    """Return the first with an interval about it: noise that is cut off at 0 moves a resample's share away from it."""
+    return score_of(float(draws[0]), draws[1:], kind="gap")
+
+
+def heads_needed(cumulative: Float[np.ndarray, " head"]) -> int:
+    """Return how many of the best heads hold most of the positive signal; 0 if there is none."""
+    return int(np.searchsorted(cumulative, SIGNAL - 1e-12)) + 1 if cumulative[-1] > 0 else 0
 
 
 def cumulative_share(values: Float[np.ndarray, " head"]) -> Float[np.ndarray, " head"]:

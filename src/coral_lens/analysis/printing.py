@@ -7,7 +7,7 @@ from coral_lens.analysis.dimensions import DimensionAnalysis
 from coral_lens.analysis.head_plan import EPOCHS, HeadPlan
 from coral_lens.analysis.heads import HeadAnalysis
 from coral_lens.analysis.layers import LayerAnalysis
-from coral_lens.analysis.probes import ProbeAnalysis
+from coral_lens.analysis.probes import GammaRow, ProbeAnalysis
 from coral_lens.analysis.scores import SHOWN
 from coral_lens.metrics import Score
 from coral_lens.stats import Difference
@@ -59,9 +59,10 @@ def say_heads(found: HeadAnalysis) -> str:
     """Return how the signal is spread over heads."""
     best = sorted(found.rows, key=lambda row: -row.r2.value)[:5]
     return (
-        f"{len(found.rows)} heads: mean R2 {found.mean:.4f}, highest {found.highest:.3f}; {found.clear} with an interval "
-        f"above 0.\n{found.needed} heads ({100 * found.needed_share:.0f} %) hold 80 % of the positive signal; the best 48 "
-        f"hold {100 * found.top_share:.1f} %.\nbest: "
+        f"{len(found.rows)} heads: mean R2 {found.mean.value:.4f} [{found.mean.low:.4f} to {found.mean.high:.4f}], highest "
+        f"{found.highest:.3f}; {found.clear} with an interval above 0.\n{found.needed.value:.0f} heads "
+        f"[{found.needed.low:.0f} to {found.needed.high:.0f}], {percent(found.needed_share)} %, hold 80 % of the positive "
+        f"signal; the best 48 hold {percent(found.top_share)} %.\nbest: "
         + ", ".join(f"layer {row.layer} head {row.head} ({row.r2})" for row in best)
     )
 
@@ -117,9 +118,16 @@ def say_probes(found: ProbeAnalysis) -> str:
         values = f"accuracy {mean['accuracy']:.1f}, ECE {mean['ece']:.1f}, Brier {mean['brier']:.1f} ({behind:+.1f})"
         lines.append(f"{what}, {test}: {values}, {len(some)} fit(s)")
     for test in dict.fromkeys(row.test for row in found.gammas):
-        best = min((row for row in found.gammas if row.test == test), key=lambda row: row.brier)
-        one = next(row for row in found.gammas if row.test == test and row.gamma == 1.0)
+        best = min((row for row in found.gammas if row.test == test), key=lambda row: row.scores["brier"].value)
         lines.append(
-            f"best gamma on {test} by Brier: {best.gamma:g} ({100 * best.brier:.1f}; gamma = 1: {100 * one.brier:.1f})"
+            f"{test}: by Brier, {percent(best.scores['brier'])}, gamma {best.gamma:g} is best; {against_one(best)}"
         )
     return "\n".join(lines)
+
+
+def against_one(row: GammaRow) -> str:
+    """Return whether a strength that was picked on the test questions themselves is clearly better there than 1."""
+    if row.gamma == 1.0:
+        return "nothing is better than 1"
+    over = row.over_one["brier"]
+    return f"less gamma = 1: {percent(over)}, {'clear' if over.high < 0 else 'not clear'}, though picked on these questions"

@@ -5,7 +5,7 @@ All probes read one layer, the best under ridge on validation questions. A part 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -15,18 +15,18 @@ import numpy as np
 
 from coral_lens.analysis.files import RowJournal
 from coral_lens.analysis.held_out import applied, kept, parts_of_task, tasks_of
-from coral_lens.analysis.scores import SHOWN, scores_of
+from coral_lens.analysis.scores import N_BOOT, SHOWN, row_from, scores_of
 from coral_lens.analysis.seen import Seen
 from coral_lens.choosing import GAMMAS, Asked, Candidate, Recipe, choose, predict_rounds, try_layers
 from coral_lens.fitting import FitSettings, training_data
 from coral_lens.joined import JoinedStore, Scored, predictions_of
 from coral_lens.manifest import digest
-from coral_lens.metrics import Score, score
+from coral_lens.metrics import METRICS, Score, score, score_of
 from coral_lens.mlp import HIDDEN, MlpSettings
 from coral_lens.progress import Bar, silent
 from coral_lens.samples import TrainingData
 from coral_lens.splits import split_mask
-from coral_lens.stats import Difference, paired_difference
+from coral_lens.stats import Difference, paired_difference, resampled
 from coral_lens.steering import BaseRule, base_probs
 from coral_lens.store import ActivationStore
 
@@ -76,9 +76,9 @@ class GammaRow:
 
     test: str
     gamma: float
-    accuracy: float
-    ece: float
-    brier: float
+    scores: dict[str, Score]
+    over_one: dict[str, Difference]
+    """The scores less those at gamma = 1, on the same questions."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +123,7 @@ def analyse_probes(
         for (name, setting), seed in product(networks, range(plan.seeds)):
             recipe = Recipe("mlp", ridge.recipe.layers, (), (setting,), seed)
             found = done.rows([*identity, name, asdict(recipe)], bench.later(recipe, name))
-            rows += [row_from(row) for row in found]
+            rows += [row_from(ProbeRow, row) for row in found]
             advance(1)
     for task, tested in tests.items():
         if task != train:
@@ -137,13 +137,6 @@ def analyse_probes(
         rows=tuple(rows),
         gammas=tuple(row for task, tested in tests.items() for row in bench.by_gamma(task, tested)),
     )
-
-
-def row_from(plain: Mapping[str, Any]) -> ProbeRow:
-    """Return a row from what a journal kept of it."""
-    scores = {name: Score(**s) for name, s in plain["scores"].items()}
-    gain = {name: Difference(**d) for name, d in plain["gain"].items()}
-    return ProbeRow(**{**plain, "scores": scores, "gain": gain})
 
 
 def planned_networks(plan: ProbePlan) -> list[tuple[str, dict[str, Any]]]:
@@ -204,7 +197,7 @@ class Comparison:
             validation_r2=candidate.r2,
             validation_brier=candidate.best(self.asked.criterion)["brier"],
             scores=scores_of(ours),
-            gain={metric: paired_difference(ours, theirs, metric, n_boot=500) for metric in SHOWN},
+            gain={metric: paired_difference(ours, theirs, metric, n_boot=N_BOOT) for metric in SHOWN},
         )
 
     def rechosen(self, singles: Sequence[Candidate], task: str, tested: JoinedStore) -> ProbeRow:
@@ -218,9 +211,13 @@ class Comparison:
         return replace(row, validation_brier=min(costs))
 
     def by_gamma(self, task: str, tested: JoinedStore) -> list[GammaRow]:
-        """Score ridge at every strength."""
-        found = []
+        """Score ridge at every strength, and against a strength of 1."""
+        predictions = {str(g): applied(self.ridge, tested, g, self.rule) for g in GAMMAS}
+        drawn = resampled(predictions, SHOWN, n_boot=N_BOOT)
+        found, kinds = [], {metric: METRICS[metric].kind for metric in SHOWN}
         for gamma in GAMMAS:
-            predictions = applied(self.ridge, tested, gamma, self.rule)
-            found.append(GammaRow(task, gamma, *(score(predictions, metric) for metric in SHOWN)))
+            mine, one = drawn[str(gamma)], drawn[str(1.0)]
+            scores = {m: score_of(mine[m].value, mine[m].draws, kind=kind) for m, kind in kinds.items()}
+            over_one = {m: mine[m].minus(one[m], kind=kind) for m, kind in kinds.items()}
+            found.append(GammaRow(task, gamma, scores, over_one))
         return found

@@ -28,6 +28,7 @@ class StackData:
     """What each network of a stack reads, row by row, and the residuals that all of them predict."""
 
     z: Float[Tensor, "member row width"]
+    """Used up by a fit: members that go on move to the place of those that have stopped, so that no copy is made."""
     r: Float[np.ndarray, " row"]
     train: Int[np.ndarray, " train"]
     stop: Int[np.ndarray, " stop"]
@@ -158,7 +159,10 @@ class Stack:
         if going.all():
             return
         at = torch.from_numpy(np.flatnonzero(going))
-        self.alive, self.z = self.alive[going], self.z[at]
+        for i, j in enumerate(at.tolist()):
+            if i < j:
+                self.z[i].copy_(self.z[j])
+        self.alive, self.z = self.alive[going], self.z[: len(at)]
         for parameter in (*self.weights, *self.biases):
             state = self.optimiser.state[parameter]
             parameter.data = parameter.data[at]

@@ -174,31 +174,40 @@ def dimension_pictures(record: Record) -> list[Picture]:
 def head_pictures(record: Record) -> list[Picture]:
     """How R2 is spread over heads, how fast it adds up, and where in the model the heads are."""
     values = column(record["rows"], "r2", "value")
-    n, needed = len(values), record["needed"]
+    n, mean, needed, share = len(values), record["mean"], record["needed"], record["needed_share"]
 
     def paint(figure: Figure) -> None:
         top, bottom = figure.subplots(2, 1)
         top.hist(values, bins=30, color=LOOKS[1].colour, alpha=0.75, edgecolor="white", linewidth=0.6)
-        top.axvline(record["mean"], color=INK, linestyle="--", linewidth=1.4, label=f"mean {record['mean']:.3f}")
+        top.axvspan(mean["low"], mean["high"], color=INK, alpha=0.12, linewidth=0)
+        top.axvline(mean["value"], color=INK, linestyle="--", linewidth=1.4, label=f"mean {mean['value']:.3f}")
         top.set_xlabel("R² of one head, out of fold")
         top.set_ylabel("heads")
         top.legend(loc="upper right")
         bottom.plot(range(1, n + 1), [100 * c for c in record["cumulative"]], color=LOOKS[0].colour)
         bottom.axhline(80, color=FAINT, linewidth=1.0, linestyle=":")
-        if needed:
-            bottom.plot(needed, 80, LOOKS[0].marker, color=LOOKS[0].colour, markeredgecolor=INK, markersize=8)
-            share = f"{needed} heads ({100 * record['needed_share']:.0f} %)"
-            bottom.annotate(share, (needed, 80), xytext=(10, -14), textcoords="offset points", fontsize=10)
+        if needed["value"]:
+            at = needed["value"]
+            bottom.plot([needed["low"], needed["high"]], [80, 80], color=INK, linewidth=3, alpha=0.5)
+            bottom.plot(at, 80, LOOKS[0].marker, color=LOOKS[0].colour, markeredgecolor=INK, markersize=8)
+            said = f"{at:.0f} heads ({100 * share['value']:.0f} %)"
+            bottom.annotate(said, (at, 80), xytext=(10, -14), textcoords="offset points", fontsize=10)
         bottom.set_xlabel("best heads")
         bottom.set_ylabel("positive signal, %")
         bottom.set_ylim(0, 103)
 
     caption = (
-        f"{of_what(record)}: a small network on each of {n} heads. Mean R² {record['mean']:.3f}, highest "
-        f"{record['highest']:.3f}; {needed} heads hold 80 % of the positive signal, the best 48 hold "
-        f"{100 * record['top_share']:.0f} %; {record['clear']} have an interval above 0."
+        f"{of_what(record)}: a small network on each of {n} heads. Mean R² {between(mean, 1, 3)}, highest "
+        f"{record['highest']:.3f}; {between(needed, 1, 0)} heads hold 80 % of the positive signal, the best 48 hold "
+        f"{between(record['top_share'], 100, 0)} %; {record['clear']} have an interval above 0. Brackets, band and bar: 95 %."
     )
     return [Picture("heads", paint, 4.9, caption, caption), head_map(record)]
+
+
+def between(score: Record, unit: int, digits: int) -> str:
+    """Return a score with its interval, for a caption."""
+    value, low, high = (f"{unit * score[part]:.{digits}f}" for part in ("value", "low", "high"))
+    return f"{value} [{low} to {high}]"
 
 
 def head_map(record: Record) -> Picture:
@@ -287,8 +296,7 @@ def draw_learning(axes: Any, rows: Sequence[Record], metric: str, look: Look, la
     """Draw one task's curve: the mean over drawings, and each of them."""
     sizes = sorted({row["n_train"] for row in rows})
     by_size = [[row["scores"][metric] for row in rows if row["n_train"] == n] for n in sizes]
-    mean = [{part: sum(s[part] for s in some) / len(some) for part in ("value", "low", "high")} for some in by_size]
-    draw_curve(axes, sizes, mean, look, label=label)
+    draw_curve(axes, sizes, [mean_score(some) for some in by_size], look, label=label)
     for n, some in zip(sizes, by_size, strict=True):
         axes.plot([n] * len(some), [100 * s["value"] for s in some], ".", color=look.colour, markersize=3)
 
@@ -311,7 +319,7 @@ def probe_pictures(record: Record) -> list[Picture]:
             decays = sorted({r["weight_decay"] for r in grid})
             draw_mean(axes[1], {f"{d:g}": [r for r in grid if r["weight_decay"] == d] for d in decays}, look, test)
             curve = [g for g in record["gammas"] if g["test"] == test]
-            axes[2].plot(column(curve, "gamma"), [100 * g["brier"] for g in curve], **look.dots, markersize=3.4)
+            draw_curve(axes[2], column(curve, "gamma"), column(curve, "scores", "brier"), look)
         axes[2].axvline(1.0, color=FAINT, linewidth=1.0)
         axes[0].set_xlabel("probe")
         axes[1].set_xlabel("weight decay (mean over lambda_out, dropout and seeds)")
@@ -321,20 +329,28 @@ def probe_pictures(record: Record) -> list[Picture]:
         legend(axes[0])
 
     caption = (
-        f"{of_what(record)}: probes of layer {record['layer']}, fitted on the first task. Bars: lowest to highest over seeds "
-        "and settings. The first task is in distribution, the others are transfer."
+        f"{of_what(record)}: probes of layer {record['layer']}, fitted on the first task. Bars and bands: 95 % intervals "
+        "over questions, their ends averaged over seeds and settings; dots: each of these. The first task is in distribution, "
+        "the others are transfer."
     )
     return [Picture("probes", paint, 6.6, caption, caption)]
 
 
 def draw_mean(axes: Any, groups: Mapping[str, Sequence[Record]], look: Look, label: str) -> None:
-    """Draw the mean Brier score of each group of rows, with its lowest and highest."""
-    values = {name: [100 * row["scores"]["brier"]["value"] for row in some] for name, some in groups.items() if some}
-    middle = [sum(v) / len(v) for v in values.values()]
-    below = [m - min(v) for m, v in zip(middle, values.values(), strict=True)]
-    above = [max(v) - m for m, v in zip(middle, values.values(), strict=True)]
-    axes.errorbar(range(len(values)), middle, yerr=(below, above), **look.dots, markersize=4, capsize=2.5, label=label)
-    axes.set_xticks(range(len(values)), list(values), fontsize=8.5)
+    """Draw the mean Brier score of each group of rows with its interval, and each row of it."""
+    scores = {name: column(some, "scores", "brier") for name, some in groups.items() if some}
+    middle = [mean_score(some) for some in scores.values()]
+    below, above = ([100 * abs(m["value"] - m[end]) for m in middle] for end in ("low", "high"))
+    values = [100 * m["value"] for m in middle]
+    axes.errorbar(range(len(values)), values, yerr=(below, above), **look.dots, markersize=4, capsize=2.5, label=label)
+    for i, some in enumerate(scores.values()):
+        axes.plot([i] * len(some), [100 * s["value"] for s in some], ".", color=look.colour, markersize=3)
+    axes.set_xticks(range(len(values)), list(scores), fontsize=8.5)
+
+
+def mean_score(scores: Sequence[Record]) -> dict[str, float]:
+    """Return the mean of scores of the same questions, and of the ends of their intervals, which is no narrower than its own."""
+    return {part: sum(s[part] for s in scores) / len(scores) for part in ("value", "low", "high")}
 
 
 TITLES = {

@@ -14,13 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from coral_lens import lens_method, predicting, running, store
+from coral_lens import lens_method, predicting, printing, running, store
 from coral_lens.errors import CoralError
 from coral_lens.jobs import Job, Method, Predict, QuestionSet, no_options
 from coral_lens.joined import predictions_of
 from coral_lens.methods import METHODS
 from coral_lens.models import Model
 from coral_lens.planning import loader, plan_study
+from coral_lens.printing import show_run
 from coral_lens.records import Predictions, Question, Style
 from coral_lens.report.style import Picture
 from coral_lens.report.tables import results_table
@@ -221,6 +222,21 @@ def test_a_finished_study_is_not_done_again_and_loads_no_model(undisturbed: Path
 
     walk(study_of(), tmp_path / "copy", data, refuse)
     assert files_of(tmp_path / "copy") == before
+
+
+def test_making_the_report_of_a_run_again_takes_nothing_from_its_study(
+    undisturbed: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(undisturbed, tmp_path / "copy")
+    folder, before = tmp_path / "copy/out/runs/tiny/both", files_of(tmp_path / "copy/out")
+    monkeypatch.setattr(printing, "results_table", partial(results_table, n_boot=100))
+    show_run(load_run(folder), folder, again=True)
+    assert (folder / "results.json").read_bytes() == before["runs/tiny/both/results.json"]
+    # tables that are not what the study made, whoever wrote them, are made again
+    (folder / "results.json").write_text('{"tasks": []}', "utf-8")
+    walk(study_of(), tmp_path / "copy", data, lambda name: pytest.fail(name))
+    after = files_of(tmp_path / "copy/out")
+    assert [n for n in before if after[n] != before[n] and not n.endswith("both/report.html")] == []
 
 
 def test_one_more_method_costs_no_model_and_no_fit_of_the_others(

@@ -363,12 +363,13 @@ def add_scores(scores: dict[str, dict[str, list[float]]], found: dict[str, Predi
 
 
 def write_run(run: Run, folder: Path) -> None:
-    """Save a run, and make its tables, figures and page unless they were made of the very same run before."""
+    """Save a run, and make its tables, figures and page unless they were made of the very same run before and are as then."""
     save_run(run, folder)
-    mark, key = folder / "finished.json", digest([FORMAT, digest_file(folder / "run.json")])
-    if mark.exists() and read_json(mark).get("run") == key:
+    mark, results = folder / "finished.json", folder / "results.json"
+    key = digest([FORMAT, digest_file(folder / "run.json")])
+    if mark.exists() and results.exists() and read_json(mark) == {"run": key, "results": digest_file(results)}:
         return
-    table = results_table(run, scope=ABOUT_ALL)
+    table = results_table(run)
     write_pictures(run, table, folder / "figures")
     write_report(run, folder, table=table)
-    write_json(mark, {"run": key})
+    write_json(mark, {"run": key, "results": digest_file(results)})

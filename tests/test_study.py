@@ -76,6 +76,7 @@ def test_a_minimal_study_has_the_papers_defaults(tmp_path: Path) -> None:
         ('name = "mine"', 'name = "../mine"', ("(name)", "pattern")),
         ('name = "easy"', 'name = "easy"\nvalidation = 0.5\nheld_out = 0.5', ("mixture 1", "nothing to train on")),
         ('kind = "ridge"', 'kind = "ridge"\n[[method]]\nkind = "ridge"', ("two methods are called 'ridge'",)),
+        ('name = "mine"', 'name = "mine"\nseeds = [0, -1]', ("(seeds 2)", "greater than or equal to 0")),
         ('models = ["smollm2"]', 'models = ["smollm2"', ("not valid TOML", "at line 5")),
     ],
 )

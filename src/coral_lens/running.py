@@ -128,6 +128,7 @@ def prepare_study(study: Study, data: Path | None) -> Prepared:
 def run_study(prepared: Prepared, places: Places, *, open_model: Callable[[str], Model], bar: Bar = silent) -> Path:
     """Walk a study to its end, from wherever an earlier walk was stopped, and write its report; return the page."""
     record = prepared.record()
+    check_places(places, holds="study.json", what="study")
     claim(places.out, record)
     runs = []
     for name in prepared.study.models:
@@ -141,16 +142,24 @@ def run_study(prepared: Prepared, places: Places, *, open_model: Callable[[str],
 def run_alone(prepared: Prepared, places: Places, *, open_model: Callable[[str], Model], bar: Bar = silent) -> Path:
     """Walk a study of one model and one mixture, and leave its run in the folder for results itself; return that."""
     (name,), (plan,) = prepared.study.models, prepared.plan.mixtures
-    if places.out.exists() and any(places.out.iterdir()) and not (places.out / "run.json").exists():
-        raise CoralError(f"{places.out} is not empty and holds no run; choose another --out.")
+    check_places(places, holds="run.json", what="run")
     return Walk(prepared, places, name, open_model, bar).run(plan, places.out)
 
 
+def check_places(places: Places, *, holds: str, what: str) -> None:
+    """Refuse places that cannot be folders, and one for results that holds other things than `what`, known by a file."""
+    for folder in (places.out, places.work):
+        there = next(p for p in (folder, *folder.parents) if p.exists())
+        if not there.is_dir():
+            raise CoralError(f"{folder} cannot be a folder for results: {there} is a file; choose another place.")
+    out = places.out
+    if out.exists() and any(out.iterdir()) and not (out / holds).exists():
+        raise CoralError(f"{out} is not empty and holds no {what}; choose another --out.")
+
+
 def claim(folder: Path, record: dict[str, Any]) -> None:
-    """Write the study's record, unless the folder belongs to something else."""
+    """Write the study's record, unless the folder belongs to another study."""
     path = folder / "study.json"
-    if folder.exists() and any(folder.iterdir()) and not path.exists():
-        raise CoralError(f"{folder} is not empty and holds no study; choose another --out.")
     if path.exists() and (other := read_json(path).get("name")) != record["name"]:
         raise CoralError(f"{folder} holds the study {other!r}, not {record['name']!r}; choose another --out.")
     write_json(path, record)

@@ -27,7 +27,9 @@ Rows = dict[str, dict[str, Predictions]]
 
 def method_predictions(job: Job, entry: MethodEntry, settings: Any, tests: Sequence[QuestionSet]) -> Rows:
     """Return a method's predictions of every test set; it is fitted only if some are not on the disk yet."""
+    method = METHODS[entry.kind]
     about = [entry.kind, plain(settings), plain(job.common), digest(job.train.states.manifest)]
+    about += method.depends(settings)
     keys = {t.name: digest([*about, digest(t.states.manifest), *adapted_on(t)]) for t in tests}
     paths = {t.name: job.folder / "predictions" / f"{file_name(t.name)}.json" for t in tests}
     found = {t.name: read_rows(paths[t.name], keys[t.name], t) for t in tests}
@@ -35,7 +37,7 @@ def method_predictions(job: Job, entry: MethodEntry, settings: Any, tests: Seque
     if missing:
         costs = CostRecord(job.folder)
         with costs.measuring("training", len(job.train.states.questions)):
-            predict = METHODS[entry.kind].fit(job, settings)
+            predict = method.fit(job, settings)
         for test in missing:
             with costs.measuring(test.name, len(test.states.questions)):
                 rows = predict(test)

@@ -181,4 +181,9 @@ def read_corrsteer(entry: Any) -> CorrSteerSettings:
     return settings
 
 
-CORRSTEER = Method(read_corrsteer, fit_corrsteer, from_scores=False)
+def depends(settings: CorrSteerSettings) -> list[str]:
+    """Return a digest of the autoencoder, which may be trained again in the same folder."""
+    return [sae_digest(load_autoencoder(Path(settings.sae)))]
+
+
+CORRSTEER = Method(read_corrsteer, fit_corrsteer, from_scores=False, depends=depends)

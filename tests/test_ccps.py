@@ -99,6 +99,7 @@ def test_the_whole_method_chooses_by_auroc_over_validation_options(tiny: Model, 
     assert len(steps) == n_steps(QUICK)
     best = max(tried, key=lambda t: t["auroc"])
     assert {k: v for k, v in best.items() if k != "auroc"} == record["chosen"]
+    assert json.loads((job.folder / "notes.json").read_text("utf-8")) == {"chosen": record["chosen"]}
     features = read_features(job, "train", TRAIN, QUICK)
     held_out = np.repeat(job.data.covered, np.diff(job.data.table.offsets))
     fitted = ccps.load_or_fit(job, QUICK)

@@ -155,6 +155,8 @@ def test_the_choice_is_the_best_on_validation_questions_and_is_found_again(
     record = json.loads((job.folder / "iti.json").read_text("utf-8"))
     assert record["validation_questions"] == 5
     assert len(record["tried"]) == 2 * 2 * 2
+    notes = json.loads((job.folder / "notes.json").read_text("utf-8"))
+    assert notes == {"chosen": record["chosen"]}
     assert record["chosen"]["brier"] == min(tried["brier"] for tried in record["tried"])
     # strength 0 scores as the model does, to rounding
     p = base_probs(job.data.table, "token")

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from coral_lens.costs import CostRecord
+from coral_lens.fitting import FitSettings
 from coral_lens.jobs import Job, QuestionSet, prompts_digest
 from coral_lens.joined import predictions_of
+from coral_lens.lens_method import OF_THE_STUDY
 from coral_lens.manifest import canonical, digest, read_json, write_atomic
 from coral_lens.methods import METHODS
 from coral_lens.records import Predictions
@@ -58,6 +60,13 @@ def adapted_on(test: QuestionSet) -> list[str]:
 def method_folder(place: Path, entry: MethodEntry, settings: Any) -> Path:
     """Return where a method keeps its work on a mixture: another one for other settings."""
     return place / f"{file_name(entry.row)}-{digest([entry.kind, plain(settings)])[:8]}"
+
+
+def described(entry: MethodEntry, settings: Any) -> dict[str, Any]:
+    """Return which version of a method ran: its kind and every setting that is its own, defaults included."""
+    found = plain(settings) or {}
+    shared = [k for k in OF_THE_STUDY if k != "lens"] if isinstance(settings, FitSettings) else []
+    return {"kind": entry.kind, **{k: v for k, v in found.items() if k not in shared}}
 
 
 def plain(settings: Any) -> Any:

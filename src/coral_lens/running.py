@@ -40,7 +40,7 @@ from coral_lens.planning import (
     plan_study,
     selected,
 )
-from coral_lens.predicting import Rows, method_folder, method_predictions
+from coral_lens.predicting import Rows, described, method_folder, method_predictions
 from coral_lens.progress import Bar, silent
 from coral_lens.records import Predictions, Question, Style
 from coral_lens.report.page import write_report
@@ -336,6 +336,7 @@ class Walk:
         provenance = {
             "study": self.study.name,
             "mixture": plan.mixture.name,
+            "methods": {entry.row: described(entry, settings) for entry, settings in self.prepared.methods},
             "prompts": "the same for every method; base is the unsteered model on them (few-shot)",
             "training": record["mixtures"][plan.mixture.name],
             "tests": record["tests"],

@@ -269,6 +269,7 @@ def load_or_fit(job: Job, settings: CcpsSettings) -> Ccps:
     path, tensors = job.folder / "ccps.json", job.folder / "ccps.safetensors"
     key = digest([job.train.states.manifest, job.common.validation, job.common.seed])
     if path.exists() and tensors.exists() and (known := read_json(path)).get("key") == key:
+        job.note("chosen", known["chosen"])
         return loaded(load_tensors(tensors.read_bytes()), known["chosen"], settings)
     parts = parts_of(job, read_features(job, job.train.name, job.train.asked(), settings))
     with job.bar("training", n_steps(settings), "steps") as advance:
@@ -278,6 +279,7 @@ def load_or_fit(job: Job, settings: CcpsSettings) -> Ccps:
     write_atomic(tensors, save_tensors(fitted.tensors()))
     tried = [choice.record() | {"auroc": auroc} for choice, (auroc, _) in trainer.found.items()]
     write_json(path, {"key": key, "chosen": chosen.record(), "tried": tried})
+    job.note("chosen", chosen.record())
     return fitted
 
 

@@ -155,6 +155,7 @@ def choose_direction(job: Job, settings: CorrSteerSettings) -> tuple[Site, Tenso
     write_json(
         job.folder / "corrsteer.json", {"criterion": settings.criterion, "chosen": record[best], "tried": record}
     )
+    job.note("chosen", record[best])
     return site, sums[tried[best][0]], tried[best][1]
 
 

@@ -252,10 +252,12 @@ def load_or_choose(job: Job, settings: ItiSettings) -> Shift:
     path, tensors = job.folder / "iti.json", job.folder / "iti.safetensors"
     key = digest([job.train.states.manifest, job.common.base, job.common.validation, job.common.seed])
     if path.exists() and tensors.exists() and (known := read_json(path)).get("key") == key:
+        job.note("chosen", known["chosen"])
         return Shift(load_tensors(tensors.read_bytes())["directions"].numpy(), known["chosen"]["alpha"])
     shift, record = choose_shift(job, settings)
     write_atomic(tensors, save_tensors({"directions": torch.from_numpy(shift.directions)}))
     write_json(path, {"key": key, **record})
+    job.note("chosen", record["chosen"])
     return shift
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any
@@ -62,7 +63,7 @@ def baseline(
             "chat": style.chat,
             "mixture": ({"name": "train", "sources": tuple(sources)},),
             "test": tuple(source_of(t, shots=num_fewshot, limit=limit, tested=True) for t in task),
-            "method": tuple({"kind": kind, **options} for kind in dict.fromkeys(name)),
+            "method": tuple({"kind": kind, "name": row_of(kind, options), **options} for kind in dict.fromkeys(name)),
         }
     )
     places = Places(out=out, work=beside(out), data=folder_of_data(data))
@@ -91,6 +92,12 @@ def source_of(text: str, *, shots: int, limit: int | None, tested: bool) -> dict
     if not split:
         raise CoralError(f"--train {text} names no split; say which, such as {name}:train.")
     return {"task": name, "split": split, "n": limit, "shots": shots}
+
+
+def row_of(kind: str, options: dict[str, Any]) -> str:
+    """Return what tables call a method: with what --set asks for, files by their last name: `iti (sigma=true)`."""
+    shown = (f"{k}={Path(v).name if isinstance(v, str) else json.dumps(v)}" for k, v in options.items())
+    return f"{kind} ({', '.join(shown)})" if options else kind
 
 
 def parsed(text: str) -> tuple[str, Any]:

@@ -10,8 +10,9 @@ import pytest
 from conftest import toy_questions
 from test_sae_ablation import make_sae
 
-from coral_lens import predicting
+from coral_lens import costs, predicting
 from coral_lens.baselines.corrsteer import CORRSTEER, CorrSteerSettings
+from coral_lens.costs import Cost, read_steps
 from coral_lens.fitting import FitSettings
 from coral_lens.jobs import Job, Method, Predict, QuestionSet, no_options
 from coral_lens.joined import predictions_of
@@ -67,3 +68,29 @@ def test_corrsteer_depends_on_what_its_autoencoder_computes(tmp_path: Path) -> N
     assert CORRSTEER.depends(settings) == first
     replace(sae, b_enc=sae.b_enc + 1).save(tmp_path / "sae")
     assert CORRSTEER.depends(settings) != first
+
+
+def test_loading_the_model_is_no_cost_of_the_method_that_comes_first(
+    tiny: Model, sets: tuple[QuestionSet, QuestionSet], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+
+    def load() -> Model:
+        clock[0] += 100.0
+        return tiny
+
+    def fit(job: Job, settings: None) -> Predict:
+        clock[0] += 3.0
+        predict = uniform(job, settings)
+
+        def slowly(test: QuestionSet) -> dict[str, Predictions]:
+            clock[0] += 5.0
+            job.model()
+            return predict(test)
+
+        return slowly
+
+    monkeypatch.setattr(costs, "now", lambda: (clock[0], 2 * clock[0]))
+    monkeypatch.setitem(predicting.METHODS, "uniform", Method(no_options, fit))
+    method_predictions(Job(load, sets[0], FitSettings(), tmp_path), MethodEntry(kind="uniform"), None, [sets[1]])
+    assert read_steps(tmp_path / "cost.json") == {"training": Cost(30, 3.0, 6.0), "test": Cost(4, 5.0, 10.0)}

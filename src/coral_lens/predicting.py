@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,7 @@ def method_predictions(job: Job, entry: MethodEntry, settings: Any, tests: Seque
     missing = [t for t in tests if found[t.name] is None]
     if missing:
         costs = CostRecord(job.folder)
+        job = replace(job, model=costs.uncounted(job.model))
         with costs.measuring("training", len(job.train.states.questions)):
             predict = method.fit(job, settings)
         for test in missing:

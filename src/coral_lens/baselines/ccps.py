@@ -122,7 +122,9 @@ def columns_of(chosen: FeatureSet, radii: Sequence[float]) -> Int[np.ndarray, " 
     return np.array([i for i, name in enumerate(option_features(radii)) if name.split()[0] in kept])
 
 
-def varying(features: Float[np.ndarray, "row feature"], columns: Int[np.ndarray, " column"]) -> Int[np.ndarray, " column"]:
+def varying(
+    features: Float[np.ndarray, "row feature"], columns: Int[np.ndarray, " column"]
+) -> Int[np.ndarray, " kept"]:
     """Return those columns that differ between options.
 
     The spread over the tokens of an option is 0 for every option of one token: nothing is learned of such a column, and what

@@ -1,6 +1,7 @@
 """The walk through a study: states, fits, predictions and runs for each model and mixture, each made once.
 
-    WORK/MODEL/states/SOURCE/           what the model made of a source, whoever asks for it
+    WORK/MODEL/states/SOURCE/           what the model made of a source, whoever asks for it; in a dtype that was asked for
+                                        by name, in a folder beside it
     WORK/MODEL/MIXTURE/METHOD/SEED/     what a method keeps (a lens), and its predictions, one file for each test set
     OUT/runs/MODEL/MIXTURE/             predictions of all methods, tables, figures, report.html, costs.md
     OUT/study.json                      the study, its questions and what was dropped
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -67,6 +68,12 @@ class Places:
     work: Path
     """States, lenses and predictions; studies that share it share them."""
     data: Path | None = None
+    dtype: str | None = None
+    """The dtype of models, if one was asked for: what they make of questions in it is kept apart."""
+
+    def of_model(self, name: str) -> Path:
+        """Return the folder for what a model makes of questions."""
+        return self.work / file_name(name if self.dtype is None else f"{name} in {self.dtype}")
 
 
 @dataclass(frozen=True)
@@ -172,15 +179,18 @@ class Walk:
         self, prepared: Prepared, places: Places, name: str, open_model: Callable[[str], Model], bar: Bar
     ) -> None:
         self.prepared, self.study, self.name, self.bar = prepared, prepared.study, name, bar
-        self.work = places.work / file_name(name)
+        self.work = places.of_model(name)
         self.runs = places.out / "runs" / file_name(name)
         self.data = places.data
         self._open = open_model
         self._stores: dict[Source, ActivationStore] = {}
+        self._first: tuple[Mapping[str, Any], str] | None = None
 
     @cached_property
     def _model(self) -> Model:
-        return self._open(self.name)
+        model = self._open(self.name)
+        self._check_same({**model.fingerprint, "dtype": str(model.dtype)}, "the model as it is now")
+        return model
 
     def model(self) -> Model:
         """Return the model, loaded when it is first needed."""
@@ -196,14 +206,19 @@ class Walk:
     def states(self, source: Source) -> ActivationStore:
         """Return what the model made of a source: from the disk if it was finished before, else extracted now."""
         if source not in self._stores:
-            store = self._open_states(source)
-            first = next(iter(self._stores.values()), store)
-            if first.manifest["model"]["weights"] != store.manifest["model"]["weights"]:
-                raise CoralError(
-                    f"{first.folder} and {store.folder} are of different weights of {self.name!r}; delete those of the old ones."
-                )
-            self._stores[source] = store
+            self._stores[source] = self._open_states(source)
         return self._stores[source]
+
+    def _check_same(self, about: Mapping[str, Any], where: str) -> None:
+        """Refuse to mix what different models, or one in different dtypes, have made."""
+        self._first = self._first or (about, where)
+        known, there = self._first
+        for what in ("weights", "tokenizer", "dtype"):
+            if known[what] != about[what]:
+                raise CoralError(
+                    f"Other {what} of {self.name!r} in {there} ({known[what][:14]}) than in {where} ({about[what][:14]}); delete "
+                    "what the other one made, choose another --work, or ask for its --dtype."
+                )
 
     def _open_states(self, source: Source, *, only: frozenset[str] | None = None) -> ActivationStore:
         """Return the store of a source; with `only`, of these questions alone, and their scores without states."""
@@ -216,7 +231,11 @@ class Walk:
 
         mark, key = folder / "finished.json", digest([identity, prompts_digest(wanted(self.prepared.load))])
         if mark.exists() and read_json(mark).get("key") == key:
-            return ActivationStore(folder)
+            if is_younger(self.name, mark):
+                self.model()  # which is compared with the store
+            store = ActivationStore(folder)
+            self._check_same(store.manifest["model"], str(folder))
+            return store
         model, questions = self.model(), wanted(self._asked)
         layers = () if only is not None else self.study.layers or all_layers(model)
         what = Extraction(layers=layers, style=self._style)
@@ -232,6 +251,7 @@ class Walk:
         # the first number is of questions that were scored before
         add_scoring(folder, watch.read(sum(done[1:]), model.device.type))
         write_json(mark, {"key": key})
+        self._check_same(store.manifest["model"], str(folder))
         return store
 
     def _identity(self, source: Source) -> dict[str, Any]:
@@ -363,6 +383,13 @@ class Walk:
             if entry.row == subject and record.exists():
                 return {k: v for k, v in read_json(record).items() if k not in ("tensors", "digest")}
         return {"model": test.states.manifest["model"], "base": self.study.base}
+
+
+def is_younger(model: str, mark: Path) -> bool:
+    """Whether files of a model that is not on the hub were written after a mark was: it may have become another one."""
+    path = Path(model).expanduser()
+    files = [path] if path.is_file() else path.iterdir() if path.is_dir() else []
+    return any(file.stat().st_mtime > mark.stat().st_mtime for file in files)
 
 
 def add_scores(scores: dict[str, dict[str, list[float]]], found: dict[str, Predictions]) -> None:

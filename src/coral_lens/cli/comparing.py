@@ -66,7 +66,7 @@ def baseline(
             "method": tuple({"kind": kind, "name": row_of(kind, options), **options} for kind in dict.fromkeys(name)),
         }
     )
-    places = Places(out=out, work=beside(out), data=folder_of_data(data))
+    places = Places(out=out, work=beside(out), data=folder_of_data(data), dtype=machine.dtype)
     typer.echo("reading questions ...", err=True)
     prepared = prepare_study(study, places.data)
     folder = run_alone(prepared, places, open_model=machine.open, bar=shown)
@@ -80,7 +80,9 @@ def source_of(text: str, *, shots: int, limit: int | None, tested: bool) -> dict
     from coral_lens.task_index import is_task
     from coral_lens.tasks import TaskOptions, definitions
 
-    TaskOptions(num_fewshot=shots, limit=limit)  # refuses numbers below what can be asked, by the names of their options
+    TaskOptions(
+        num_fewshot=shots, limit=limit
+    )  # refuses numbers below what can be asked, by the names of their options
     if is_file(text):
         return {"task": text, "n": limit, "shots": 0}
     name, colon, split = text.rpartition(":")

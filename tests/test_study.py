@@ -247,6 +247,17 @@ def test_the_transfer_study_has_probe_1_unchanged(size: str) -> None:
     assert set(transfer.guard) == set(probe1.tested)
 
 
+def test_the_transfer_study_has_ccps_with_and_without_adaptation() -> None:
+    study = config("transfer")
+    (ccps,) = [read_method(entry) for entry in study.method if entry.kind == "ccps"]
+    assert ccps.adapt
+    adapted = {t.task: t.adaptation for t in study.test}
+    assert adapted.pop("hellaswag") is None, "its labelled splits are tested, or shown as worked examples"
+    assert [source.n for source in adapted.values() if source] == [500] * 4
+    tested = {(d.data, s.split) for s in study.tested for d in definitions(s.task)}
+    assert not tested & {(d.data, s.split) for s in study.adapted for d in definitions(s.task)}
+
+
 def test_a_file_of_questions_may_stand_for_a_task(tmp_path: Path) -> None:
     path = tmp_path / "own.jsonl"
     path.write_text('{"question": "Which?", "options": ["a", "b"], "answer": 0}\n', "utf-8")

@@ -21,7 +21,7 @@ from coral_lens.fitting import check_questions
 from coral_lens.joined import Scored
 from coral_lens.manifest import digest, digest_bytes
 from coral_lens.probes import fit_standardiser, r_squared, refuse_residuals
-from coral_lens.records import OptionTable, Predictions, Question, offsets_of
+from coral_lens.records import OptionTable, Predictions, Question, groups_of, offsets_of
 from coral_lens.ridge import PENALTIES, column_scale, ridge_of, solve_shifted, sum_moments
 from coral_lens.samples import fold_masks
 from coral_lens.scratch import chunks, room
@@ -79,6 +79,7 @@ class Folded:
             answers=self.table.answers[mask],
             offsets=offsets_of(np.diff(self.table.offsets)[mask].tolist()),
             probs=probs[rows_of(self.table.offsets, mask)],
+            groups=groups_of([q for q, kept in zip(self.questions, mask, strict=True) if kept]),
         )
 
 

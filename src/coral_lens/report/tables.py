@@ -112,8 +112,8 @@ class Scope:
 
 
 def results_table(run: Run, *, scope: Scope | None = None, n_boot: int = 1000, seed: int = 0) -> ResultsTable:
-    """Evaluate a run: the slow step of a report, done once and handed to every renderer."""
-    scope, evaluations = scope or ABOUT_ONE, in_order(run)
+    """Evaluate a run: the slow step of a report, done once and handed to every renderer. The scope is by default the run's."""
+    scope, evaluations = scope or scope_of(run), in_order(run)
     families = [
         len(scope.pairs(e.predictions)) * sum(may_rank(m, len(e.questions)) for m in scope.columns) for e in evaluations
     ]
@@ -158,6 +158,11 @@ ABOUT_ALL = Scope((*COLUMNS, *TOP_1), with_base)
 """The tables of a study."""
 
 
+def scope_of(run: Run) -> Scope:
+    """Return what the tables of a run hold, whoever makes them: those of a study's run must serve the study's own."""
+    return ABOUT_ALL if "study" in run.provenance else ABOUT_ONE
+
+
 def draft_table(
     evaluation: Evaluation, metrics: dict[str, Metrics], scope: Scope, *, n_boot: int, seed: int
 ) -> tuple[TaskTable, list[float]]:
@@ -177,9 +182,10 @@ def draft_table(
 
 
 def p_value(comparison: Comparison, metric: str, predictions: Mapping[str, Predictions]) -> float:
-    """Return the uncorrected p-value: McNemar's for accuracy, the paired bootstrap's for the rest."""
-    if metric == "accuracy":
-        return mcnemar(predictions[comparison.method], predictions[comparison.against])
+    """Return the uncorrected p-value: McNemar's for accuracy, the paired bootstrap's for the rest and for groups."""
+    ours = predictions[comparison.method]
+    if metric == "accuracy" and not ours.groups:
+        return mcnemar(ours, predictions[comparison.against])
     return comparison.differences[metric].p_value
 
 

@@ -51,6 +51,11 @@ class Folded:
         """1 for the correct option of each question."""
         return correct_rows(self.table)
 
+    @cached_property
+    def groups(self) -> tuple[str, ...]:
+        """What resamples draw as a whole; empty where every question stands by itself."""
+        return groups_of(self.questions)
+
     @property
     def n_folds(self) -> int:
         return int(self.fold.max()) + 1

@@ -104,7 +104,8 @@ def analyse_heads(
                 advance(len(kept["r_hat"]) * data.n_folds)
             found.append(kept["r_hat"])
     names = [(block, head) for block in blocks for head in range(n_heads)]
-    return summarise(store, names, r2_draws(data.r, np.concatenate(found), data.table.offsets))
+    draws = r2_draws(data.r, np.concatenate(found), data.table.offsets, data.groups)
+    return summarise(store, names, draws)
 
 
 def blocks_of(store: HeadStore) -> tuple[int, ...]:

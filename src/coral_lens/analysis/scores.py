@@ -42,15 +42,18 @@ def scores_of(predictions: Predictions, names: Sequence[str] = SHOWN) -> dict[st
 
 
 def r2_draws(
-    r: Float[np.ndarray, " row"], r_hat: Float[np.ndarray, "some row"], offsets: Int[np.ndarray, " edge"]
+    r: Float[np.ndarray, " row"],
+    r_hat: Float[np.ndarray, "some row"],
+    offsets: Int[np.ndarray, " edge"],
+    groups: Sequence[str] = (),
 ) -> Float[np.ndarray, "boot some"]:
-    """Return R2 of several predictions: first of the questions as they are, then of every resample of them."""
+    """Return R2 of several predictions: first of the questions as they are, then of every resample, of whole groups if given."""
     starts, sizes = offsets[:-1], np.diff(offsets)
     errors = np.add.reduceat((r - r_hat) ** 2, starts, axis=1).T
     # what the variance of a resample is made of: its rows, their sum and their sum of squares
     sums = np.stack([sizes, np.add.reduceat(r, starts), np.add.reduceat(r**2, starts)], axis=1)
     found = []
-    for weights in (np.ones((1, len(sizes))), *iter_weights(len(sizes), n_boot=N_BOOT, seed=0)):
+    for weights in (np.ones((1, len(sizes))), *iter_weights(len(sizes), n_boot=N_BOOT, seed=0, groups=groups)):
         n, total, squares = (weights @ sums).T
         variance = squares - total**2 / n
         found.append(1.0 - (weights @ errors) / np.where(variance > 0, variance, np.inf)[:, None])
@@ -58,10 +61,13 @@ def r2_draws(
 
 
 def r2_scores(
-    r: Float[np.ndarray, " row"], r_hat: Float[np.ndarray, "some row"], offsets: Int[np.ndarray, " edge"]
+    r: Float[np.ndarray, " row"],
+    r_hat: Float[np.ndarray, "some row"],
+    offsets: Int[np.ndarray, " edge"],
+    groups: Sequence[str] = (),
 ) -> list[Score]:
     """Return R2 of several predictions, each with its interval."""
-    return scores_from(r2_draws(r, r_hat, offsets))
+    return scores_from(r2_draws(r, r_hat, offsets, groups))
 
 
 def scores_from(draws: Float[np.ndarray, "boot some"]) -> list[Score]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,16 +16,29 @@ from scipy.stats import pearsonr
 
 from coral_lens.engine import ScoredBatch, Site, score, score_batch
 from coral_lens.errors import CoralError
-from coral_lens.layout import Batch, lay_out, plan_for
+from coral_lens.layout import Batch, build_tree, collate, lay_out, plan_for
 from coral_lens.models import Model
 from coral_lens.prompts import prepare
-from coral_lens.records import OptionTable, Style
+from coral_lens.records import OptionTable, Prompt, Style
+from coral_lens.resume import Checkpoint
 from coral_lens.sae.ablating import run_ablation
-from coral_lens.sae.ablation import Ablating, AblationPlace, ablate_batch, ablate_fully, features_of
+from coral_lens.sae.ablation import (
+    Ablating,
+    AblationPlace,
+    Reconstruction,
+    WithoutFeature,
+    ablate_batch,
+    ablate_fully,
+    features_of,
+    groups_of,
+    without,
+)
 from coral_lens.sae.autoencoder import Autoencoder
 from coral_lens.sae.codes import CodeStore, collect_codes
 from coral_lens.sae.effects import AblationScores, changes_of, effects
+from coral_lens.sae.quality import patch
 from coral_lens.sae.selection import StreamingPearson, correlate, impact, select, top_correlated
+from coral_lens.sae.steering import SteerFeatures, Steering
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -102,6 +116,38 @@ def test_top_k_features_are_ablated_by_the_codes_that_were_kept(tiny: Model) -> 
         found = ablate_batch(tiny, batch, what)
         for j in range(3):
             torch.testing.assert_close(found.logprobs[j], ablate_fully(tiny, batch, what, j), **CLOSE)
+
+
+@pytest.mark.parametrize("architecture", ["standard", "topk", "jumprelu"])
+def test_states_are_patched_on_the_device_where_they_are(architecture: str) -> None:
+    """The meta device stands for a GPU: like there, a product of tensors on two devices is an error."""
+    sae = replace(make_sae(1, architecture=architecture), threshold=torch.zeros(40))
+    states, prompt = torch.zeros(1, 8, 32, device="meta"), Prompt("q", ((1, 2, 3, 4),) * 2, ((10, 11), (12, 13)))
+    batch, site = collate({0: build_tree(prompt)}, [(0,)]), Site("residual", 1)
+    steering = SteerFeatures(sae, Steering(torch.tensor([7, 3]), torch.tensor([0.5, 0.5])), 1.0)
+    for keep_error in (False, True):
+        what = Ablating(sae, features_of([7, 3]), keep_error=keep_error)
+        for edit in (Reconstruction(what), WithoutFeature(what, 1), steering, patch(sae)):
+            assert edit.edit(site, states, batch).device.type == "meta"
+    checkpoint = Checkpoint(batch, 1, states, None, torch.zeros(4), in_tuple=False)
+    found = without(checkpoint, torch.ones(1, 8, 2), torch.tensor([0, 0]), torch.tensor([0, 1]), what)
+    assert (found.device.type, found.shape) == ("meta", (2, 8, 32))
+    assert sae.on(states.device) is sae.on(states.device), "copied once"
+    assert sae.on(torch.device("cpu")) is sae
+
+
+def test_long_rows_are_computed_few_at_a_time(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each entry brings its whole row's states, keys and mask, however few of its positions are computed."""
+    (batch, *_) = [b for b in batches_of(tiny) if b.prefixes]
+    assert batch.allowed is not None
+    n_rows, _, n_keys = batch.allowed.shape
+    codes = torch.zeros(n_rows, batch.input_ids.shape[1], 40)
+    codes[:, -1] = 1.0
+    rows, features = (codes > 0).any(dim=1).nonzero().T
+    monkeypatch.setattr("coral_lens.sae.ablation.ENTRY_COLUMNS", 3 * n_keys)
+    groups = list(groups_of(rows, features, codes, batch))
+    assert max(map(len, groups)) == 3
+    assert torch.cat(groups).sort().values.tolist() == list(range(len(rows)))
 
 
 # -------------------------------------------------------------------------------------------------------- selection

@@ -218,6 +218,9 @@ def test_folders_that_cannot_be_used_are_refused_in_a_sentence(tmp_path: Path, t
     with pytest.raises(CoralError, match="has no W_dec"):
         load_autoencoder(saelens_folder(tmp_path / "d", here, **{k: v for k, v in tensors.items() if k != "W_dec"}))
     sae = load_autoencoder(saelens_folder(tmp_path / "e", here, **tensors))
+    with pytest.raises(CoralError, match="is of layer 1, not of layer 2; leave --layer out"):
+        load_autoencoder(tmp_path / "e", layer=2)
+    assert load_autoencoder(tmp_path / "c", layer=2).layer == 2
     with pytest.raises(CoralError, match="width 5 at layer 1, but 'tiny-llama' has width 32"):
         sae.check(tiny)
     other = replace(zero_error(32), about={"model": {"name": "other", "weights": "0" * 64}})
@@ -447,6 +450,22 @@ def test_quality_is_what_its_definitions_say() -> None:
     # z-scored: variances 20 and 4, of which 4 is left; raw: 20 and 16, of which 16 is left
     assert found.explained == pytest.approx(20 / 24)
     assert found.explained_raw == pytest.approx(20 / 36)
+
+
+def test_quality_of_many_shards_is_that_of_their_states_together() -> None:
+    source, states = KnownStates(), torch.cat([KnownStates().states(i) for i in (2, 5, 6)]) + 1e3
+    sae = replace(zero_error(12), b_enc=torch.full((24,), -1e3))  # what is left is 1e3, or less
+    together, apart = KnownStates(), KnownStates()
+    together._shards = [states]
+    apart._shards = list(states.tensor_split(3))
+    one, many = fidelity(sae, together, [0]), fidelity(sae, apart, [0, 1, 2])
+    assert (many.n_states, many.l0, many.dead) == (one.n_states, one.l0, one.dead)
+    codes = sae.encode(states)
+    left = (states - sae.decode(codes)).double().square().sum()
+    whole = (states.double() - states.double().mean(dim=0)).square().sum()
+    assert many.explained_raw == pytest.approx(1 - float(left / whole), rel=1e-9)
+    with pytest.raises(CoralError, match="of states of width 16, but these have width 12"):
+        fidelity(zero_error(16), source, [0])
 
 
 def test_the_model_of_another_width_is_refused_before_it_runs() -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from coral_lens.cli.options import Asking, Machine, ModelName, Styling, flat
 from coral_lens.errors import CoralError
+
+if TYPE_CHECKING:
+    from coral_lens.sae.feature_study import FeatureStudy
 
 app = typer.Typer(
     no_args_is_help=True, help="Sparse autoencoders: train them, select features, ablate them, steer by them."
@@ -72,6 +76,17 @@ def train(
 StudyFolder = Annotated[Path, typer.Option("--study", help="Folder made by `coral sae select`.")]
 
 
+def as_selected(asking: Asking, study: FeatureStudy) -> Asking:
+    """Return how to ask: after the worked examples that features were selected with; others are refused."""
+    shots = study.record["shots"]
+    if asking.num_fewshot not in (None, shots["num_fewshot"]) or (asking.fixed_shots and not shots["fixed_shots"]):
+        raise CoralError(
+            f"The features were selected with num_fewshot {shots['num_fewshot']} and fixed_shots {shots['fixed_shots']}; leave "
+            "both options out, or select anew with others."
+        )
+    return replace(asking, **shots)
+
+
 @app.command()
 @flat
 def select(
@@ -100,7 +115,7 @@ def select(
         raise CoralError(f"Unknown base {base!r}; use one of {', '.join(BASE_SCORES)}.")
     opened = machine.opener(model)
     questions = asking.gather(source, chat=opened if styling.apply_chat_template else None)
-    what = Selecting(sae, k, base, styling.made(), layer)  # type: ignore[arg-type]
+    what = Selecting(sae, k, base, styling.made(), layer, asking.num_fewshot, asking.fixed_shots)  # type: ignore[arg-type]
     print_selection(select_features(opened(), questions, out, what, bar=shown).record["selection"])
     typer.echo(f"Features in {out}; ablate them with `coral sae ablate SOURCE --study {out}`.")
 
@@ -129,14 +144,15 @@ def ablate(
     """
     from coral_lens.printing import print_ablation
     from coral_lens.progress import shown
-    from coral_lens.sae.workflow import AblationPlan, FeatureStudy, ablate_features, unseen
+    from coral_lens.sae.feature_study import FeatureStudy, unseen
+    from coral_lens.sae.workflow import AblationPlan, ablate_features
 
     if where not in ("all", "answer"):
         raise CoralError(f"--where must be all or answer. Got {where!r} instead.")
     known = FeatureStudy(study)
     opened = machine.opener(model or known.record["model"])
     chat = opened if known.record["style"]["chat"] else None
-    asked = unseen(known, asking.gather(source, chat=chat), questions)
+    asked = unseen(known, as_selected(asking, known).gather(source, chat=chat), questions)
     plan = AblationPlan(by, features, random, where, keep_error)  # type: ignore[arg-type]
     print_ablation(ablate_features(opened(), asked, known, plan, bar=shown))
     typer.echo(f"In {study}/ablation-{plan.name}.json.")
@@ -167,16 +183,16 @@ def steer(
     from coral_lens.metrics import metric_named
     from coral_lens.printing import print_steering
     from coral_lens.progress import shown
+    from coral_lens.sae.feature_study import FeatureStudy, without_known
     from coral_lens.sae.steer_run import SteerPlan, steer_by_features
     from coral_lens.sae.steering import Weighing
-    from coral_lens.sae.workflow import FeatureStudy
 
     metric_named(criterion)
     known = FeatureStudy(study)
     opened = machine.opener(model or known.record["model"])
     chat = opened if known.record["style"]["chat"] else None
-    used = known.seen
-    fresh = [q for q in asking.gather(validation, chat=chat) if q.id not in used][:questions]
+    asking = as_selected(asking, known)
+    fresh = without_known(asking.gather(validation, chat=chat), known.seen)[:questions]
     plan = SteerPlan(ablation, Weighing(alpha_acc, alpha_cal), criterion=criterion)
     asked = asking.gather(test, chat=chat)
     print_steering(steer_by_features(opened(), fresh, asked, known, how=(plan, shown)))
@@ -195,7 +211,7 @@ def report(
     from coral_lens.manifest import read_json
     from coral_lens.report.feature_page import write_features
     from coral_lens.sae.dashboard import ablations_of, dashboard_of
-    from coral_lens.sae.workflow import FeatureStudy
+    from coral_lens.sae.feature_study import FeatureStudy
 
     known = FeatureStudy(study)
     steering = study / "steering.json"

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -303,6 +304,41 @@ def test_resamples_draw_as_many_questions_as_there_are_in_any_chunking(monkeypat
     chunks = list(iter_weights(8, n_boot=50, seed=0))
     assert [len(chunk) for chunk in chunks] == [7] * 7 + [1]
     assert (np.concatenate(chunks) == whole).all()
+
+
+def test_questions_of_one_group_are_drawn_together() -> None:
+    groups = ("a", "b", "a", "c", "b", "a")
+    whole = np.concatenate(list(iter_weights(6, n_boot=200, seed=0, groups=groups)))
+    assert (whole[:, 0] == whole[:, 2]).all()
+    assert (whole[:, 0] == whole[:, 5]).all()
+    assert (whole[:, 1] == whole[:, 4]).all()
+    assert (whole[:, [0, 1, 3]].sum(axis=1) == 3).all()  # three groups, three draws
+    assert not (whole[:, 0] == whole[:, 1]).all()
+
+
+@given(quizzes(), st.integers(0, 2**32 - 1))
+@settings(deadline=None, max_examples=60)
+def test_a_resample_of_groups_scores_as_the_questions_that_it_repeats(drawn: Quiz, seed: int) -> None:
+    quiz = predictions(*drawn)
+    groups = [f"article {i // 3}" for i in range(len(quiz))]
+    weights = next(iter_weights(len(quiz), n_boot=1, seed=seed, groups=groups))
+    repeated = picked(quiz, np.repeat(np.arange(len(quiz)), weights[0].astype(int)).tolist())
+    for name in METRICS.keys() - {"ece_adaptive"}:
+        by_weight = METRICS[name].compute(facts_of(quiz), weights)[0]
+        assert by_weight == pytest.approx(score(repeated, name), abs=1e-9, nan_ok=True), name
+
+
+def test_four_copies_of_each_question_say_no_more_than_one() -> None:
+    """Taken for independent, they would halve the interval."""
+    alone = simulated(200, seed=0)
+    copies = picked(alone, np.repeat(np.arange(200), 4).tolist())
+    grouped = replace(copies, groups=tuple(f"article {i // 4}" for i in range(800)))
+    width = {
+        name: (found := evaluate(quiz, n_boot=2000).scores["brier"]).high - found.low
+        for name, quiz in {"alone": alone, "copies": copies, "grouped": grouped}.items()
+    }
+    assert width["grouped"] == pytest.approx(width["alone"], rel=0.1)
+    assert width["copies"] == pytest.approx(width["alone"] / 2, rel=0.1)
 
 
 def test_the_seed_decides_the_interval_and_nothing_else() -> None:

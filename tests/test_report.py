@@ -6,6 +6,7 @@ import io
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,23 @@ def test_p_values_are_corrected_within_each_table(run: Run, table: ResultsTable)
         found = [p for c in task_table.comparisons for p in c.p_values.values()]
         assert found == pytest.approx(holm(raw))
         assert table.n_tests == len(raw) == 6
+
+
+def test_questions_that_share_an_article_are_tested_article_by_article() -> None:
+    """McNemar's test would take them for independent."""
+    apart = random_task("t", 60, skill={"base": 0.0, "coral": 2.0})
+    groups = tuple(f"article {i // 6}" for i in range(60))
+    shared = replace(apart, predictions={m: replace(p, groups=groups) for m, p in apart.predictions.items()})
+    for evaluation, test in ((apart, "mcnemar"), (shared, "bootstrap")):
+        table = results_table(Run("r", (evaluation,), LENS), n_boot=20)
+        ours, base = evaluation.predictions["coral"], evaluation.predictions["base"]
+        raw = {
+            "mcnemar": mcnemar(ours, base),
+            "bootstrap": paired_difference(ours, base, "accuracy", n_boot=table.n_paired).p_value,
+        }
+        others = [paired_difference(ours, base, m, n_boot=table.n_paired).p_value for m in ("brier", "nll")]
+        assert raw["mcnemar"] != pytest.approx(raw["bootstrap"])
+        assert list(table.tasks[0].comparisons[0].p_values.values()) == pytest.approx(holm([raw[test], *others]))
 
 
 def test_corrected_p_values_can_still_be_small_with_many_tasks() -> None:

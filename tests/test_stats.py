@@ -120,6 +120,23 @@ def test_the_p_value_and_the_interval_tell_the_same() -> None:
             assert (found.p_value < 0.05) == (found.low > 0 or found.high < 0)
 
 
+def test_copies_of_a_question_in_one_group_make_no_difference_clearer() -> None:
+    a, b = pair(120, seed=3, better=0.2)
+    groups = tuple(f"article {i % 120}" for i in range(480))
+
+    def four_times(p: Predictions, groups: tuple[str, ...]) -> Predictions:
+        ids = tuple(f"q{i}" for i in range(480))
+        offsets, probs = offsets_of([2] * 480), np.tile(p.probs, 4)
+        return replace(p, ids=ids, answers=np.tile(p.answers, 4), offsets=offsets, probs=probs, groups=groups)
+
+    once = paired_difference(a, b, "brier")
+    grouped = paired_difference(four_times(a, groups), four_times(b, groups), "brier")
+    apart = paired_difference(four_times(a, ()), four_times(b, ()), "brier")
+    assert grouped.value == pytest.approx(once.value) == pytest.approx(apart.value)
+    assert grouped.high - grouped.low == pytest.approx(once.high - once.low, rel=0.1)
+    assert apart.high - apart.low == pytest.approx((once.high - once.low) / 2, rel=0.1)
+
+
 def test_a_comparison_without_auroc_is_shown_as_such() -> None:
     all_right, mixed = binary([0.9, 0.8, 0.7], [0, 0, 0]), binary([0.9, 0.2, 0.7], [0, 0, 0], method="b")
     found = paired_difference(all_right, mixed, "auroc", n_boot=50)

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float
 
 from coral_lens.errors import CoralError
 from coral_lens.manifest import digest
-from coral_lens.records import OptionTable, Predictions, Question, offsets_of
+from coral_lens.records import OptionTable, Predictions, Question, groups_of, offsets_of
 from coral_lens.scratch import chunks, let_go, room
 from coral_lens.splits import rows_of
 from coral_lens.store import ActivationStore
@@ -56,6 +56,7 @@ def predictions_of(method: str, scored: Scored, probs: Float[np.ndarray, " row"]
         answers=table.answers,
         offsets=table.offsets,
         probs=probs,
+        groups=groups_of(questions),
     )
 
 

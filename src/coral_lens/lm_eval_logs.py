@@ -20,7 +20,7 @@ import numpy as np
 from coral_lens.errors import CoralError
 from coral_lens.lm_eval_requests import Pair, choices_of, in_contexts, n_options
 from coral_lens.manifest import digest_file, versions
-from coral_lens.records import OptionTable, Predictions, Question, offsets_of
+from coral_lens.records import OptionTable, Predictions, Question, groups_of, offsets_of
 from coral_lens.runs import Evaluation, Run
 from coral_lens.steering import base_probs
 
@@ -80,6 +80,7 @@ class Log:
             answers=self.table.answers,
             offsets=self.table.offsets,
             probs=base_probs(self.table, rule),
+            groups=groups_of(self.questions),
         )
 
 

@@ -119,8 +119,11 @@ class Predictions:
     answers: Int[np.ndarray, " question"]
     offsets: Int[np.ndarray, " edge"]
     probs: Float[np.ndarray, " row"]
+    groups: tuple[str, ...] = ()
+    """What the questions belong to that are not independent (RACE's articles), see `groups_of`; empty if all are."""
 
     def __post_init__(self) -> None:
+        assert len(self.groups) in (0, len(self.ids)), "one group per question, or none"
         assert self.offsets[0] == 0, "offsets must start at 0"
         assert self.offsets[-1] == len(self.probs), "offsets must end at the number of rows"
         assert len(self.offsets) == len(self.answers) + 1 == len(self.ids) + 1, "one answer and one id per question"
@@ -134,6 +137,12 @@ class Predictions:
     def renamed(self, method: str) -> Predictions:
         """Return the same predictions under another method name."""
         return replace(self, method=method)
+
+
+def groups_of(questions: Sequence[Question]) -> tuple[str, ...]:
+    """Return the group of each question, or nothing where each stands by itself."""
+    groups = tuple(q.group for q in questions)
+    return groups if len(set(groups)) < len(groups) else ()
 
 
 def offsets_of(sizes: Sequence[int]) -> Int[np.ndarray, " edge"]:

@@ -20,7 +20,7 @@ from jaxtyping import Float
 
 from coral_lens.errors import CoralError
 from coral_lens.manifest import canonical, digest, digest_file, read_json, write_atomic, write_json
-from coral_lens.records import Predictions, Question, offsets_of
+from coral_lens.records import Predictions, Question, groups_of, offsets_of
 
 FORMAT = 1
 
@@ -172,6 +172,7 @@ def read_evaluation(name: str, lines: Sequence[dict[str, Any]], *, model: str, t
             answers=np.array([q.answer for q in questions], dtype=np.int64),
             offsets=offsets,
             probs=np.array([p for line in lines for p in line["probs"][method]]),
+            groups=groups_of(questions),
         )
         for method in lines[0]["probs"]
     }

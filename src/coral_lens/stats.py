@@ -72,7 +72,7 @@ def resampled(
     facts = {name: _paired_facts(first, p)[1] for name, p in methods.items()}
     once = np.ones((1, len(first)))
     found = {name: {m: [compute(f, once)] for m, compute in chosen.items()} for name, f in facts.items()}
-    for weights in iter_weights(len(first), n_boot=n_boot, seed=seed):
+    for weights in iter_weights(len(first), n_boot=n_boot, seed=seed, groups=first.groups):
         for name, f in facts.items():
             for m, compute in chosen.items():
                 found[name][m].append(compute(f, weights))
@@ -94,7 +94,10 @@ def paired_difference(a: Predictions, b: Predictions, metric: str, *, n_boot: in
 
 
 def mcnemar(a: Predictions, b: Predictions) -> float:
-    """Return McNemar's exact two-sided p-value: do the questions that only one gets right fall evenly on both?"""
+    """Return McNemar's exact two-sided p-value: do the questions that only one gets right fall evenly on both?
+
+    Trap: it takes questions for independent. Where they come in groups, `paired_difference` is the test to use.
+    """
     from scipy.stats import binomtest
 
     of_a, of_b = _paired_facts(a, b)

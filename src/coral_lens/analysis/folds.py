@@ -19,7 +19,7 @@ from coral_lens.errors import CoralError
 from coral_lens.fitting import check_questions
 from coral_lens.joined import Scored
 from coral_lens.probes import r_squared
-from coral_lens.records import OptionTable, Predictions, Question, offsets_of
+from coral_lens.records import OptionTable, Predictions, Question, groups_of, offsets_of
 from coral_lens.ridge import PENALTIES, Moments, RidgeRows, column_scale, ridge_of, sum_moments
 from coral_lens.samples import fold_masks
 from coral_lens.scratch import chunks
@@ -77,6 +77,7 @@ class Folded:
             answers=self.table.answers[mask],
             offsets=offsets_of(np.diff(self.table.offsets)[mask].tolist()),
             probs=probs[rows_of(self.table.offsets, mask)],
+            groups=groups_of([q for q, kept in zip(self.questions, mask, strict=True) if kept]),
         )
 
 

@@ -19,7 +19,7 @@ def scores_of(predictions: Predictions, names: Sequence[str] = SHOWN) -> dict[st
     """Return some metrics with their intervals; `metrics.evaluate` would compute all of them."""
     facts = facts_of(predictions)
     draws: dict[str, list[np.ndarray]] = {name: [] for name in names}
-    for weights in iter_weights(len(predictions), n_boot=N_BOOT, seed=0):
+    for weights in iter_weights(len(predictions), n_boot=N_BOOT, seed=0, groups=predictions.groups):
         for name in names:
             draws[name].append(METRICS[name].compute(facts, weights))
     once = np.ones((1, len(predictions)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -82,6 +83,7 @@ def joined(parts: Sequence[Predictions], task: str) -> Predictions:
         answers=np.concatenate([p.answers for p in parts]),
         offsets=offsets_of([int(n) for p in parts for n in np.diff(p.offsets)]),
         probs=np.concatenate([p.probs for p in parts]),
+        groups=tuple(g for p in parts for g in (p.groups or p.ids)) if any(p.groups for p in parts) else (),
     )
 
 
@@ -93,10 +95,11 @@ def part_of(predictions: Predictions, mask: Bool[np.ndarray, " question"]) -> Pr
         model=predictions.model,
         task=predictions.task,
         split=predictions.split,
-        ids=tuple(i for i, kept in zip(predictions.ids, mask, strict=True) if kept),
+        ids=tuple(compress(predictions.ids, mask)),
         answers=predictions.answers[mask],
         offsets=offsets_of(sizes[mask].tolist()),
         probs=predictions.probs[np.repeat(mask, sizes)],
+        groups=tuple(compress(predictions.groups, mask)),
     )
 
 
@@ -138,9 +141,8 @@ def risk_with_interval(predictions: Predictions, *, n_boot: int = N_BOOT, seed: 
     sure, wrong = facts.confidence[order], 1.0 - facts.right[order]
     last = np.flatnonzero(np.append(np.diff(sure) != 0, True))
     value = risks_at(wrong, last, np.ones((1, len(wrong))))[0]
-    draws = np.concatenate(
-        [risks_at(wrong, last, w[:, order]) for w in iter_weights(len(wrong), n_boot=n_boot, seed=seed)]
-    )
+    resamples = iter_weights(len(wrong), n_boot=n_boot, seed=seed, groups=predictions.groups)
+    draws = np.concatenate([risks_at(wrong, last, w[:, order]) for w in resamples])
     low, high = np.quantile(draws, [0.025, 0.975], axis=0)
     needed = np.ceil(COVERAGES * len(wrong) - 1e-9).astype(np.int64)
     return Risk(COVERAGES, value, np.minimum(low, value), np.maximum(high, value), sure[needed - 1])
@@ -153,8 +155,9 @@ def risks_at(
     start = np.zeros((len(weights), 1))
     reached = np.hstack([start, np.cumsum(weights, axis=1)[:, last]])
     errors = np.hstack([start, np.cumsum(weights * wrong, axis=1)[:, last]])
-    answered = COVERAGES * weights.shape[1]
-    return np.array([np.interp(answered, n, e) / answered for n, e in zip(reached, errors, strict=True)])
+    answered = weights.sum(axis=1, keepdims=True) * COVERAGES
+    found = zip(answered, reached, errors, strict=True)
+    return np.array([np.interp(wanted, n, e) / wanted for wanted, n, e in found])
 
 
 # --- right as often as sure, over all questions or a subject ----------------------------------------------------------
@@ -188,14 +191,19 @@ def standing(
     measured = {"sure": facts.confidence, "over": facts.confidence - facts.right}
     if base is not None and base.method != predictions.method:
         measured["gain"] = facts.right - facts_of(base).right
-    means = {name: mean_score(values, n_boot=n_boot) for name, values in measured.items()}
-    accuracy = wilson_score(float(facts.right.sum()), n)
+    if predictions.groups:
+        measured["right"] = facts.right
+    means = {name: mean_score(values, predictions.groups, n_boot=n_boot) for name, values in measured.items()}
+    accuracy = means.get("right") or wilson_score(float(facts.right.sum()), n)
     return Standing(*where, predictions.method, n, accuracy, means["sure"], means["over"], means.get("gain"))
 
 
-def mean_score(values: Float[np.ndarray, " question"], *, n_boot: int, seed: int = 0) -> Score:
+def mean_score(
+    values: Float[np.ndarray, " question"], groups: Sequence[str] = (), *, n_boot: int, seed: int = 0
+) -> Score:
     """Return a mean over questions with its bootstrap interval."""
-    draws: list[Values] = [w @ values / len(values) for w in iter_weights(len(values), n_boot=n_boot, seed=seed)]
+    resamples = iter_weights(len(values), n_boot=n_boot, seed=seed, groups=groups)
+    draws: list[Values] = [w @ values / w.sum(axis=1) for w in resamples]
     return score_of(float(values.mean()), np.concatenate(draws), kind="mean")
 
 
@@ -246,7 +254,7 @@ def positions(predictions: Predictions, *, n_boot: int = N_BOOT) -> list[Positio
     for k in range(int(facts.sizes.max())):
         has = facts.sizes > k
         n, picked, right = int(has.sum()), (chosen == k)[has], (predictions.answers == k)[has]
-        excess = mean_score(picked.astype(float) - right, n_boot=n_boot)
+        excess = mean_score(picked.astype(float) - right, tuple(compress(predictions.groups, has)), n_boot=n_boot)
         shares = wilson_score(float(right.sum()), n), wilson_score(float(picked.sum()), n)
         found.append(Position(predictions.method, chr(ord("A") + k) if k < 26 else str(k + 1), n, *shares, excess))
     return found

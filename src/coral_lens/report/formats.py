@@ -129,7 +129,8 @@ def notes_of(table: ResultsTable) -> list[str]:
     if table.n_tests:
         notes.append(
             f"Differences are paired, question by question ({table.n_paired:,} resamples); p-values (McNemar for accuracy, "
-            f"bootstrap otherwise) are Holm-corrected over the tests of each table (up to {table.n_tests})."
+            f"bootstrap otherwise, and where questions share an article) are Holm-corrected over the tests of each table (up "
+            f"to {table.n_tests})."
         )
     if any(not task.ranks("ece") for task in table.tasks):
         notes.append(f"† ECE and cwECE are too noisy to rank methods below {ENOUGH:,} questions, and are not tested.")

@@ -24,13 +24,14 @@ from coral_lens.report.study_tables import (
 from coral_lens.report.tables import ENOUGH, may_rank
 
 NOTES = (
-    "All values × 100, with 95 % bootstrap intervals over questions; ± is the standard deviation over seeds. Floor: the ECE that "
-    "perfectly calibrated answers with these confidences would still show on so many questions. Zeros: questions whose correct "
-    "option got probability 0; each costs an NLL of 27.6, infinite but for clipping.",
+    "All values × 100, with 95 % bootstrap intervals over questions (over articles, where several questions share one); ± is the "
+    "standard deviation over seeds. Floor: the ECE that perfectly calibrated answers with these confidences would still show on "
+    "so many questions. Zeros: questions whose correct option got probability 0; each costs an NLL of 27.6, infinite but for "
+    "clipping.",
     "Brier and NLL are those of the paper's formulas, over all options; top-1: of the confidence against right or wrong.",
     "Bold: the best value of a table; underlined: the second best, as in the paper. Whether a difference is more than noise is "
-    "said by the paired differences below the methods, whose p-values (McNemar for accuracy, bootstrap otherwise) are "
-    "Holm-corrected over the tests of each table.",
+    "said by the paired differences below the methods, whose p-values (McNemar for accuracy, bootstrap otherwise, and where "
+    "questions share an article) are Holm-corrected over the tests of each table.",
     "Few-shot is the unsteered model on the prompts that every method sees. Each heading names the split that was really used. "
     "0-shot, where it stands: the unsteered model on the same questions without worked examples; no method starts from it.",
     f"† ECE and cwECE are too noisy to rank methods below {ENOUGH:,} questions.",

@@ -177,9 +177,10 @@ def draft_table(
 
 
 def p_value(comparison: Comparison, metric: str, predictions: Mapping[str, Predictions]) -> float:
-    """Return the uncorrected p-value: McNemar's for accuracy, the paired bootstrap's for the rest."""
-    if metric == "accuracy":
-        return mcnemar(predictions[comparison.method], predictions[comparison.against])
+    """Return the uncorrected p-value: McNemar's for accuracy, the paired bootstrap's for the rest and for groups."""
+    ours = predictions[comparison.method]
+    if metric == "accuracy" and not ours.groups:
+        return mcnemar(ours, predictions[comparison.against])
     return comparison.differences[metric].p_value
 
 

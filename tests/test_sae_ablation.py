@@ -35,7 +35,7 @@ from coral_lens.sae.ablation import (
 )
 from coral_lens.sae.autoencoder import Autoencoder
 from coral_lens.sae.codes import CodeStore, collect_codes
-from coral_lens.sae.effects import AblationScores, changes_of, effects
+from coral_lens.sae.effects import AblationScores, Changes, changes_of, compare, effects
 from coral_lens.sae.quality import patch
 from coral_lens.sae.selection import StreamingPearson, correlate, impact, select, top_correlated
 from coral_lens.sae.steering import SteerFeatures, Steering
@@ -264,6 +264,20 @@ def test_changes_are_those_worked_by_hand() -> None:
     one = report["features"]["9"]["ece"]
     assert one["value"] == pytest.approx(-0.1)
     assert one["low"] <= one["value"] <= one["high"]
+
+
+def test_chosen_features_are_placed_among_random_ones_by_hand() -> None:
+    """Random features change by 0 to 100, chosen ones by 200, -5 and 50; no question adds noise of its own."""
+    values = np.array([200.0, -5.0, 50.0, *range(101)])
+    changes = Changes(values, np.tile(values[:, None], 400))
+    found = compare(changes, range(3), range(3, 104))
+    assert found["value"] == pytest.approx(245 / 3 - 50)
+    assert (found["low_random"], found["high_random"]) == pytest.approx((2.5, 97.5))
+    assert (found["above"], found["below"]) == pytest.approx((1 / 3, 1 / 3))
+    assert found["rank"] == pytest.approx((101 + 0 + 50.5) / 303)
+    # the standard error of the mean of 101 random features is 29.2 / sqrt(101) = 2.9
+    assert 4.5 < found["value"] - found["low"] < 7.0
+    assert 4.5 < found["high"] - found["value"] < 7.0
 
 
 def test_a_killed_ablation_goes_on_to_the_same_bytes(tmp_path: Path, tiny: Model) -> None:

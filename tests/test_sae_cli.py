@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from coral_lens.errors import CoralError
 from coral_lens.records import Question
 from coral_lens.sae.autoencoder import load_autoencoder
 from coral_lens.sae.feature_study import FeatureStudy
+from coral_lens.sae.quality import refuse_dead
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -64,10 +66,34 @@ def test_train_makes_autoencoders_that_load_and_says_how_good_they_are(trained: 
         sae = load_autoencoder(folder / "sae" / f"{expansion}x")
         assert (sae.layer, sae.width, sae.n_features) == (2, 32, 32 * expansion)
     assert "recovered" in said
+    assert re.search(r"Trained on [\d,]+ states; measured on", said)
     assert "3x" in said
     quality = json.loads((folder / "sae" / "quality.json").read_text())
     assert set(quality) == {"2x", "3x"}
     assert quality["2x"]["loss"]["n_questions"] > 0
+
+
+def test_pooled_states_of_a_store_train_autoencoders_without_a_model(
+    trained: tuple[Path, str], model: Path, tmp_path: Path
+) -> None:
+    source = trained[0] / "train.jsonl"
+    coral("extract", source, "--model", model, "--layers", "2", "--out", tmp_path / "store")
+    train = ["sae", "train", "--store", tmp_path / "store", "--expansion", 2, "--batch-size", 64]
+    said = coral(*train, "--out", tmp_path / "sae", "--layer", 2, "--penalty", 0.3)
+    assert "0 held-out questions" in said
+    found = load_autoencoder(tmp_path / "sae" / "2x")
+    assert (found.layer, found.width, found.about["training"]["sampling"]["where"]) == (2, 32, "pooled")
+    with pytest.raises(CoralError, match=r"holds layers \[2\], not 1; extract with --layers 1"):
+        coral(*train, "--out", tmp_path / "other", "--layer", 1)
+    for both_or_none in ([source, *train[2:4]], []):
+        with pytest.raises(CoralError, match="Give questions, whose token states are used, or --store"):
+            coral("sae", "train", *both_or_none, "--out", tmp_path / "other", "--layer", 2)
+
+
+def test_autoencoders_whose_features_are_all_dead_are_refused_after_their_report() -> None:
+    refuse_dead({"4x": {"dead": 0.99}})
+    with pytest.raises(CoralError, match="All features of 4x and 8x are dead: no held-out state activates one"):
+        refuse_dead({"4x": {"dead": 1.0}, "8x": {"dead": 1.0}, "16x": {"dead": 0.5}})
 
 
 @pytest.fixture(scope="module")

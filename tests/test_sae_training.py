@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from coral_lens.sae import training
 from coral_lens.sae.autoencoder import Autoencoder, load_autoencoder
 from coral_lens.sae.quality import fidelity, loss_recovered, patch
 from coral_lens.sae.states import Minibatches, PooledStates, TokenStore
-from coral_lens.sae.tokens import Sampling, collect, iter_states
+from coral_lens.sae.tokens import Sampling, collect, count_states, draw_questions, iter_states
 from coral_lens.sae.training import folded, statistics_of, train
 from coral_lens.sae.weights import TrainingSettings, Weights, first_weights, loss_of, resample
 from coral_lens.store import Extraction, extract
@@ -370,6 +370,25 @@ def test_token_states_of_shared_prefixes_are_kept_once(tiny: Model) -> None:
     n_answer = sum(len(batch.answer_tokens.unique()) for batch, _ in batches)
     assert sum(len(states) for _, states in batches) >= n_shared + n_answer
     assert sum(len(states) for _, states in batches) < len(distinct) + n_answer + n_shared
+    for packing in ("tree", "plain"):
+        laid = plan_for(asked.prompts, token_budget=300, packing=packing)
+        for where in ("all", "answer", "context"):
+            found = iter_states(tiny, asked.prompts, laid, layer=1, where=where)
+            assert sum(len(states) for _, states in found) == count_states(asked.prompts, laid, where)
+
+
+def test_states_that_questions_share_are_not_counted_for_each_of_them() -> None:
+    """Questions of 10 states after a prefix of 90: by themselves 600 states are 6 questions, together 60 less their prefixes."""
+
+    def count(some: Sequence[int]) -> int:
+        return 90 + 10 * len(some)
+
+    cuts = draw_questions(200, Sampling(layer=1, tokens=600, shard_tokens=150), count)
+    assert 600 <= sum(map(count, cuts)) < 900
+    assert all(150 <= count(cut) < 300 for cut in cuts[1:]), "only the first may be small, which is not held out"
+    assert len({q for cut in cuts for q in cut}) == sum(map(len, cuts))
+    everything = draw_questions(200, Sampling(layer=1, tokens=0, shard_tokens=150), count)
+    assert sorted(q for cut in everything for q in cut) == list(range(200))
 
 
 def test_a_killed_collection_goes_on_and_ends_with_the_same_bytes(tmp_path: Path, tiny: Model) -> None:
@@ -407,6 +426,10 @@ def test_too_few_questions_are_refused(tmp_path: Path, tiny: Model) -> None:
 def test_pooled_states_of_a_store_may_be_trained_on_instead(tmp_path: Path, tiny: Model) -> None:
     store = extract(tiny, toy_questions(30), tmp_path / "store", what=Extraction(layers=(1,), token_budget=300))
     source = PooledStates(store, 1)
+    held_out = {tuple(state) for i in source.held_out for state in source.states(i).tolist()}
+    of_question = [rows.tolist() for rows in np.split(store.layer(1), store.table.offsets[1:-1])]
+    shares = [np.mean([tuple(state) in held_out for state in rows]) for rows in of_question]
+    assert sorted(set(shares)) == [0.0, 1.0], "questions are held out as wholes"
     read = torch.cat([source.states(i) for i in range(source.n_shards)]).sort(dim=0).values
     assert torch.equal(read, torch.from_numpy(store.layer(1)).sort(dim=0).values)
     found = train(source, tmp_path / "sae", replace(SMALL, expansions=(2,), epochs=1), layer=1)

@@ -22,11 +22,15 @@ app = typer.Typer(
 @app.command()
 @flat
 def train(
-    source: Annotated[
-        list[str], typer.Argument(help="TASK[:SPLIT] or files of questions whose token states are used.")
-    ],
     out: Annotated[Path, typer.Option(help="Folder for the autoencoders (OUT/4x ...), states and checkpoints.")],
     layer: Annotated[int, typer.Option(help="The layer whose residual stream is taken apart.")],
+    source: Annotated[
+        list[str] | None, typer.Argument(help="TASK[:SPLIT] or files of questions whose token states are used.")
+    ] = None,
+    store: Annotated[
+        Path | None,
+        typer.Option(help="Use pooled answer states of a folder of `coral extract` instead; no model runs."),
+    ] = None,
     model: ModelName = "smollm2",
     expansion: Annotated[
         list[int] | None, typer.Option(help="Features per dimension, trained in one pass. Default: 4, 8, 16.")
@@ -51,10 +55,14 @@ def train(
     from coral_lens.printing import print_quality
     from coral_lens.progress import shown
     from coral_lens.readers import TOKENS
+    from coral_lens.sae.quality import refuse_dead
     from coral_lens.sae.tokens import Sampling
     from coral_lens.sae.weights import TrainingSettings
-    from coral_lens.sae.workflow import train_on_tokens
+    from coral_lens.sae.workflow import train_on_store, train_on_tokens
+    from coral_lens.store import ActivationStore
 
+    if bool(source) == bool(store):
+        raise CoralError("Give questions, whose token states are used, or --store FOLDER, whose pooled states are.")
     if where not in TOKENS:
         raise CoralError(f"--where must be one of {', '.join(TOKENS)}. Got {where!r} instead.")
     settings = TrainingSettings(
@@ -66,11 +74,16 @@ def train(
         epochs=epochs,
         seed=seed,
     )
-    opened = machine.opener(model)
-    questions = asking.gather(source, chat=opened if styling.apply_chat_template else None)
-    sampling = Sampling(layer, tokens, where, styling.made(), seed=seed)
-    print_quality(train_on_tokens(opened(), questions, out, how=(sampling, settings), bar=shown))
+    if store:
+        quality = train_on_store(ActivationStore(store), out, how=(layer, settings), bar=shown)
+    else:
+        opened = machine.opener(model)
+        questions = asking.gather(source or [], chat=opened if styling.apply_chat_template else None)
+        sampling = Sampling(layer, tokens, where, styling.made(), seed=seed)
+        quality = train_on_tokens(opened(), questions, out, how=(sampling, settings), bar=shown)
+    print_quality(quality)
     typer.echo(f"Autoencoders in {out}, in SAELens' layout.")
+    refuse_dead(quality)
 
 
 StudyFolder = Annotated[Path, typer.Option("--study", help="Folder made by `coral sae select`.")]

@@ -6,12 +6,11 @@ massive activations of a few columns carry most of it, which is why the loss of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Bool
 from torch import Tensor
 
 from coral_lens.edits import ReplaceStates
@@ -72,12 +71,13 @@ def fidelity(sae: Autoencoder, source: StateSource, shards: Sequence[int]) -> Fi
     )
 
 
-def refuse_dead(alive: Bool[Tensor, " feature"]) -> None:
-    """Refuse an autoencoder none of whose features is ever active."""
-    if not bool(alive.any()):
+def refuse_dead(quality: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse, by their record, autoencoders none of whose features is ever active."""
+    dead = [name for name, found in quality.items() if found["dead"] == 1.0]
+    if dead:
         raise CoralError(
-            f"All {len(alive)} features of the autoencoder are dead on these questions; train with a smaller --penalty or "
-            "on more tokens."
+            f"All features of {' and '.join(dead)} are dead: no held-out state activates one, so that there is nothing to select "
+            "from; train with a smaller --penalty, or on more states, into another folder."
         )
 
 

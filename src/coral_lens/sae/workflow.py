@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,19 +12,20 @@ from jaxtyping import Float
 
 from coral_lens.errors import CoralError
 from coral_lens.fitting import check_questions
+from coral_lens.joined import Scored
 from coral_lens.manifest import read_json, versions, write_json
 from coral_lens.progress import Bar, silent
 from coral_lens.prompts import prepare
 from coral_lens.records import UNKNOWN, Question, Style
 from coral_lens.sae.ablating import run_ablation
 from coral_lens.sae.ablation import Ablating, AblationPlace, features_of
-from coral_lens.sae.autoencoder import load_autoencoder
+from coral_lens.sae.autoencoder import Autoencoder, load_autoencoder
 from coral_lens.sae.codes import CodeStore, collect_codes, sae_digest
 from coral_lens.sae.effects import effects
 from coral_lens.sae.feature_study import FeatureStudy
-from coral_lens.sae.quality import fidelity, loss_recovered
+from coral_lens.sae.quality import Recovered, fidelity, loss_recovered
 from coral_lens.sae.selection import Selection, correlate, impact, ridge_direction, select
-from coral_lens.sae.states import TokenStore
+from coral_lens.sae.states import PooledStates, StateSource, TokenStore
 from coral_lens.sae.tokens import Sampling, collect
 from coral_lens.sae.training import train
 from coral_lens.sae.weights import TrainingSettings
@@ -56,15 +57,42 @@ def train_on_tokens(
         store = collect(model, questions, folder / "tokens", what=sampling, progress=advance)
     saes = train(store, folder, settings, layer=sampling.layer, bar=bar)
     held_out = held_out_questions(model, questions, store, sampling)
+    if not held_out:
+        return measure(saes, store, folder)
     prompts, answers = prepare(held_out, sampling.style, model).prompts, [q.answer for q in held_out]
+
+    def patched(sae: Autoencoder) -> Recovered:
+        return loss_recovered(model, sae, prompts, answers)
+
+    return measure(saes, store, folder, loss=(patched, [q.id for q in held_out]))
+
+
+def train_on_store(
+    scored: Scored, folder: Path, *, how: tuple[int, TrainingSettings], bar: Bar = silent
+) -> dict[str, Any]:
+    """Train on the pooled answer states of a store at a layer; no model runs, so that no patched loss is measured."""
+    layer, settings = how
+    source = PooledStates(scored, layer, seed=settings.seed)
+    return measure(train(source, folder, settings, layer=layer, bar=bar), source, folder)
+
+
+def measure(
+    saes: Mapping[int, Autoencoder],
+    source: StateSource,
+    folder: Path,
+    *,
+    loss: tuple[Callable[[Autoencoder], Recovered] | None, Sequence[str]] = (None, ()),
+) -> dict[str, Any]:
+    """Return FOLDER/quality.json, with what it has not yet: measures on held-out states, and the loss on named questions."""
+    recover, names = loss
     path = folder / "quality.json"
     known = read_json(path) if path.exists() else {}
     for expansion, sae in saes.items():
-        about = {"steps": sae.about["training"], "questions": [q.id for q in held_out]}
+        about = {"steps": sae.about["training"], "questions": list(names)}
         if known.get(f"{expansion}x", {}).get("about") == about:
             continue
-        found = fidelity(sae, store, store.held_out)
-        recovered = loss_recovered(model, sae, prompts, answers) if held_out else None
+        found = fidelity(sae, source, source.held_out)
+        recovered = recover(sae) if recover else None
         patched = {**asdict(recovered), "share": recovered.share} if recovered else {}
         known[f"{expansion}x"] = {"n_features": sae.n_features, **asdict(found), "loss": patched, "about": about}
         write_json(path, known)

@@ -31,7 +31,8 @@ NOTES = (
     "Brier and NLL are those of the paper's formulas, over all options; top-1: of the confidence against right or wrong.",
     "Bold: the best value of a table; underlined: the second best, as in the paper. Whether a difference is more than noise is "
     "said by the paired differences below the methods, whose p-values (McNemar for accuracy, bootstrap otherwise, and where "
-    "questions share an article) are Holm-corrected over the tests of each table.",
+    "questions share an article) are Holm-corrected over the tests of each table. A bootstrap's smallest p-value is set by its "
+    "number of resamples: where many are equal and the smallest of a table, read `at most`.",
     "Few-shot is the unsteered model on the prompts that every method sees. Each heading names the split that was really used. "
     "0-shot, where it stands: the unsteered model on the same questions without worked examples; no method starts from it.",
     f"† ECE and cwECE are too noisy to rank methods below {ENOUGH:,} questions.",

@@ -266,6 +266,13 @@ def test_changes_are_those_worked_by_hand() -> None:
     assert one["low"] <= one["value"] <= one["high"]
 
 
+def test_questions_of_one_article_are_resampled_together() -> None:
+    scores = two_questions([[0.8, 0.2, 0.7, 0.3]], [4])
+    assert np.ptp(changes_of(scores, "sum", n_boot=20)["accuracy"].draws) > 0
+    together = replace(scores, groups=("article", "article"))
+    assert np.ptp(changes_of(together, "sum", n_boot=20)["accuracy"].draws) == 0
+
+
 def test_chosen_features_are_placed_among_random_ones_by_hand() -> None:
     """Random features change by 0 to 100, chosen ones by 200, -5 and 50; no question adds noise of its own."""
     values = np.array([200.0, -5.0, 50.0, *range(101)])

@@ -32,12 +32,14 @@ class AblationScores:
     reconstructed: Float[np.ndarray, " row"]
     ablated: Float[np.ndarray, "feature row"]
     features: Int[np.ndarray, " feature"]
+    groups: tuple[str, ...] = ()
+    """As in Predictions."""
 
     def predictions(self, logprobs: Float[np.ndarray, " row"], rule: BaseRule, name: str = "") -> Predictions:
         """Return probabilities from log-probabilities of the same options."""
         t = self.table
         table = OptionTable(logprobs, t.n_tokens, t.n_chars, t.n_bytes, t.offsets, t.answers)
-        return Predictions(name, "", "", "", self.ids, t.answers, t.offsets, base_probs(table, rule))
+        return Predictions(name, "", "", "", self.ids, t.answers, t.offsets, base_probs(table, rule), self.groups)
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,8 @@ class Changes:
 def changes_of(scores: AblationScores, rule: BaseRule, *, n_boot: int = N_BOOT, seed: int = 0) -> dict[str, Changes]:
     """Return the change of each metric by each feature."""
     n = len(scores.ids)
-    weights = np.concatenate([np.ones((1, n)), *iter_weights(n, n_boot=n_boot, seed=seed)])
+    drawn = iter_weights(n, n_boot=n_boot, seed=seed, groups=scores.groups)
+    weights = np.concatenate([np.ones((1, n)), *drawn])
     before = facts_of(scores.predictions(scores.reconstructed, rule))
     start = {name: METRICS[name].compute(before, weights) for name in CHANGES}
     found = {name: np.zeros((len(scores.features), len(weights))) for name in CHANGES}

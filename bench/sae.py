@@ -31,7 +31,7 @@ from coral_lens.questions import load_questions
 from coral_lens.records import Prompt, Style
 from coral_lens.sae.ablation import Ablating, WithoutFeature, ablate_batch, features_of
 from coral_lens.sae.autoencoder import Autoencoder
-from coral_lens.sae.workflow import FeatureStudy
+from coral_lens.sae.feature_study import FeatureStudy
 from coral_lens.tasks import TaskOptions
 
 

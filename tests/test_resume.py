@@ -71,7 +71,9 @@ def test_an_edit_of_all_positions_reaches_the_prefix_too(any_tiny: Model) -> Non
             prefix = None
             if batch.prefixes:
                 prefix = bent(prefix_states(any_tiny, batch, layer), prefix_batch(batch.prefixes), "all")
-            found = rerun(any_tiny, checkpoint, bent(checkpoint.states, batch, "all"), prefix=prefix)
+            with tokens_counted(any_tiny, 1) as below:
+                found = rerun(any_tiny, checkpoint, bent(checkpoint.states, batch, "all"), prefix=prefix)
+            assert not below or layer == 0, "blocks below the layer do not run"
             expected = score_batch(any_tiny, batch, edits=[edit]).logprobs
             torch.testing.assert_close(found, expected, **CLOSE)
 

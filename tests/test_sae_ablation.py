@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,16 +16,29 @@ from scipy.stats import pearsonr
 
 from coral_lens.engine import ScoredBatch, Site, score, score_batch
 from coral_lens.errors import CoralError
-from coral_lens.layout import Batch, lay_out, plan_for
+from coral_lens.layout import Batch, build_tree, collate, lay_out, plan_for
 from coral_lens.models import Model
 from coral_lens.prompts import prepare
-from coral_lens.records import OptionTable, Style
+from coral_lens.records import OptionTable, Prompt, Style
+from coral_lens.resume import Checkpoint
 from coral_lens.sae.ablating import run_ablation
-from coral_lens.sae.ablation import Ablating, AblationPlace, ablate_batch, ablate_fully, features_of
+from coral_lens.sae.ablation import (
+    Ablating,
+    AblationPlace,
+    Reconstruction,
+    WithoutFeature,
+    ablate_batch,
+    ablate_fully,
+    features_of,
+    groups_of,
+    without,
+)
 from coral_lens.sae.autoencoder import Autoencoder
 from coral_lens.sae.codes import CodeStore, collect_codes
-from coral_lens.sae.effects import AblationScores, changes_of, effects
+from coral_lens.sae.effects import AblationScores, Changes, changes_of, compare, effects
+from coral_lens.sae.quality import patch
 from coral_lens.sae.selection import StreamingPearson, correlate, impact, select, top_correlated
+from coral_lens.sae.steering import SteerFeatures, Steering
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -102,6 +116,38 @@ def test_top_k_features_are_ablated_by_the_codes_that_were_kept(tiny: Model) -> 
         found = ablate_batch(tiny, batch, what)
         for j in range(3):
             torch.testing.assert_close(found.logprobs[j], ablate_fully(tiny, batch, what, j), **CLOSE)
+
+
+@pytest.mark.parametrize("architecture", ["standard", "topk", "jumprelu"])
+def test_states_are_patched_on_the_device_where_they_are(architecture: str) -> None:
+    """The meta device stands for a GPU: like there, a product of tensors on two devices is an error."""
+    sae = replace(make_sae(1, architecture=architecture), threshold=torch.zeros(40))
+    states, prompt = torch.zeros(1, 8, 32, device="meta"), Prompt("q", ((1, 2, 3, 4),) * 2, ((10, 11), (12, 13)))
+    batch, site = collate({0: build_tree(prompt)}, [(0,)]), Site("residual", 1)
+    steering = SteerFeatures(sae, Steering(torch.tensor([7, 3]), torch.tensor([0.5, 0.5])), 1.0)
+    for keep_error in (False, True):
+        what = Ablating(sae, features_of([7, 3]), keep_error=keep_error)
+        for edit in (Reconstruction(what), WithoutFeature(what, 1), steering, patch(sae)):
+            assert edit.edit(site, states, batch).device.type == "meta"
+    checkpoint = Checkpoint(batch, 1, states, None, torch.zeros(4), in_tuple=False)
+    found = without(checkpoint, torch.ones(1, 8, 2), torch.tensor([0, 0]), torch.tensor([0, 1]), what)
+    assert (found.device.type, found.shape) == ("meta", (2, 8, 32))
+    assert sae.on(states.device) is sae.on(states.device), "copied once"
+    assert sae.on(torch.device("cpu")) is sae
+
+
+def test_long_rows_are_computed_few_at_a_time(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each entry brings its whole row's states, keys and mask, however few of its positions are computed."""
+    (batch, *_) = [b for b in batches_of(tiny) if b.prefixes]
+    assert batch.allowed is not None
+    n_rows, _, n_keys = batch.allowed.shape
+    codes = torch.zeros(n_rows, batch.input_ids.shape[1], 40)
+    codes[:, -1] = 1.0
+    rows, features = (codes > 0).any(dim=1).nonzero().T
+    monkeypatch.setattr("coral_lens.sae.ablation.ENTRY_COLUMNS", 3 * n_keys)
+    groups = list(groups_of(rows, features, codes, batch))
+    assert max(map(len, groups)) == 3
+    assert torch.cat(groups).sort().values.tolist() == list(range(len(rows)))
 
 
 # -------------------------------------------------------------------------------------------------------- selection
@@ -218,6 +264,27 @@ def test_changes_are_those_worked_by_hand() -> None:
     one = report["features"]["9"]["ece"]
     assert one["value"] == pytest.approx(-0.1)
     assert one["low"] <= one["value"] <= one["high"]
+
+
+def test_questions_of_one_article_are_resampled_together() -> None:
+    scores = two_questions([[0.8, 0.2, 0.7, 0.3]], [4])
+    assert np.ptp(changes_of(scores, "sum", n_boot=20)["accuracy"].draws) > 0
+    together = replace(scores, groups=("article", "article"))
+    assert np.ptp(changes_of(together, "sum", n_boot=20)["accuracy"].draws) == 0
+
+
+def test_chosen_features_are_placed_among_random_ones_by_hand() -> None:
+    """Random features change by 0 to 100, chosen ones by 200, -5 and 50; no question adds noise of its own."""
+    values = np.array([200.0, -5.0, 50.0, *range(101)])
+    changes = Changes(values, np.tile(values[:, None], 400))
+    found = compare(changes, range(3), range(3, 104))
+    assert found["value"] == pytest.approx(245 / 3 - 50)
+    assert (found["low_random"], found["high_random"]) == pytest.approx((2.5, 97.5))
+    assert (found["above"], found["below"]) == pytest.approx((1 / 3, 1 / 3))
+    assert found["rank"] == pytest.approx((101 + 0 + 50.5) / 303)
+    # the standard error of the mean of 101 random features is 29.2 / sqrt(101) = 2.9
+    assert 4.5 < found["value"] - found["low"] < 7.0
+    assert 4.5 < found["high"] - found["value"] < 7.0
 
 
 def test_a_killed_ablation_goes_on_to_the_same_bytes(tmp_path: Path, tiny: Model) -> None:

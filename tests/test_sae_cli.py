@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,8 @@ from coral_lens.cli import app
 from coral_lens.errors import CoralError
 from coral_lens.records import Question
 from coral_lens.sae.autoencoder import load_autoencoder
+from coral_lens.sae.feature_study import FeatureStudy
+from coral_lens.sae.quality import refuse_dead
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -63,10 +66,34 @@ def test_train_makes_autoencoders_that_load_and_says_how_good_they_are(trained: 
         sae = load_autoencoder(folder / "sae" / f"{expansion}x")
         assert (sae.layer, sae.width, sae.n_features) == (2, 32, 32 * expansion)
     assert "recovered" in said
+    assert re.search(r"Trained on [\d,]+ states; measured on", said)
     assert "3x" in said
     quality = json.loads((folder / "sae" / "quality.json").read_text())
     assert set(quality) == {"2x", "3x"}
     assert quality["2x"]["loss"]["n_questions"] > 0
+
+
+def test_pooled_states_of_a_store_train_autoencoders_without_a_model(
+    trained: tuple[Path, str], model: Path, tmp_path: Path
+) -> None:
+    source = trained[0] / "train.jsonl"
+    coral("extract", source, "--model", model, "--layers", "2", "--out", tmp_path / "store")
+    train = ["sae", "train", "--store", tmp_path / "store", "--expansion", 2, "--batch-size", 64]
+    said = coral(*train, "--out", tmp_path / "sae", "--layer", 2, "--penalty", 0.3)
+    assert "0 held-out questions" in said
+    found = load_autoencoder(tmp_path / "sae" / "2x")
+    assert (found.layer, found.width, found.about["training"]["sampling"]["where"]) == (2, 32, "pooled")
+    with pytest.raises(CoralError, match=r"holds layers \[2\], not 1; extract with --layers 1"):
+        coral(*train, "--out", tmp_path / "other", "--layer", 1)
+    for both_or_none in ([source, *train[2:4]], []):
+        with pytest.raises(CoralError, match="Give questions, whose token states are used, or --store"):
+            coral("sae", "train", *both_or_none, "--out", tmp_path / "other", "--layer", 2)
+
+
+def test_autoencoders_whose_features_are_all_dead_are_refused_after_their_report() -> None:
+    refuse_dead({"4x": {"dead": 0.99}})
+    with pytest.raises(CoralError, match="All features of 4x and 8x are dead: no held-out state activates one"):
+        refuse_dead({"4x": {"dead": 1.0}, "8x": {"dead": 1.0}, "16x": {"dead": 0.5}})
 
 
 @pytest.fixture(scope="module")
@@ -108,27 +135,17 @@ def test_steering_is_chosen_on_validation_and_the_page_shows_everything(
     found = json.loads(effects.read_text())
     found["features"][str(found["chosen"][0])]["accuracy"]["value"] = -0.1  # toy questions know no beneficial feature
     effects.write_text(json.dumps(found))
-    said = coral(
-        "sae", "steer", "--study", folder, "--ablation", "impact-all", "--validation", validation, "--test", test
-    )
+    steer = ["sae", "steer", "--study", folder, "--ablation", "impact-all", "--validation", validation]
+    said = coral(*steer, "--test", test, "--criterion", "cwece")
     assert "unsteered" in said
     steered = json.loads((folder / "steering.json").read_text())
     assert steered["rows"][0]["gamma"] == 0
     assert sum(r["chosen"] for r in steered["rows"]) == 1
     assert len(steered["rows"]) >= 2
-    with pytest.raises(CoralError, match="10 test questions were used before"):
-        coral(
-            "sae",
-            "steer",
-            "--study",
-            folder,
-            "--ablation",
-            "impact-all",
-            "--validation",
-            validation,
-            "--test",
-            validation,
-        )
+    assert all("cwece" in r["test"] for r in steered["rows"])
+    renamed = write(tmp_path / "renamed.jsonl", [replace(q, id=f"r{q.id}") for q in others])
+    with pytest.raises(CoralError, match="All 10 test questions were used before"):
+        coral(*steer, "--test", renamed)
     feature = found["chosen"][0]
     page = Path(coral("sae", "report", folder, "--feature", feature).strip()).read_text()
     assert f"Feature {feature}" in page
@@ -147,8 +164,34 @@ def test_a_study_that_is_not_there_or_not_its_own_is_refused(
         coral("sae", "ablate", source, "--study", tmp_path)
     with pytest.raises(CoralError, match="not by 'size'"):
         coral("sae", "ablate", source, "--study", study[0], "--by", "size")
-    with pytest.raises(CoralError, match="were used to select features"):
-        coral("sae", "ablate", source, "--study", study[0], "--limit", 40)
+    renamed = write(tmp_path / "renamed.jsonl", [replace(q, id=f"r{q.id}") for q in toy_questions(60)])
+    for same in (source, renamed):
+        with pytest.raises(CoralError, match="were used to select features"):
+            coral("sae", "ablate", same, "--study", study[0], "--limit", 40)
+    for other in (["--num-fewshot", 2], ["--fixed-shots"]):
+        with pytest.raises(CoralError, match="selected with num_fewshot None and fixed_shots False"):
+            coral("sae", "ablate", source, "--study", study[0], *other)
+
+
+def test_a_study_keeps_to_its_model_and_its_selection(study: tuple[Path, str], tmp_path: Path) -> None:
+    record = json.loads((study[0] / "selection.json").read_text())
+
+    def rewrite(**changes: object) -> FeatureStudy:
+        (tmp_path / "selection.json").write_text(json.dumps(record | changes))
+        return FeatureStudy(tmp_path)
+
+    known = rewrite()
+    ablation = {"of": known.identity, "keys": [1, 2]}
+    (tmp_path / "ablation-correlation-all.json").write_text(json.dumps(ablation))
+    assert known.ablation("correlation-all") == ablation
+    assert known.seen == {*record["keys"], 1, 2}
+    with pytest.raises(CoralError, match=r"'correlation-all' in .* is of another selection"):
+        rewrite(base="sum").ablation("correlation-all")
+    with pytest.raises(CoralError, match=r"selected on .* but 'tiny-gpt2' has weights"):
+        known.check(make_model("gpt2"))
+    (tmp_path / "selection.json").write_text(json.dumps({k: v for k, v in record.items() if k != "keys"}))
+    with pytest.raises(CoralError, match="says nothing of keys, because an earlier version wrote it"):
+        _ = FeatureStudy(tmp_path).record
 
 
 def test_train_refuses_what_cannot_be_trained(trained: tuple[Path, str], model: Path, tmp_path: Path) -> None:

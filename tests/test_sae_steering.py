@@ -30,7 +30,7 @@ from coral_lens.sae.autoencoder import Autoencoder
 from coral_lens.sae.codes import collect_codes
 from coral_lens.sae.steer_run import best_by_size
 from coral_lens.sae.steering import SteerFeatures, Steering, Weighing, settings_of, steering_of
-from coral_lens.sae.sweep import Sweep, run_sweep
+from coral_lens.sae.sweep import Sweep, best_of, run_sweep
 from coral_lens.steering import base_probs
 from coral_lens.store import Edited, Extraction, extract
 from coral_lens.study import MethodEntry
@@ -66,6 +66,11 @@ def test_settings_begin_with_no_steering_and_repeat_nothing() -> None:
     ]  # fmt: skip
     assert best_by_size([(0, 0.0), (5, 1.0), (5, 2.0), (9, 1.0)], [0.1, 0.3, 0.2, 0.4], "brier") == [2, 3]
     assert best_by_size([(0, 0.0), (5, 1.0), (5, 2.0), (9, 1.0)], [0.1, 0.3, 0.2, 0.4], "accuracy") == [1, 3]
+
+
+def test_a_criterion_that_does_not_exist_chooses_nothing() -> None:
+    with pytest.raises(CoralError, match="auroc does not exist on the validation questions"):
+        best_of([0.5, float("nan"), 0.7], "auroc")
 
 
 # -------------------------------------------------------------------------------------------------------------- edit

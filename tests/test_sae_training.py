@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from coral_lens.sae import training
 from coral_lens.sae.autoencoder import Autoencoder, load_autoencoder
 from coral_lens.sae.quality import fidelity, loss_recovered, patch
 from coral_lens.sae.states import Minibatches, PooledStates, TokenStore
-from coral_lens.sae.tokens import Sampling, collect, iter_states
+from coral_lens.sae.tokens import Sampling, collect, count_states, draw_questions, iter_states
 from coral_lens.sae.training import folded, statistics_of, train
 from coral_lens.sae.weights import TrainingSettings, Weights, first_weights, loss_of, resample
 from coral_lens.store import Extraction, extract
@@ -218,6 +218,9 @@ def test_folders_that_cannot_be_used_are_refused_in_a_sentence(tmp_path: Path, t
     with pytest.raises(CoralError, match="has no W_dec"):
         load_autoencoder(saelens_folder(tmp_path / "d", here, **{k: v for k, v in tensors.items() if k != "W_dec"}))
     sae = load_autoencoder(saelens_folder(tmp_path / "e", here, **tensors))
+    with pytest.raises(CoralError, match="is of layer 1, not of layer 2; leave --layer out"):
+        load_autoencoder(tmp_path / "e", layer=2)
+    assert load_autoencoder(tmp_path / "c", layer=2).layer == 2
     with pytest.raises(CoralError, match="width 5 at layer 1, but 'tiny-llama' has width 32"):
         sae.check(tiny)
     other = replace(zero_error(32), about={"model": {"name": "other", "weights": "0" * 64}})
@@ -367,6 +370,25 @@ def test_token_states_of_shared_prefixes_are_kept_once(tiny: Model) -> None:
     n_answer = sum(len(batch.answer_tokens.unique()) for batch, _ in batches)
     assert sum(len(states) for _, states in batches) >= n_shared + n_answer
     assert sum(len(states) for _, states in batches) < len(distinct) + n_answer + n_shared
+    for packing in ("tree", "plain"):
+        laid = plan_for(asked.prompts, token_budget=300, packing=packing)
+        for where in ("all", "answer", "context"):
+            found = iter_states(tiny, asked.prompts, laid, layer=1, where=where)
+            assert sum(len(states) for _, states in found) == count_states(asked.prompts, laid, where)
+
+
+def test_states_that_questions_share_are_not_counted_for_each_of_them() -> None:
+    """Questions of 10 states after a prefix of 90: by themselves 600 states are 6 questions, together 60 less their prefixes."""
+
+    def count(some: Sequence[int]) -> int:
+        return 90 + 10 * len(some)
+
+    cuts = draw_questions(200, Sampling(layer=1, tokens=600, shard_tokens=150), count)
+    assert 600 <= sum(map(count, cuts)) < 900
+    assert all(150 <= count(cut) < 300 for cut in cuts[1:]), "only the first may be small, which is not held out"
+    assert len({q for cut in cuts for q in cut}) == sum(map(len, cuts))
+    everything = draw_questions(200, Sampling(layer=1, tokens=0, shard_tokens=150), count)
+    assert sorted(q for cut in everything for q in cut) == list(range(200))
 
 
 def test_a_killed_collection_goes_on_and_ends_with_the_same_bytes(tmp_path: Path, tiny: Model) -> None:
@@ -404,6 +426,10 @@ def test_too_few_questions_are_refused(tmp_path: Path, tiny: Model) -> None:
 def test_pooled_states_of_a_store_may_be_trained_on_instead(tmp_path: Path, tiny: Model) -> None:
     store = extract(tiny, toy_questions(30), tmp_path / "store", what=Extraction(layers=(1,), token_budget=300))
     source = PooledStates(store, 1)
+    held_out = {tuple(state) for i in source.held_out for state in source.states(i).tolist()}
+    of_question = [rows.tolist() for rows in np.split(store.layer(1), store.table.offsets[1:-1])]
+    shares = [np.mean([tuple(state) in held_out for state in rows]) for rows in of_question]
+    assert sorted(set(shares)) == [0.0, 1.0], "questions are held out as wholes"
     read = torch.cat([source.states(i) for i in range(source.n_shards)]).sort(dim=0).values
     assert torch.equal(read, torch.from_numpy(store.layer(1)).sort(dim=0).values)
     found = train(source, tmp_path / "sae", replace(SMALL, expansions=(2,), epochs=1), layer=1)
@@ -447,6 +473,22 @@ def test_quality_is_what_its_definitions_say() -> None:
     # z-scored: variances 20 and 4, of which 4 is left; raw: 20 and 16, of which 16 is left
     assert found.explained == pytest.approx(20 / 24)
     assert found.explained_raw == pytest.approx(20 / 36)
+
+
+def test_quality_of_many_shards_is_that_of_their_states_together() -> None:
+    source, states = KnownStates(), torch.cat([KnownStates().states(i) for i in (2, 5, 6)]) + 1e3
+    sae = replace(zero_error(12), b_enc=torch.full((24,), -1e3))  # what is left is 1e3, or less
+    together, apart = KnownStates(), KnownStates()
+    together._shards = [states]
+    apart._shards = list(states.tensor_split(3))
+    one, many = fidelity(sae, together, [0]), fidelity(sae, apart, [0, 1, 2])
+    assert (many.n_states, many.l0, many.dead) == (one.n_states, one.l0, one.dead)
+    codes = sae.encode(states)
+    left = (states - sae.decode(codes)).double().square().sum()
+    whole = (states.double() - states.double().mean(dim=0)).square().sum()
+    assert many.explained_raw == pytest.approx(1 - float(left / whole), rel=1e-9)
+    with pytest.raises(CoralError, match="of states of width 16, but these have width 12"):
+        fidelity(zero_error(16), source, [0])
 
 
 def test_the_model_of_another_width_is_refused_before_it_runs() -> None:

@@ -185,7 +185,8 @@ class Model:
         self.hf.base_model(input_ids=ids, past_key_values=cache, use_cache=True)
         layers: list[Any] = list(cache.layers)
         positions = torch.arange(width, device=self.device).expand(len(prefixes), -1)
-        return PrefixCache([(layer.keys, layer.values) for layer in layers], positions)
+        # a block that is skipped (see `resume`) has no keys
+        return PrefixCache([(layer.keys, layer.values) for layer in layers if layer.is_initialized], positions)
 
     def logits(self, states: Tensor) -> Tensor:
         """Return the vocabulary logits of normed states [row, width], in float32."""

@@ -132,7 +132,10 @@ def print_quality(quality: dict[str, Any]) -> None:
             f"{found['dead']:>8.1%}   {shown}"
         )
     n = next(iter(quality.values()))
-    typer.echo(f"On {n['n_states']:,} held-out states and {n['loss'].get('n_questions', 0)} held-out questions.")
+    typer.echo(
+        f"Trained on {n['about']['steps']['states']:,} states; measured on {n['n_states']:,} held-out states and "
+        f"{n['loss'].get('n_questions', 0)} held-out questions."
+    )
 
 
 def print_selection(selection: dict[str, Any]) -> None:
@@ -162,7 +165,10 @@ def print_ablation(record: dict[str, Any]) -> None:
             )
     for name, found in record.get("against random", {}).items():
         ece = found["ece"]
-        typer.echo(f"  {name} less random, ECE: {ece['value']:+.2e} [{ece['low']:+.2e}, {ece['high']:+.2e}]")
+        typer.echo(
+            f"  {name} less random, ECE: {ece['value']:+.2e} [{ece['low']:+.2e}, {ece['high']:+.2e}]; of the middle 95 % of "
+            f"random ones {ece['above']:.1%} lie above, {ece['below']:.1%} below; rank {ece['rank']:.2f} (by chance 0.50)"
+        )
 
 
 def print_steering(record: dict[str, Any]) -> None:

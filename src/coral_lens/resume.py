@@ -284,12 +284,11 @@ class Part:
 
 
 def with_prefix(model: Model, checkpoint: Checkpoint, keys: PrefixCache, prefix: Tensor) -> PrefixCache:
-    """Return the keys with those of the prefix computed from its edited states; its lower blocks run once more."""
+    """Return the keys with those of the prefix computed from its edited states."""
     batch, length = checkpoint.batch, max(len(p) for p in checkpoint.batch.prefixes)
-    with ExitStack() as stack:
-        stack.callback(attach(model, Site("residual", checkpoint.layer), lambda _: prefix).remove)
+    with resumed(model, checkpoint, prefix):
         fresh = model.prefill(batch.prefixes).for_rows(batch.row_prefix, length)
-    pairs = zip(fresh.layers[checkpoint.layer :], keys.layers, strict=True)
+    pairs = zip(fresh.layers, keys.layers, strict=True)
     layers = [
         (torch.cat([k, kept_k[:, :, length:]], dim=2), torch.cat([v, kept_v[:, :, length:]], dim=2))
         for (k, v), (kept_k, kept_v) in pairs

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from coral_lens.cli.options import Asking, Machine, ModelName, Styling, flat
 from coral_lens.errors import CoralError
+
+if TYPE_CHECKING:
+    from coral_lens.sae.feature_study import FeatureStudy
 
 app = typer.Typer(
     no_args_is_help=True, help="Sparse autoencoders: train them, select features, ablate them, steer by them."
@@ -18,11 +22,15 @@ app = typer.Typer(
 @app.command()
 @flat
 def train(
-    source: Annotated[
-        list[str], typer.Argument(help="TASK[:SPLIT] or files of questions whose token states are used.")
-    ],
     out: Annotated[Path, typer.Option(help="Folder for the autoencoders (OUT/4x ...), states and checkpoints.")],
     layer: Annotated[int, typer.Option(help="The layer whose residual stream is taken apart.")],
+    source: Annotated[
+        list[str] | None, typer.Argument(help="TASK[:SPLIT] or files of questions whose token states are used.")
+    ] = None,
+    store: Annotated[
+        Path | None,
+        typer.Option(help="Use pooled answer states of a folder of `coral extract` instead; no model runs."),
+    ] = None,
     model: ModelName = "smollm2",
     expansion: Annotated[
         list[int] | None, typer.Option(help="Features per dimension, trained in one pass. Default: 4, 8, 16.")
@@ -47,10 +55,14 @@ def train(
     from coral_lens.printing import print_quality
     from coral_lens.progress import shown
     from coral_lens.readers import TOKENS
+    from coral_lens.sae.quality import refuse_dead
     from coral_lens.sae.tokens import Sampling
     from coral_lens.sae.weights import TrainingSettings
-    from coral_lens.sae.workflow import train_on_tokens
+    from coral_lens.sae.workflow import train_on_store, train_on_tokens
+    from coral_lens.store import ActivationStore
 
+    if bool(source) == bool(store):
+        raise CoralError("Give questions, whose token states are used, or --store FOLDER, whose pooled states are.")
     if where not in TOKENS:
         raise CoralError(f"--where must be one of {', '.join(TOKENS)}. Got {where!r} instead.")
     settings = TrainingSettings(
@@ -62,14 +74,30 @@ def train(
         epochs=epochs,
         seed=seed,
     )
-    opened = machine.opener(model)
-    questions = asking.gather(source, chat=opened if styling.apply_chat_template else None)
-    sampling = Sampling(layer, tokens, where, styling.made(), seed=seed)
-    print_quality(train_on_tokens(opened(), questions, out, how=(sampling, settings), bar=shown))
+    if store:
+        quality = train_on_store(ActivationStore(store), out, how=(layer, settings), bar=shown)
+    else:
+        opened = machine.opener(model)
+        questions = asking.gather(source or [], chat=opened if styling.apply_chat_template else None)
+        sampling = Sampling(layer, tokens, where, styling.made(), seed=seed)
+        quality = train_on_tokens(opened(), questions, out, how=(sampling, settings), bar=shown)
+    print_quality(quality)
     typer.echo(f"Autoencoders in {out}, in SAELens' layout.")
+    refuse_dead(quality)
 
 
 StudyFolder = Annotated[Path, typer.Option("--study", help="Folder made by `coral sae select`.")]
+
+
+def as_selected(asking: Asking, study: FeatureStudy) -> Asking:
+    """Return how to ask: after the worked examples that features were selected with; others are refused."""
+    shots = study.record["shots"]
+    if asking.num_fewshot not in (None, shots["num_fewshot"]) or (asking.fixed_shots and not shots["fixed_shots"]):
+        raise CoralError(
+            f"The features were selected with num_fewshot {shots['num_fewshot']} and fixed_shots {shots['fixed_shots']}; leave "
+            "both options out, or select anew with others."
+        )
+    return replace(asking, **shots)
 
 
 @app.command()
@@ -100,7 +128,7 @@ def select(
         raise CoralError(f"Unknown base {base!r}; use one of {', '.join(BASE_SCORES)}.")
     opened = machine.opener(model)
     questions = asking.gather(source, chat=opened if styling.apply_chat_template else None)
-    what = Selecting(sae, k, base, styling.made(), layer)  # type: ignore[arg-type]
+    what = Selecting(sae, k, base, styling.made(), layer, asking.num_fewshot, asking.fixed_shots)  # type: ignore[arg-type]
     print_selection(select_features(opened(), questions, out, what, bar=shown).record["selection"])
     typer.echo(f"Features in {out}; ablate them with `coral sae ablate SOURCE --study {out}`.")
 
@@ -129,14 +157,15 @@ def ablate(
     """
     from coral_lens.printing import print_ablation
     from coral_lens.progress import shown
-    from coral_lens.sae.workflow import AblationPlan, FeatureStudy, ablate_features, unseen
+    from coral_lens.sae.feature_study import FeatureStudy, unseen
+    from coral_lens.sae.workflow import AblationPlan, ablate_features
 
     if where not in ("all", "answer"):
         raise CoralError(f"--where must be all or answer. Got {where!r} instead.")
     known = FeatureStudy(study)
     opened = machine.opener(model or known.record["model"])
     chat = opened if known.record["style"]["chat"] else None
-    asked = unseen(known, asking.gather(source, chat=chat), questions)
+    asked = unseen(known, as_selected(asking, known).gather(source, chat=chat), questions)
     plan = AblationPlan(by, features, random, where, keep_error)  # type: ignore[arg-type]
     print_ablation(ablate_features(opened(), asked, known, plan, bar=shown))
     typer.echo(f"In {study}/ablation-{plan.name}.json.")
@@ -167,16 +196,16 @@ def steer(
     from coral_lens.metrics import metric_named
     from coral_lens.printing import print_steering
     from coral_lens.progress import shown
+    from coral_lens.sae.feature_study import FeatureStudy, without_known
     from coral_lens.sae.steer_run import SteerPlan, steer_by_features
     from coral_lens.sae.steering import Weighing
-    from coral_lens.sae.workflow import FeatureStudy
 
     metric_named(criterion)
     known = FeatureStudy(study)
     opened = machine.opener(model or known.record["model"])
     chat = opened if known.record["style"]["chat"] else None
-    used = known.seen
-    fresh = [q for q in asking.gather(validation, chat=chat) if q.id not in used][:questions]
+    asking = as_selected(asking, known)
+    fresh = without_known(asking.gather(validation, chat=chat), known.seen)[:questions]
     plan = SteerPlan(ablation, Weighing(alpha_acc, alpha_cal), criterion=criterion)
     asked = asking.gather(test, chat=chat)
     print_steering(steer_by_features(opened(), fresh, asked, known, how=(plan, shown)))
@@ -195,7 +224,7 @@ def report(
     from coral_lens.manifest import read_json
     from coral_lens.report.feature_page import write_features
     from coral_lens.sae.dashboard import ablations_of, dashboard_of
-    from coral_lens.sae.workflow import FeatureStudy
+    from coral_lens.sae.feature_study import FeatureStudy
 
     known = FeatureStudy(study)
     steering = study / "steering.json"

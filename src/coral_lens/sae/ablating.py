@@ -15,7 +15,7 @@ from coral_lens.engine import Prefixes, score_batch
 from coral_lens.errors import CoralError
 from coral_lens.layout import PlannedBatch, lay_out, plan_for
 from coral_lens.prompts import Prepared, prepare
-from coral_lens.records import OptionTable, Question, Style, offsets_of
+from coral_lens.records import OptionTable, Question, Style, groups_of, offsets_of
 from coral_lens.sae.ablation import Ablating, Reconstruction, ablate_batch
 from coral_lens.sae.codes import sae_digest
 from coral_lens.sae.effects import AblationScores
@@ -113,4 +113,5 @@ def read_scores(
         reconstructed=columns["reconstructed"],
         ablated=np.ascontiguousarray(columns["ablated"].T),
         features=features,
+        groups=groups_of(asked.questions),
     )

@@ -29,6 +29,8 @@ AblationPlace = Literal["all", "answer"]
 """Every position, as the paper reads (the layer's output is replaced); or the answer tokens alone."""
 ENTRY_TOKENS = 4096
 """Positions, padding included, that are computed together."""
+ENTRY_COLUMNS = 16_384
+"""Columns, those of prefixes included, of the rows that are computed together: each brings its own states, keys and mask."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ class Reconstruction:
         sae, kept, patched = self.what.sae, [], []
         for some in states.split(CHUNK):
             codes = sae.encode(some)
-            kept.append(codes[:, self.what.features])
+            kept.append(codes[:, self.what.features.to(codes.device)])
             patched.append(some if self.what.keep_error else sae.decode(codes))
         self.codes[not batch.n_options] = torch.cat(kept)
         return torch.cat(patched)
@@ -92,9 +94,8 @@ def ablate_batch(model: Model, batch: Batch, what: Ablating, *, prefixes: Prefix
     found = checkpoint.logprobs.repeat(len(what.features), 1)
     codes = spread(edit.codes.get(False), batch, what)
     active = (codes > 0).any(dim=1)  # [row, feature]
-    whole = changed_prefixes(model, checkpoint, edit)
     n_computed = 0
-    for j, prefix in whole.items():
+    for j, prefix in changed_prefixes(model, checkpoint, what):
         rows = torch.arange(len(batch.input_ids))
         states = without(checkpoint, codes, rows, torch.full_like(rows, j), what)
         found[j] = rerun(model, checkpoint, states, prefix=prefix)
@@ -130,28 +131,27 @@ def without(
     what: Ablating,
 ) -> Float[Tensor, "entry width state"]:
     """Return the states of rows less f_j d_j; positions where the feature is not active keep their bits."""
-    directions = what.sae.w_dec[what.features[features]]
-    amounts = codes[rows, :, features]
-    states = checkpoint.states[rows.to(checkpoint.states.device)]
-    taken = (amounts[:, :, None] * directions[:, None, :]).to(states.device)
-    return torch.where((amounts > 0)[:, :, None].to(states.device), states - taken.to(states.dtype), states)
+    device = checkpoint.states.device
+    directions = what.sae.on(device).w_dec[what.features[features].to(device)]
+    amounts = codes[rows, :, features].to(device)[:, :, None]
+    states = checkpoint.states[rows.to(device)]
+    return torch.where(amounts > 0, states - (amounts * directions[:, None, :]).to(states.dtype), states)
 
 
 def changed_prefixes(
-    model: Model, checkpoint: Checkpoint, edit: Reconstruction
-) -> dict[int, Float[Tensor, "prefix token state"]]:
-    """Return the shared prefixes less f_j d_j, for the features that are active in one of them."""
-    batch, what = checkpoint.batch, edit.what
+    model: Model, checkpoint: Checkpoint, what: Ablating
+) -> Iterator[tuple[int, Float[Tensor, "prefix token state"]]]:
+    """Yield the shared prefixes less f_j d_j, for each feature that is active in one of them; one copy at a time."""
+    batch = checkpoint.batch
     if not batch.prefixes or what.where != "all":
-        return {}
+        return
     own = Reconstruction(what)
     states = prefix_states(model, batch, what.sae.layer, edits=[own])
     codes = spread(own.codes.get(True), prefix_batch(batch.prefixes), what)
-    found = {}
+    directions = what.sae.on(states.device).w_dec
     for j in (codes > 0).flatten(0, 1).any(dim=0).nonzero()[:, 0].tolist():
-        taken = codes[:, :, j : j + 1] * what.sae.w_dec[what.features[j]]
-        found[j] = states - taken.to(states)
-    return found
+        taken = codes[:, :, j : j + 1].to(states.device) * directions[what.features[j]]
+        yield j, states - taken.to(states.dtype)
 
 
 def groups_of(
@@ -163,11 +163,12 @@ def groups_of(
     """Yield entries in groups of similar size: all of a group are padded to its largest."""
     if not len(rows):
         return
+    n_keys = batch.input_ids.shape[1] if batch.allowed is None else batch.allowed.shape[2]
     sizes = reached(codes, batch)[rows, features]
     order = sizes.argsort(descending=True, stable=True)
     start = 0
     while start < len(order):
-        n = max(1, ENTRY_TOKENS // max(1, int(sizes[order[start]])))
+        n = max(1, min(ENTRY_TOKENS // max(1, int(sizes[order[start]])), ENTRY_COLUMNS // n_keys))
         yield order[start : start + n]
         start += n
 
@@ -204,7 +205,7 @@ class WithoutFeature:
         return replaced(states, edited_positions(batch, self.what.where), self._patch)
 
     def _patch(self, states: Float[Tensor, "position width"]) -> Float[Tensor, "position width"]:
-        sae, j, parts = self.what.sae, self.what.features[self.feature], []
+        sae, j, parts = self.what.sae.on(states.device), int(self.what.features[self.feature]), []
         for some in states.split(CHUNK):
             codes = sae.encode(some)
             patched = some if self.what.keep_error else sae.decode(codes)

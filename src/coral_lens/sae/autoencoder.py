@@ -67,6 +67,8 @@ class Autoencoder:
     """Model, training data and settings; empty for an autoencoder that was not trained here."""
     statistics: dict[str, Tensor] = field(default_factory=dict, repr=False)
     """`mean` and `scale` of the states that it was trained on; empty likewise."""
+    _elsewhere: dict[torch.device, Autoencoder] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Copies on other devices, each made once."""
 
     @property
     def width(self) -> int:
@@ -76,12 +78,28 @@ class Autoencoder:
     def n_features(self) -> int:
         return self.w_dec.shape[0]
 
+    def on(self, device: torch.device) -> Autoencoder:
+        """Return the autoencoder with its weights on a device: where a model keeps its states, they are worked on."""
+        if device == self.w_dec.device:
+            return self
+        if device not in self._elsewhere:
+            self._elsewhere[device] = replace(
+                self,
+                w_enc=self.w_enc.to(device),
+                b_enc=self.b_enc.to(device),
+                w_dec=self.w_dec.to(device),
+                b_dec=self.b_dec.to(device),
+                threshold=None if self.threshold is None else self.threshold.to(device),
+            )
+        return self._elsewhere[device]
+
     def encode(self, states: Float[Tensor, "row width"]) -> Float[Tensor, "row feature"]:
-        """Return the activation of every feature."""
-        codes = torch.addmm(self.b_enc, states.float(), self.w_enc)
-        if self.architecture == "jumprelu":
-            assert self.threshold is not None
-            return codes.relu() * (codes > self.threshold)
+        """Return the activation of every feature, on the device of the states."""
+        own = self.on(states.device)
+        codes = torch.addmm(own.b_enc, states.float(), own.w_enc)
+        if own.architecture == "jumprelu":
+            assert own.threshold is not None
+            return codes.relu() * (codes > own.threshold)
         codes = codes.relu_()
         return top_k(codes, self.k) if self.architecture == "topk" else codes
 
@@ -91,7 +109,7 @@ class Autoencoder:
         """Return the activations of some features; where others do not matter to them, only theirs are computed."""
         if self.architecture == "topk":
             return self.encode(states)[:, features]
-        return self._part(features).encode(states)
+        return self.on(states.device)._part(features).encode(states)
 
     def _part(self, features: Int[Tensor, " some"]) -> Autoencoder:
         return replace(
@@ -103,8 +121,9 @@ class Autoencoder:
         )
 
     def decode(self, codes: Float[Tensor, "row feature"]) -> Float[Tensor, "row width"]:
-        """Return the states that codes stand for."""
-        return torch.addmm(self.b_dec, codes, self.w_dec)
+        """Return the states that codes stand for, on the device of the codes."""
+        own = self.on(codes.device)
+        return torch.addmm(own.b_dec, codes, own.w_dec)
 
     def reconstruct(self, states: Float[Tensor, "row width"]) -> Float[Tensor, "row width"]:
         """Return h_hat of every state, a few at a time."""
@@ -187,7 +206,10 @@ def load_autoencoder(folder: Path, *, layer: int | None = None) -> Autoencoder:
     if architecture == "standard" and k:
         architecture = "topk"
     refuse_unreadable(folder, architecture, config)
-    at = layer_of(str(metadata.get("hook_name", ""))) if layer is None else layer
+    known = layer_of(str(metadata.get("hook_name", "")))
+    if None not in (known, layer) and known != layer:
+        raise CoralError(f"{folder} is of layer {known}, not of layer {layer}; leave --layer out.")
+    at = known if layer is None else layer
     if at is None:
         raise CoralError(
             f"{folder} is of {metadata.get('hook_name')!r}, which is not a layer of the residual stream; choose another, "

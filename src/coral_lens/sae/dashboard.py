@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from coral_lens.errors import CoralError
-from coral_lens.manifest import read_json
 from coral_lens.sae.codes import CodeStore
-from coral_lens.sae.workflow import FeatureStudy
+from coral_lens.sae.feature_study import FeatureStudy
 from coral_lens.store import ActivationStore
 
 SHOWN = 12
@@ -50,7 +49,7 @@ def top_options(study: FeatureStudy, features: Sequence[int]) -> dict[int, list[
 
 def ablations_of(study: FeatureStudy) -> dict[str, dict[str, Any]]:
     """Return the records of the study's ablations by name."""
-    return {p.stem.removeprefix("ablation-"): read_json(p) for p in sorted(study.folder.glob("ablation-*.json"))}
+    return {name: study.ablation(name) for name in study.ablations()}
 
 
 def dashboard_of(study: FeatureStudy, features: Sequence[int] = ()) -> dict[str, Any]:

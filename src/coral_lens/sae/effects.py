@@ -32,12 +32,14 @@ class AblationScores:
     reconstructed: Float[np.ndarray, " row"]
     ablated: Float[np.ndarray, "feature row"]
     features: Int[np.ndarray, " feature"]
+    groups: tuple[str, ...] = ()
+    """As in Predictions."""
 
     def predictions(self, logprobs: Float[np.ndarray, " row"], rule: BaseRule, name: str = "") -> Predictions:
         """Return probabilities from log-probabilities of the same options."""
         t = self.table
         table = OptionTable(logprobs, t.n_tokens, t.n_chars, t.n_bytes, t.offsets, t.answers)
-        return Predictions(name, "", "", "", self.ids, t.answers, t.offsets, base_probs(table, rule))
+        return Predictions(name, "", "", "", self.ids, t.answers, t.offsets, base_probs(table, rule), self.groups)
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,8 @@ class Changes:
 def changes_of(scores: AblationScores, rule: BaseRule, *, n_boot: int = N_BOOT, seed: int = 0) -> dict[str, Changes]:
     """Return the change of each metric by each feature."""
     n = len(scores.ids)
-    weights = np.concatenate([np.ones((1, n)), *iter_weights(n, n_boot=n_boot, seed=seed)])
+    drawn = iter_weights(n, n_boot=n_boot, seed=seed, groups=scores.groups)
+    weights = np.concatenate([np.ones((1, n)), *drawn])
     before = facts_of(scores.predictions(scores.reconstructed, rule))
     start = {name: METRICS[name].compute(before, weights) for name in CHANGES}
     found = {name: np.zeros((len(scores.features), len(weights))) for name in CHANGES}
@@ -84,11 +87,28 @@ def summary(changes: Changes, some: Sequence[int] | Int[np.ndarray, " some"]) ->
     }
 
 
-def compare(changes: Changes, chosen: Sequence[int], random: Sequence[int]) -> dict[str, float]:
-    """Return the mean change by chosen features less that by random ones, with its interval."""
+def compare(changes: Changes, chosen: Sequence[int], random: Sequence[int], *, seed: int = 0) -> dict[str, float]:
+    """Return the mean change by chosen features less that by random ones, and where chosen ones lie among the random.
+
+    The interval is over questions and over the draw of random features, which another seed would change. `low_random` and
+    `high_random` hold the middle 95 % of the random features' changes, `below` and `above` are the shares of chosen ones
+    beyond them, and `rank` is the mean share of random changes that a chosen one exceeds, ties counting half: 0.5 by chance.
+    """
     a, b = np.asarray(chosen, dtype=np.int64), np.asarray(random, dtype=np.int64)
-    value = float(changes.values[a].mean() - changes.values[b].mean())
-    return interval(value, changes.draws[a].mean(axis=0) - changes.draws[b].mean(axis=0))
+    one, other = changes.values[a], changes.values[b]
+    n_boot = changes.draws.shape[1]
+    counts = np.random.default_rng(seed).multinomial(len(b), np.full(len(b), 1 / len(b)), size=n_boot)
+    drawn = (counts.T * changes.draws[b]).sum(axis=0) / len(b)
+    low, high = np.quantile(other, [0.025, 0.975])
+    exceeded = (one[:, None] > other).mean() + (one[:, None] == other).mean() / 2
+    return {
+        **interval(float(one.mean() - other.mean()), changes.draws[a].mean(axis=0) - drawn),
+        "low_random": float(low),
+        "high_random": float(high),
+        "below": float((one < low).mean()),
+        "above": float((one > high).mean()),
+        "rank": float(exceeded),
+    }
 
 
 def effects(
@@ -111,7 +131,7 @@ def effects(
     }
     if groups.get("random"):
         report["against random"] = {
-            name: {m: compare(changes[m], rows, groups["random"]) for m in CHANGES}
+            name: {m: compare(changes[m], rows, groups["random"], seed=seed) for m in CHANGES}
             for name, rows in groups.items()
             if name != "random" and len(rows)
         }

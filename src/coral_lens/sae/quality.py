@@ -6,12 +6,11 @@ massive activations of a few columns carry most of it, which is why the loss of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Bool
 from torch import Tensor
 
 from coral_lens.edits import ReplaceStates
@@ -43,17 +42,25 @@ class Fidelity:
 
 @torch.inference_mode()
 def fidelity(sae: Autoencoder, source: StateSource, shards: Sequence[int]) -> Fidelity:
-    """Measure an autoencoder on some shards of states."""
+    """Measure an autoencoder on some shards of states, one at a time."""
     n, active, seen = 0, 0, torch.zeros(sae.n_features, dtype=torch.bool)
-    left, whole = torch.zeros(sae.width, dtype=torch.float64), torch.zeros(sae.width, dtype=torch.float64)
-    states = torch.cat([source.states(shard) for shard in shards])
-    mean = states.double().mean(dim=0)
-    for some in states.split(CHUNK):
+    left, total, squares = (torch.zeros(sae.width, dtype=torch.float64) for _ in range(3))
+    shift: Tensor | None = None
+    for some in (part for shard in shards for part in source.states(shard).split(CHUNK)):
+        if some.shape[1] != sae.width:
+            raise CoralError(
+                f"The autoencoder is of states of width {sae.width}, but these have width {some.shape[1]}; use those that it "
+                "was trained on."
+            )
         codes = sae.encode(some)
         n, active = n + len(some), active + int((codes > 0).sum())
         seen |= (codes > 0).any(dim=0)
         left += (some - sae.decode(codes)).double().square().sum(dim=0)
-        whole += (some.double() - mean).square().sum(dim=0)
+        # squares about a mean of the first states: about 0 they would lose the digits of a column far from it
+        shift = some.double().mean(dim=0) if shift is None else shift
+        total += (some - shift).sum(dim=0)
+        squares += (some - shift).square().sum(dim=0)
+    whole = (squares - total**2 / n).clamp_min(0)
     scale = sae.statistics.get("scale", whole.div(n).sqrt()).double().clamp_min(1e-12)
     return Fidelity(
         n_states=n,
@@ -64,12 +71,13 @@ def fidelity(sae: Autoencoder, source: StateSource, shards: Sequence[int]) -> Fi
     )
 
 
-def refuse_dead(alive: Bool[Tensor, " feature"]) -> None:
-    """Refuse an autoencoder none of whose features is ever active."""
-    if not bool(alive.any()):
+def refuse_dead(quality: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse, by their record, autoencoders none of whose features is ever active."""
+    dead = [name for name, found in quality.items() if found["dead"] == 1.0]
+    if dead:
         raise CoralError(
-            f"All {len(alive)} features of the autoencoder are dead on these questions; train with a smaller --penalty or "
-            "on more tokens."
+            f"All features of {' and '.join(dead)} are dead: no held-out state activates one, so that there is nothing to select "
+            "from; train with a smaller --penalty, or on more states, into another folder."
         )
 
 

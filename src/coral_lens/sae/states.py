@@ -23,6 +23,8 @@ BUFFER_SHARDS = 8
 """Shards that are shuffled together; so many are in memory."""
 HELD_OUT = 0.05
 """Share of the shards, at least one, that training does not see: quality is measured there."""
+POOLED_PARTS = 20
+"""Parts of the questions of an activation store; the last one is held out."""
 FEWEST = 4
 """Shards: fewer leave nothing to train on beside what is held out."""
 
@@ -90,9 +92,11 @@ class PooledStates:
             raise CoralError(
                 f"The store holds layers {list(scored.layers)}, not {layer}; extract with --layers {layer}."
             )
-        states = torch.from_numpy(scored.layer(layer))
-        drawn = torch.from_numpy(np.random.default_rng(seed).permutation(len(states)))
-        self._shards = [s for s in states[drawn].tensor_split(20) if len(s)]
+        states, offsets = torch.from_numpy(scored.layer(layer)), scored.table.offsets.tolist()
+        drawn = np.random.default_rng(seed).permutation(len(offsets) - 1)
+        # whole questions: the states of one question's options are alike, and what is held out must be new
+        parts = [part.tolist() for part in np.array_split(drawn, POOLED_PARTS) if len(part)]
+        self._shards = [torch.cat([states[offsets[q] : offsets[q + 1]] for q in part]) for part in parts]
         if len(self._shards) < FEWEST:
             raise CoralError(f"An autoencoder cannot be trained on {len(states)} pooled states; give more questions.")
         self.manifest: dict[str, Any] = {

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from coral_lens.errors import CoralError
-from coral_lens.manifest import digest, read_json, write_json
-from coral_lens.metrics import evaluate
+from coral_lens.manifest import digest, write_json
+from coral_lens.metrics import Score, evaluate
 from coral_lens.progress import Bar, silent
 from coral_lens.records import Question, Style
 from coral_lens.sae.autoencoder import Autoencoder
+from coral_lens.sae.feature_study import FeatureStudy, without_known
 from coral_lens.sae.steering import GAMMAS, TOP, SteerFeatures, Steering, Weighing, settings_of, steering_of
 from coral_lens.sae.sweep import Sweep, best_of, run_sweep, scores_by
-from coral_lens.sae.workflow import FeatureStudy
-from coral_lens.stats import paired_difference
+from coral_lens.splits import question_keys
+from coral_lens.stats import Difference, paired_difference
 
 if TYPE_CHECKING:
     from coral_lens.models import Model
@@ -46,8 +50,8 @@ def steer_by_features(
     """Choose a setting on validation questions and measure it on test questions; return STUDY/steering.json."""
     plan, bar = how
     record, sae = study.record, study.autoencoder()
-    sae.check(model)
-    refuse_shared(study, validation, test)
+    study.check(model)
+    test = refuse_shared(study, validation, test)
     steering = steering_from(study, plan)
     settings = settings_of(len(steering.features), plan.top, plan.gammas)
     rule, style = record["base"], Style(**record["style"])
@@ -58,26 +62,24 @@ def steer_by_features(
             folder = study.folder / f"steering-{name}-{digest(list(what.about))[:8]}"
             return run_sweep(model, questions, folder, what=what, progress=advance)
 
-    tried = scores_by(swept("validation", validation, settings), rule, SHOWN)
+    shown = tuple(dict.fromkeys((*SHOWN, plan.criterion)))
+    tried = scores_by(swept("validation", validation, settings), rule, shown)
     values = [t[plan.criterion] for t in tried]
     chosen = best_of(values, plan.criterion)
     kept = [chosen, *best_by_size(settings, values, plan.criterion)]
     kept = list(dict.fromkeys([0, *kept]))  # gamma 0 first: what the others are compared with
     scores = swept("test", test, [settings[i] for i in kept])
     base, *_ = predictions = [scores.predictions(row, rule) for row in scores.ablated]
-    rows = []
-    for i, found in zip(kept, predictions, strict=True):
-        measured = evaluate(found, n_boot=500).scores
-        against = {m: vars_of(paired_difference(found, base, m)) for m in SHOWN} if i else {}
-        rows.append(
-            {
-                "features": settings[i][0],
-                "gamma": settings[i][1],
-                "chosen": i == chosen,
-                "test": {m: vars_of(measured[m]) for m in SHOWN},
-                "less base": against,
-            }
-        )
+    rows = [
+        {
+            "features": settings[i][0],
+            "gamma": settings[i][1],
+            "chosen": i == chosen,
+            "test": intervals({m: s for m, s in evaluate(found, n_boot=500).scores.items() if m in shown}),
+            "less base": intervals({m: paired_difference(found, base, m) for m in shown}) if i else {},
+        }
+        for i, found in zip(kept, predictions, strict=True)
+    ]
     result = {
         "ablation": plan.ablation,
         "criterion": plan.criterion,
@@ -91,17 +93,18 @@ def steer_by_features(
     return result
 
 
-def vars_of(found: Any) -> dict[str, float]:
-    """Return value and interval of a score or a difference."""
-    return {"value": float(found.value), "low": float(found.low), "high": float(found.high)}
+def intervals(found: Mapping[str, Score | Difference]) -> dict[str, dict[str, float]]:
+    """Return value and interval of scores or differences; one that does not exist is left out, since JSON has no nan."""
+    return {
+        name: {"value": float(one.value), "low": float(one.low), "high": float(one.high)}
+        for name, one in found.items()
+        if not np.isnan(one.value)
+    }
 
 
 def steering_from(study: FeatureStudy, plan: SteerPlan) -> Steering:
     """Return the weights that an ablation of the study gives; random features are not steered by."""
-    path = study.folder / f"ablation-{plan.ablation}.json"
-    if not path.exists():
-        raise CoralError(f"{study.folder} holds no ablation {plan.ablation!r}; run `coral sae ablate` first.")
-    found = read_json(path)
+    found = study.ablation(plan.ablation)
     effects = {int(j): e for j, e in found["features"].items() if int(j) in set(found["chosen"])}
     changes = [{j: e[m]["value"] for j, e in effects.items()} for m in ("accuracy", "ece")]
     return steering_of(changes[0], changes[1], plan.weighing)
@@ -122,14 +125,19 @@ def best_by_size(settings: Sequence[tuple[int, float]], values: Sequence[float],
     return found
 
 
-def refuse_shared(study: FeatureStudy, validation: Sequence[Question], test: Sequence[Question]) -> None:
-    """Refuse a test question that anything was chosen on, and validation questions that features were weighed on."""
-    seen, chosen_on = study.seen, {q.id for q in validation}
-    for name, questions, known in (("validation", validation, seen), ("test", test, seen | chosen_on)):
-        shared = [q.id for q in questions if q.id in known]
-        if shared:
-            raise CoralError(
-                f"{len(shared)} of the {len(questions)} {name} questions were used before, first {shared[0]!r}; give others."
-            )
-        if not questions:
-            raise CoralError(f"There are no {name} questions; give others than selection and ablation used.")
+def refuse_shared(study: FeatureStudy, validation: Sequence[Question], test: Sequence[Question]) -> list[Question]:
+    """Return the test questions that nothing was chosen on; refuse validation questions that features were weighed on."""
+    if not validation:
+        raise CoralError("There are no validation questions; give others than selection and ablation used.")
+    n_known = len(validation) - len(without_known(validation, study.seen))
+    if n_known:
+        raise CoralError(f"{n_known} of the {len(validation)} validation questions were used before; give others.")
+    fresh = without_known(test, study.seen | set(question_keys(validation).tolist()))
+    if not fresh:
+        raise CoralError(f"All {len(test)} test questions were used before, to choose something; give others.")
+    if len(fresh) < len(test):
+        warnings.warn(
+            f"{len(test) - len(fresh)} of the {len(test)} test questions were used before and are left out.",
+            stacklevel=3,
+        )
+    return fresh

@@ -86,8 +86,9 @@ class SteerFeatures:
         return replaced(states, edited_positions(batch, self.where), self._steer)
 
     def _steer(self, states: Float[Tensor, "position width"]) -> Float[Tensor, "position width"]:
-        directions = self.gamma * self.steering.weights[:, None] * self.sae.w_dec[self.steering.features]
-        parts = [some + self.sae.encode_some(some, self.steering.features) @ directions for some in states.split(CHUNK)]
+        features, sae = self.steering.features.to(states.device), self.sae.on(states.device)
+        directions = self.gamma * self.steering.weights.to(states.device)[:, None] * sae.w_dec[features]
+        parts = [some + sae.encode_some(some, features) @ directions for some in states.split(CHUNK)]
         return torch.cat(parts)
 
     @property

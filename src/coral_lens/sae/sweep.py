@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from coral_lens.engine import Edit, Site
+from coral_lens.errors import CoralError
 from coral_lens.layout import Batch, lay_out, plan_for, prefix_batch
 from coral_lens.manifest import digest
 from coral_lens.metrics import metric_named
@@ -97,4 +98,9 @@ def scores_by(scores: AblationScores, rule: BaseRule, metrics: Sequence[str]) ->
 
 def best_of(values: Sequence[float], criterion: str) -> int:
     """Return the number of the best variant, the first of equals: put the one that does nothing first."""
+    if np.isnan(values).any():
+        raise CoralError(
+            f"{criterion} does not exist on the validation questions, because all are answered right or all wrong; choose by "
+            "brier, or give more questions."
+        )
     return int(np.argmax(values) if metric_named(criterion).higher_is_better else np.argmin(values))

@@ -10,7 +10,7 @@ out, so that every shard is a sample of all, and shuffling a few shards at a tim
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,9 +110,15 @@ def collect(
     how = settled(model, folder, Extraction(layers=(what.layer,), style=what.style))
     asked = prepare(questions, what.style, model)
     warn_left_out(asked)
-    cuts = draw_questions(asked.prompts, what)
-    assert how.packing is not None
-    assert how.token_budget is not None
+
+    def planned(some: Sequence[int]) -> tuple[list[Prompt], Plan]:
+        assert how.packing is not None
+        assert how.token_budget is not None
+        prompts = [asked.prompts[q] for q in some]
+        budget, border = how.token_budget, model.rope_border
+        return prompts, plan_for(prompts, token_budget=budget, packing=how.packing, border=border)
+
+    cuts = draw_questions(len(asked.prompts), what, lambda some: count_states(*planned(some), what.where))
     with locked(folder):
         sampling = {"where": what.where, "seed": what.seed, "shard_tokens": what.shard_tokens, "drawn": digest(cuts)}
         manifest = open_manifest(folder, describe(model, asked, how) | {"sampling": sampling, "n_shards": len(cuts)})
@@ -122,8 +128,7 @@ def collect(
             progress(sum(len(cuts[i]) for i in journal.entries))
         with thread_count(manifest["threads"]):
             for i in (i for i in range(len(cuts)) if i not in journal.entries):
-                prompts = [asked.prompts[q] for q in cuts[i]]
-                plan = plan_for(prompts, token_budget=how.token_budget, packing=how.packing, border=model.rope_border)
+                prompts, plan = planned(cuts[i])
                 states = [s for _, s in iter_states(model, prompts, plan, layer=what.layer, where=what.where)]
                 journal.add(i, {"states": compact(torch.cat(states)), "questions": torch.tensor(cuts[i])})
                 if progress:
@@ -132,33 +137,53 @@ def collect(
     return TokenStore(folder)
 
 
-def draw_questions(prompts: Sequence[Prompt], what: Sampling) -> list[list[int]]:
-    """Return the numbers of the questions of each shard, in random order, until there are enough tokens."""
-    order = np.random.default_rng(what.seed).permutation(len(prompts)).tolist()
-    cuts: list[list[int]] = [[]]
-    size = total = 0
-    for q in order:
-        if size >= what.shard_tokens:
-            cuts.append([])
-            size = 0
-        n = count_tokens(prompts[q], what.where)
-        cuts[-1].append(q)
-        size, total = size + n, total + n
-        if what.tokens and total >= what.tokens:
-            break
+def draw_questions(n_questions: int, what: Sampling, count: Callable[[Sequence[int]], int]) -> list[list[int]]:
+    """Return the numbers of the questions of each shard, in random order, until there are enough states.
+
+    `count` says how many states the questions of a shard give together: a prefix that they share is among them once.
+    """
+    left = np.random.default_rng(what.seed).permutation(n_questions).tolist()
+    cuts: list[list[int]] = []
+    total = 0
+    while left and not (what.tokens and total >= what.tokens):
+        aim = min(what.shard_tokens, what.tokens - total) if what.tokens else what.shard_tokens
+        n, found = 1, count(left[:1])
+        while found < aim and n < len(left):
+            more = max(1, (aim - found) * n // max(1, found))
+            n = min(n + min(n, more), len(left))  # at most twice as many: the first ones may be short
+            found = count(left[:n])
+        cuts.append(left[:n])
+        left, total = left[n:], total + found
+    cuts = [*cuts[-1:], *cuts[:-1]]  # the last ones are held out, so that the one that may be small comes first
     if len(cuts) < FEWEST:
         # too little for whole shards: cut what there is into a few small ones
         flat = [q for cut in cuts for q in cut]
         cuts = [part.tolist() for part in np.array_split(np.array(flat, dtype=np.int64), FEWEST) if len(part)]
     if len(cuts) < FEWEST:
-        raise CoralError(
-            f"An autoencoder cannot be trained on {len(prompts)} question(s); give some hundreds at least."
-        )
+        raise CoralError(f"An autoencoder cannot be trained on {n_questions} question(s); give some hundreds at least.")
     return cuts
 
 
-def count_tokens(prompt: Prompt, where: TokenPlace) -> int:
-    """Return how many states a question gives."""
-    tree = build_tree(prompt)
-    n_answer = len({int(node) for path in tree.paths for node in path})
-    return {"all": len(tree), "answer": n_answer, "context": len(tree) - n_answer}[where]
+def count_states(prompts: Sequence[Prompt], plan: Plan, where: TokenPlace) -> int:
+    """Return how many states `iter_states` gives: those of a prefix each time that its cache is made."""
+    total, cached = 0, set[tuple[int, ...]]()
+    for planned in plan.batches:
+        rows = list(zip(planned.rows, planned.prefixes, strict=True))
+        prefixes = {prompts[row[0]].contexts[0][:length] for row, length in rows if length}
+        if not prefixes <= cached:
+            cached = prefixes
+            total += 0 if where == "answer" else sum(map(len, prefixes))
+        plain = planned.plain or plan.packing == "plain"
+        total += sum(count_tokens(prompts[q], where, skip=length, plain=plain) for row, length in rows for q in row)
+    return total
+
+
+def count_tokens(prompt: Prompt, where: TokenPlace, *, skip: int = 0, plain: bool = False) -> int:
+    """Return how many states a question gives after `skip` tokens, as a tree or (plain) in a row for each option."""
+    if plain:
+        n_answer, n_context = sum(map(len, prompt.options)), sum(map(len, prompt.contexts))
+    else:
+        tree = build_tree(prompt, skip=skip)
+        n_answer = len({int(node) for path in tree.paths for node in path})
+        n_context = len(tree) - n_answer
+    return {"all": n_answer + n_context, "answer": n_answer, "context": n_context}[where]

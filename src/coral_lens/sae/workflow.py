@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from jaxtyping import Float
 
 from coral_lens.errors import CoralError
 from coral_lens.fitting import check_questions
+from coral_lens.joined import Scored
 from coral_lens.manifest import read_json, versions, write_json
 from coral_lens.progress import Bar, silent
 from coral_lens.prompts import prepare
@@ -21,12 +22,14 @@ from coral_lens.sae.ablation import Ablating, AblationPlace, features_of
 from coral_lens.sae.autoencoder import Autoencoder, load_autoencoder
 from coral_lens.sae.codes import CodeStore, collect_codes, sae_digest
 from coral_lens.sae.effects import effects
-from coral_lens.sae.quality import fidelity, loss_recovered
+from coral_lens.sae.feature_study import FeatureStudy
+from coral_lens.sae.quality import Recovered, fidelity, loss_recovered
 from coral_lens.sae.selection import Selection, correlate, impact, ridge_direction, select
-from coral_lens.sae.states import TokenStore
+from coral_lens.sae.states import PooledStates, StateSource, TokenStore
 from coral_lens.sae.tokens import Sampling, collect
 from coral_lens.sae.training import train
 from coral_lens.sae.weights import TrainingSettings
+from coral_lens.splits import question_keys
 from coral_lens.steering import BaseRule, base_probs, residuals
 from coral_lens.store import ActivationStore, Extraction, extract
 
@@ -54,15 +57,42 @@ def train_on_tokens(
         store = collect(model, questions, folder / "tokens", what=sampling, progress=advance)
     saes = train(store, folder, settings, layer=sampling.layer, bar=bar)
     held_out = held_out_questions(model, questions, store, sampling)
+    if not held_out:
+        return measure(saes, store, folder)
     prompts, answers = prepare(held_out, sampling.style, model).prompts, [q.answer for q in held_out]
+
+    def patched(sae: Autoencoder) -> Recovered:
+        return loss_recovered(model, sae, prompts, answers)
+
+    return measure(saes, store, folder, loss=(patched, [q.id for q in held_out]))
+
+
+def train_on_store(
+    scored: Scored, folder: Path, *, how: tuple[int, TrainingSettings], bar: Bar = silent
+) -> dict[str, Any]:
+    """Train on the pooled answer states of a store at a layer; no model runs, so that no patched loss is measured."""
+    layer, settings = how
+    source = PooledStates(scored, layer, seed=settings.seed)
+    return measure(train(source, folder, settings, layer=layer, bar=bar), source, folder)
+
+
+def measure(
+    saes: Mapping[int, Autoencoder],
+    source: StateSource,
+    folder: Path,
+    *,
+    loss: tuple[Callable[[Autoencoder], Recovered] | None, Sequence[str]] = (None, ()),
+) -> dict[str, Any]:
+    """Return FOLDER/quality.json, with what it has not yet: measures on held-out states, and the loss on named questions."""
+    recover, names = loss
     path = folder / "quality.json"
     known = read_json(path) if path.exists() else {}
     for expansion, sae in saes.items():
-        about = {"steps": sae.about["training"], "questions": [q.id for q in held_out]}
+        about = {"steps": sae.about["training"], "questions": list(names)}
         if known.get(f"{expansion}x", {}).get("about") == about:
             continue
-        found = fidelity(sae, store, store.held_out)
-        recovered = loss_recovered(model, sae, prompts, answers) if held_out else None
+        found = fidelity(sae, source, source.held_out)
+        recovered = recover(sae) if recover else None
         patched = {**asdict(recovered), "share": recovered.share} if recovered else {}
         known[f"{expansion}x"] = {"n_features": sae.n_features, **asdict(found), "loss": patched, "about": about}
         write_json(path, known)
@@ -82,40 +112,6 @@ def held_out_questions(
 
 
 @dataclass(frozen=True)
-class FeatureStudy:
-    """The folder of one autoencoder's features: what was selected, ablated and steered by."""
-
-    folder: Path
-
-    @property
-    def record(self) -> dict[str, Any]:
-        """What `select` wrote."""
-        path = self.folder / "selection.json"
-        if not path.exists():
-            raise CoralError(f"{self.folder} holds no selection of features; run `coral sae select` first.")
-        return read_json(path)
-
-    def autoencoder(self) -> Autoencoder:
-        """Return the autoencoder whose features were selected; another in its place is refused."""
-        sae = load_autoencoder(Path(self.record["sae"]), layer=self.record["layer"])
-        if sae_digest(sae) != self.record["sae_digest"]:
-            raise CoralError(f"{self.record['sae']} was changed after its features were selected; select them again.")
-        return sae
-
-    @property
-    def selection(self) -> Selection:
-        return Selection.from_record(self.record["selection"])
-
-    @property
-    def seen(self) -> set[str]:
-        """Ids of the questions that selection and ablation used."""
-        found = set(self.record["questions"])
-        for path in self.folder.glob("ablation-*.json"):
-            found |= set(read_json(path)["questions"])
-        return found
-
-
-@dataclass(frozen=True)
 class Selecting:
     """How features are selected."""
 
@@ -126,6 +122,9 @@ class Selecting:
     style: Style = Style()  # noqa: RUF009  (frozen)
     layer: int | None = None
     """Of an autoencoder that does not say it."""
+    num_fewshot: int | None = None
+    fixed_shots: bool = False
+    """How the questions were loaded; ablation and steering ask theirs in the same way."""
 
 
 def select_features(
@@ -151,8 +150,11 @@ def select_features(
         "layer": sae.layer,
         "base": what.base,
         "style": asdict(what.style),
+        "shots": {"num_fewshot": what.num_fewshot, "fixed_shots": what.fixed_shots},
         "model": model.name,
+        "weights": model.fingerprint["weights"],
         "questions": [q.id for q in scored.questions],
+        "keys": question_keys(scored.questions).tolist(),
         "selection": chosen.record(),
         "versions": versions(),
     }
@@ -203,9 +205,10 @@ def ablate_features(
     model: Model, questions: Sequence[Question], study: FeatureStudy, plan: AblationPlan, *, bar: Bar = silent
 ) -> dict[str, Any]:
     """Ablate the selected features, and random ones, on questions; return the record in STUDY/ablation-NAME.json."""
-    record, sae, selection = study.record, study.autoencoder(), study.selection
+    record, sae = study.record, study.autoencoder()
+    study.check(model)
     check_questions(questions)
-    chosen, random = draw_features(selection, plan)
+    chosen, random = draw_features(study.selection, plan)
     ablating = Ablating(sae, features_of([*chosen, *random]), plan.where, plan.keep_error)
     with bar(f"ablating ({plan.name})", len(questions), "questions") as advance:
         folder = study.folder / f"ablation-{plan.name}"
@@ -215,10 +218,12 @@ def ablate_features(
     found = effects(scores, groups, record["base"])
     result = {
         "plan": asdict(plan),
+        "of": study.identity,
         "model": record["model"],
         "chosen": chosen,
         "random": random,
         "questions": list(scores.ids),
+        "keys": question_keys(questions).tolist(),
         "tasks": sorted({f"{q.task}:{q.split}" if q.split else q.task for q in questions}),
         **found,
     }
@@ -235,12 +240,3 @@ def draw_features(selection: Selection, plan: AblationPlan) -> tuple[list[int], 
     n = min(plan.random, len(others))
     random = np.sort(np.random.default_rng(plan.seed).choice(others, n, replace=False)) if n else others[:0]
     return chosen, [int(j) for j in random]
-
-
-def unseen(study: FeatureStudy, questions: Sequence[Question], n: int | None) -> list[Question]:
-    """Return labelled questions that were used neither for selection nor, under another plan, for ablation: at most n."""
-    seen = set(study.record["questions"])
-    fresh = [q for q in questions if q.id not in seen and q.answer != UNKNOWN]
-    if not fresh:
-        raise CoralError(f"All {len(questions)} questions were used to select features or have no answer; give others.")
-    return fresh[:n]

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from planted import PlantedStore
 
+from coral_lens.analysis import data as data_module
 from coral_lens.analysis import probes as probes_module
 from coral_lens.analysis.data import CurveAnalysis, TransferAnalysis, analyse_curves, analyse_transfer
 from coral_lens.analysis.files import write_analysis
-from coral_lens.analysis.held_out import kept, parts_of_task, tasks_of, unseen
+from coral_lens.analysis.held_out import kept, parts_of_task, tasks_of
 from coral_lens.analysis.printing import say_curves, say_probes, say_transfer
 from coral_lens.analysis.probes import DECAYS, DROPOUTS, PENALTIES, ProbeAnalysis, ProbePlan, analyse_probes
+from coral_lens.analysis.seen import Seen
 from coral_lens.errors import CoralError
-from coral_lens.fitting import FitSettings, fit_store
+from coral_lens.fitting import FitSettings
+from coral_lens.joined import JoinedStore, first_questions
 from coral_lens.mlp import MlpSettings
+from coral_lens.report import analysis_figures
 from coral_lens.report.analysis_figures import write_pictures
 
 RIDGE = FitSettings(lens="ridge", temper=False)
@@ -78,18 +84,120 @@ def test_tested_questions_are_never_fitted_on() -> None:
         parts_of_task(stores, "d", held_out=True)
 
 
-def test_questions_that_a_lens_knows_under_another_name_are_left_out() -> None:
-    stores = [stored(60, {"a": 1.0}), stored(60, {"c": 1.0}, seed=1)]
-    whole = parts_of_task(stores, None, held_out=True)
-    assert [q.id for q in kept(whole, np.arange(len(whole.questions)) % 2 == 0).questions] == [
-        q.id for q in whole.questions[::2]
+# ------------------------------------------------------------------------------------------------------ what is a task
+
+
+def own_files(n: int, folder: str, *, seed: int) -> PlantedStore:
+    """A store of own questions, which are all called `questions`."""
+    store = stored(n, {"questions": 1.0}, seed=seed)
+    store.folder = Path(folder)
+    return store
+
+
+def test_each_store_of_own_files_is_a_task_of_its_own() -> None:
+    law, med = own_files(40, "states/law", seed=0), own_files(40, "states/med", seed=1)
+    assert tasks_of([law]) == ["questions"]
+    assert tasks_of([law, med]) == ["questions (law)", "questions (med)"]
+    assert tasks_of([law, own_files(40, "new/law", seed=1)]) == ["questions (states/law)", "questions (new/law)"]
+    tested = parts_of_task([law, med], "questions (med)", held_out=True)
+    assert {q.text.split("/")[0] for q in tested.questions} == {"Planted 1"}
+    found = analyse_transfer([law, med], RIDGE)
+    assert [(row.train, row.test) for row in found.rows] == [
+        (a, b) for a in tasks_of([law, med]) for b in tasks_of([law, med])
     ]
-    lens = fit_store(parts_of_task(stores, "a", held_out=False), RIDGE)
-    assert unseen(lens, whole) is whole
-    again = parts_of_task(stores, "a", held_out=False)
-    assert len(unseen(lens, parts_of_task(stores, None, held_out=False)).questions) == len(
-        parts_of_task(stores, None, held_out=False).questions
-    ) - len(again.questions)
+    with pytest.raises(CoralError, match=r"Two stores are both questions \(states/law\); give every --store once"):
+        tasks_of([law, law])
+
+
+def test_the_subjects_of_a_group_are_one_task_and_a_pair_of_tasks_is_not() -> None:
+    store = stored(10, {"mmlu_law": 1.0, "mmlu_art": 1.0, "arc_easy": 1.0, "mmlu_math": 1.0, "arc_challenge": 1.0})
+    assert tasks_of([store]) == ["mmlu", "arc_easy", "arc_challenge"]
+    fitted, tested = (parts_of_task([store], "mmlu", held_out=held_out).questions for held_out in (False, True))
+    assert (len(fitted), len(tested)) == (21, 9)
+    assert {q.task for q in tested} == {"mmlu_law", "mmlu_art", "mmlu_math"}
+
+
+def test_a_task_that_is_too_small_is_refused_before_any_lens_is_fitted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_module, "fit_store", None)
+    with pytest.raises(CoralError, match="small has 7 questions to fit on, and a lens needs 20 at least"):
+        analyse_curves([stored(60, {"large": 1.0}), stored(10, {"small": 1.0}, seed=1)], RIDGE)
+
+
+def test_every_one_of_many_tasks_is_drawn(curves: CurveAnalysis, probes: ProbeAnalysis, tmp_path: Path) -> None:
+    names = [f"task {i}" for i in range(12)]
+    many = replace(
+        curves,
+        rows=tuple(replace(row, task=name) for name in names for row in curves.rows),
+        base=dict.fromkeys(names, curves.base["here"]),
+    )
+    (picture,) = analysis_figures.curve_pictures(write_analysis("data-curves", many, tmp_path))
+    figure = Figure()
+    picture.paint(figure)
+    assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == names
+    assert len({(look.colour, look.marker) for look in analysis_figures.with_looks(names).values()}) == 12
+
+
+# ---------------------------------------------------------------------------------------------------- what was fitted on
+
+
+def in_another_form(store: PlantedStore, task: str) -> PlantedStore:
+    """The same questions with other ids, so that other ones are held out."""
+    n = len(store.questions)
+    other = stored(n, {"here": 1.0})
+    other.questions = [replace(q, id=f"x{n - i}", group=f"x{n - i}", task=task) for i, q in enumerate(store.questions)]
+    other.manifest["seed"] = "another form"
+    return other
+
+
+def test_questions_that_were_fitted_on_are_never_tested_under_another_name(quick_plan: ProbePlan) -> None:
+    here = stored(100, {"here": 1.0})
+    stores = [here, in_another_form(here, "copy"), stored(60, {"other": 1.0}, seed=1)]
+    known = {q.text for q in parts_of_task(stores, "here", held_out=False).questions}
+    copied = parts_of_task(stores, "copy", held_out=True)
+    fresh = [q.text for q in copied.questions if q.text not in known]
+    assert 0 < len(fresh) < len(copied.questions) == 30
+    assert [
+        q.text for q in Seen(parts_of_task(stores, "here", held_out=False).questions).unseen(copied).questions
+    ] == fresh
+    wanted = {"here": 30, "copy": len(fresh), "other": 18}
+    rows = analyse_probes(stores, "here", RIDGE, plan=quick_plan).rows
+    assert {row.test: row.n_test for row in rows if row.probe == "ridge"} == wanted
+    matrix = analyse_transfer(stores, RIDGE).rows
+    assert {row.test: row.n_test for row in matrix if row.train == "here"} == wanted
+
+
+def test_a_row_of_a_dataset_is_recognised_whether_it_is_asked_by_letter_or_as_cloze() -> None:
+    cloze, letters = (stored(20, {task: 1.0}) for task in ("commonsense_qa_cloze", "commonsense_qa"))
+    for store in (cloze, letters):
+        store.questions = [
+            replace(q, id=f"{q.task}/train/{q.id}", group=f"{q.task}/train/{q.id}", split="train", text=f"{q.task} {i}")
+            for i, q in enumerate(store.questions)
+        ]
+    joined = JoinedStore([first_questions(letters, None)])
+    found = Seen(cloze.questions[5:]).unseen(joined)
+    assert [q.id for q in found.questions] == [q.id for q in letters.questions[:5]]
+    with pytest.raises(CoralError, match="All 20 questions to test of commonsense_qa are among those"):
+        Seen(cloze.questions).unseen(joined)
+    elsewhere = [replace(q, split="validation", id=q.id.replace("train", "validation")) for q in cloze.questions]
+    assert Seen(elsewhere).unseen(joined) is joined
+    turned = [replace(q, answer=(q.answer + 1) % len(q.options)) for q in cloze.questions]
+    with pytest.raises(CoralError, match="called the same row of one dataset, and their options differ"):
+        Seen(turned).unseen(joined)
+
+
+def test_questions_about_an_article_that_was_fitted_on_are_never_tested() -> None:
+    race, again = stored(20, {"race": 1.0}), stored(20, {"questions": 1.0}, seed=1)
+    for store in (race, again):
+        store.questions = [replace(q, group=f"article-{i // 2}") for i, q in enumerate(store.questions)]
+    found = Seen(race.questions[4:]).unseen(JoinedStore([first_questions(again, None)]))
+    assert [q.group for q in found.questions] == ["article-0", "article-0", "article-1", "article-1"]
+
+
+def test_kept_questions_are_those_that_are_marked() -> None:
+    whole = parts_of_task([stored(60, {"a": 1.0}), stored(60, {"c": 1.0}, seed=1)], None, held_out=True)
+    some = kept(whole, np.arange(len(whole.questions)) % 2 == 0)
+    assert [q.id for q in some.questions] == [q.id for q in whole.questions[::2]]
+    assert Seen(stored(60, {"a": 1.0}, seed=2).questions).unseen(whole) is whole
 
 
 @pytest.fixture(scope="module")
@@ -116,6 +224,22 @@ def probes() -> ProbeAnalysis:
     stores = [stored(150, {"here": 1.0, "turned": -1.0})]
     plan = ProbePlan(depths=(0, 1), seeds=1, grid_depth=0, network=MlpSettings(max_epochs=2))
     return analyse_probes(stores, "here", RIDGE, plan=plan)
+
+
+@pytest.fixture
+def quick_plan(monkeypatch: pytest.MonkeyPatch) -> ProbePlan:
+    """Three networks of no depth and one epoch."""
+    monkeypatch.setattr(probes_module, "DECAYS", (1.0,))
+    monkeypatch.setattr(probes_module, "PENALTIES", (0.0,))
+    return ProbePlan(depths=(0,), seeds=1, grid_depth=0, network=MlpSettings(max_epochs=1))
+
+
+def test_only_the_layers_that_were_asked_for_are_tried(quick_plan: ProbePlan) -> None:
+    """Layer 1 knows the answers; of the others one must be taken, also where the layer is chosen anew."""
+    stores = [stored(60, {"here": 1.0, "turned": -1.0})]
+    found = analyse_probes(stores, "here", replace(RIDGE, layers=(0, 2)), plan=quick_plan)
+    assert found.layer in (0, 2)
+    assert {row.layer for row in found.rows} <= {0, 2}
 
 
 def names_of(found: ProbeAnalysis, test: str) -> Sequence[str]:

@@ -99,6 +99,7 @@ def test_the_whole_method_chooses_by_auroc_over_validation_options(tiny: Model, 
     assert len(steps) == n_steps(QUICK)
     best = max(tried, key=lambda t: t["auroc"])
     assert {k: v for k, v in best.items() if k != "auroc"} == record["chosen"]
+    assert json.loads((job.folder / "notes.json").read_text("utf-8")) == {"chosen": record["chosen"]}
     features = read_features(job, "train", TRAIN, QUICK)
     held_out = np.repeat(job.data.covered, np.diff(job.data.table.offsets))
     fitted = ccps.load_or_fit(job, QUICK)
@@ -158,6 +159,22 @@ def test_what_is_planted_in_the_divergences_is_chosen() -> None:
     chosen = trainer.best([Choice(features, network) for features in FEATURE_SETS])
     assert chosen.features.types == "all"
     assert chosen.features.radii != "small", "the radius of 20 is not among the small ones"
+
+
+def test_what_is_constant_in_training_has_no_say_in_a_test() -> None:
+    """Options of one token have no spread over tokens; those of a test may have."""
+    rng = np.random.default_rng(0)
+    names = np.array(option_features(RADII))
+    still = np.array([name.endswith(" std") for name in names])
+    y = (np.arange(80) % 4 == 0).astype(np.float64)
+    train = np.where(still, 0.0, rng.normal(size=(80, len(names))))
+    parts = ccps.Parts(Examples(train, y), Examples(train, y))
+    fitted = Trainer(parts, RADII, seed=0, on_step=lambda _: None).fit(
+        Choice(FeatureSet("all", "all"), NetworkSettings(steps=3))
+    )
+    assert set(fitted.columns) == set(np.flatnonzero(~still)) & set(columns_of(FeatureSet("all", "all"), RADII))
+    test = rng.normal(size=(9, len(names)))
+    assert np.array_equal(fitted(test), fitted(np.where(still, 1e4, test)))
 
 
 def test_too_few_options_are_refused(tiny: Model, tmp_path: Path) -> None:

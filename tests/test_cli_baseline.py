@@ -13,7 +13,7 @@ from conftest import make_model, toy_questions
 from typer.testing import CliRunner
 
 from coral_lens.cli import app, main
-from coral_lens.cli.comparing import NAMES, parsed, source_of
+from coral_lens.cli.comparing import NAMES, parsed, row_of, source_of
 from coral_lens.errors import CoralError
 from coral_lens.methods import BASELINES
 from coral_lens.report.style import Picture
@@ -79,6 +79,15 @@ def test_baselines_stand_beside_base_and_temperature_with_a_report_and_costs(
     assert code == 0, err
     assert "loading" not in err
     assert "control-base tempered" in load_run(tmp_path / "run").evaluations[0].predictions
+    # what --set asks for is in the row's name, and all settings are in the record
+    code, out, err = baseline("control-base", "--set", "lens=ridge")
+    assert code == 0, err
+    run = load_run(tmp_path / "run")
+    assert "control-base (lens=ridge)" in run.evaluations[0].predictions
+    about = run.provenance["methods"]["control-base (lens=ridge)"]
+    assert (about["kind"], about["lens"], about["folds"]) == ("control-base", "ridge", 1)
+    assert not {"seed", "validation", "base"} & set(about), "those are the study's"
+    assert run.provenance["methods"]["temperature"] == {"kind": "temperature"}
 
 
 def test_mistakes_are_one_sentence_and_exit_code_2(baseline: Baseline, tmp_path: Path) -> None:
@@ -88,12 +97,22 @@ def test_mistakes_are_one_sentence_and_exit_code_2(baseline: Baseline, tmp_path:
         ("pride",): "need options that are listed in the prompt and scored by letter",
         ("isotonic", "--set", "questions"): "--set must look like questions=20",
         ("isotonic", "--base", "tokens"): "base",
+        ("isotonic", "--limit", "0"): "limit must be at least 1. Got 0 instead",
+        ("isotonic", "--num-fewshot", "-1"): "num_fewshot must be at least 0. Got -1 instead",
+        ("isotonic", "--seed", "-1"): "seed: Input should be greater than or equal to 0",
         ("isotonic", "--train", "arc_easy"): "--train arc_easy names no split; say which, such as arc_easy:train",
     }.items():
         code, _, err = baseline(*arguments)
         assert code == 2
         assert complaint in err
         assert "Traceback" not in err
+        assert "loading" not in err
+    (tmp_path / "run").write_text("mine", "utf-8")
+    for out in (tmp_path / "run", tmp_path / "run" / "inside"):
+        code, _, err = baseline("isotonic", "--out", str(out))
+        assert (code, f"{tmp_path / 'run'} is a file; choose another place" in err) == (2, True)
+        assert "loading" not in err
+    (tmp_path / "run").unlink()
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "diary.txt").write_text("mine", "utf-8")
     code, _, err = baseline("isotonic")
@@ -109,11 +128,14 @@ def test_help_names_every_baseline_and_has_an_example() -> None:
 
 def test_sources_and_options_are_read_as_in_other_commands() -> None:
     source = source_of("arc_easy:train", shots=2, limit=5, tested=False)
-    assert (source.task, source.split, source.n, source.shots) == ("arc_easy", "train", 5, 2)
-    assert source_of("arc_easy", shots=0, limit=None, tested=True).split == "test"
-    assert source_of("commonsense_qa", shots=0, limit=None, tested=True).split == "validation"
+    assert source == {"task": "arc_easy", "split": "train", "n": 5, "shots": 2}
+    assert source_of("arc_easy", shots=0, limit=None, tested=True)["split"] == "test"
+    assert source_of("commonsense_qa", shots=0, limit=None, tested=True)["split"] == "validation"
     with pytest.raises(CoralError, match="arc_easi"):
         source_of("arc_easi:test", shots=0, limit=None, tested=True)
+    assert row_of("isotonic", {}) == "isotonic"
+    options = {"sigma": True, "heads": (3, 5), "sae": "there/16x", "push": "up"}
+    assert row_of("iti", options) == "iti (sigma=true, heads=[3, 5], sae=16x, push=up)"
     assert parsed("samples=[1, 3]") == ("samples", (1, 3))
     assert parsed("lens=ridge") == ("lens", "ridge")
     assert parsed("crossed=true") == ("crossed", True)

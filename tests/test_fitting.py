@@ -527,6 +527,7 @@ def test_a_learning_curve_is_kept_where_it_is_asked_for(planted: Lens) -> None:
         ("folds", 0, "folds must lie between 1 and 20. Got 0"),
         ("top_layers", 9, "top_layers must lie between 1 and 8. Got 9"),
         ("depth", 5, "depth must lie between 1 and 4. Got 5"),
+        ("seed", -1, "seed must lie between 0 and 4294967295. Got -1"),
     ],
 )
 def test_an_unknown_setting_is_refused_with_the_nearest_name(field: str, value: Any, said: str) -> None:

@@ -25,6 +25,8 @@ LINES = (
     "records tasks",
     "terms tasks",
     "terms fitting",
+    "listing splits samples",
+    "listing baselines",
     "records splits samples",
     "records splits lens",
     "records steering temperature lens",
@@ -86,12 +88,12 @@ LINES = (
     "steering runs lm_eval_logs",
 )
 """Along each line, a module may import those before it and never one after it."""
-LEAVES = {"errors", "prefixes", "progress", "terms"}
+LEAVES = {"errors", "listing", "prefixes", "progress", "terms"}
 """Import nothing of ours."""
 LIGHT = {"__init__", "cli", "errors", "records", "metrics", "stats", "tasks", "questions", "assets", "task_index",
          "task_data", "terms", "manifest", "splits", "steering", "prefixes", "prompts", "runs", "progress", "card", "hub",
          "conformal", "scratch", "listwise", "inputs", "tempering", "lm_eval_requests", "lm_eval_logs", "lm_eval_metrics",
-         "lm_eval_command", "study", "planning"}  # fmt: skip
+         "lm_eval_command", "study", "planning", "listing"}  # fmt: skip
 """Import nothing heavy when they are imported themselves."""
 
 

@@ -155,6 +155,8 @@ def test_the_choice_is_the_best_on_validation_questions_and_is_found_again(
     record = json.loads((job.folder / "iti.json").read_text("utf-8"))
     assert record["validation_questions"] == 5
     assert len(record["tried"]) == 2 * 2 * 2
+    notes = json.loads((job.folder / "notes.json").read_text("utf-8"))
+    assert notes == {"chosen": record["chosen"]}
     assert record["chosen"]["brier"] == min(tried["brier"] for tried in record["tried"])
     # strength 0 scores as the model does, to rounding
     p = base_probs(job.data.table, "token")
@@ -162,6 +164,15 @@ def test_the_choice_is_the_best_on_validation_questions_and_is_found_again(
     assert record["tried"][0]["brier"] == pytest.approx(job.data.scores(p, ["brier"], mask)["brier"], abs=1e-5)
     monkeypatch.setattr(iti, "choose_shift", lambda *_: pytest.fail("it was chosen before"))
     assert np.array_equal(fit_iti(job, settings)(test)[""].probs, first.probs)
+
+
+def test_another_share_of_validation_questions_makes_another_choice_in_the_same_folder(
+    tiny: Model, tmp_path: Path
+) -> None:
+    job, settings = job_of(tiny, tmp_path), ItiSettings(heads=(2,), alphas=(3.0,))
+    for share, n in ((0.2, 8), (0.5, 20), (0.2, 8)):
+        fit_iti(replace(job, common=replace(job.common, validation=share)), settings)
+        assert json.loads((job.folder / "iti.json").read_text("utf-8"))["validation_questions"] == n
 
 
 # ---------------------------------------------------------------------------------------------------------- mistakes

@@ -21,9 +21,11 @@ from coral_lens.errors import CoralError
 from coral_lens.fitting import FitSettings, fit
 from coral_lens.lens import Lens, load_lens
 from coral_lens.listwise import centre, tilt
+from coral_lens.manifest import digest, write_json
 from coral_lens.mlp import MlpSettings
 from coral_lens.models import Model, wrap
 from coral_lens.records import UNKNOWN, Rendered, Style
+from coral_lens.splits import question_keys
 from coral_lens.steering import base_probs, steer
 from coral_lens.store import ActivationStore, Extraction, extract
 
@@ -371,6 +373,19 @@ def test_the_lens_recognises_the_questions_it_was_fitted_or_chosen_on(lens: Lens
     assert lens.is_seen(disguised).all()
     assert not lens.is_seen(unknown).any()
     assert lens.is_seen([known[3], unknown[0], known[39]]).tolist() == [True, False, True]
+    asked = [replace(q, text=f"Question: {q.text}\nAnswer:") for q in known]
+    assert lens.is_seen(asked).all()
+
+
+def test_a_lens_with_keys_of_the_first_version_still_recognises_its_questions(lens: Lens, tmp_path: Path) -> None:
+    known = toy_questions(TRAINING)
+    replace(lens, seen=np.unique(question_keys(known, version=1)), keys=1).save(tmp_path / "lens")
+    record = json.loads((tmp_path / "lens/lens.json").read_text("utf-8"))
+    del record["keys"], record["digest"]  # as it was written then
+    write_json(tmp_path / "lens/lens.json", record | {"digest": digest(record)})
+    old = load_lens(tmp_path / "lens")
+    assert old.is_seen(known).all()
+    assert not old.is_seen(toy_questions(10, seed=5)).any()
 
 
 def test_the_style_of_the_questions_is_part_of_the_lens(tiny: Model, tmp_path: Path) -> None:

@@ -13,10 +13,11 @@ import pytest
 from conftest import toy_questions
 
 from coral_lens.baselines.letter_bias import averaged, letter_prior, prior_for
-from coral_lens.baselines.letters import Listed, listed, refuse_texts, reordered, without_content
+from coral_lens.baselines.letters import listed, refuse_texts, reordered, without_content
 from coral_lens.errors import CoralError
 from coral_lens.fitting import FitSettings
 from coral_lens.jobs import Job, QuestionSet
+from coral_lens.listing import Listed
 from coral_lens.methods import METHODS, read_method
 from coral_lens.models import Model
 from coral_lens.records import OptionTable, Question, Rendered, Style, offsets_of

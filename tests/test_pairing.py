@@ -11,8 +11,8 @@ import pytest
 from coral_lens.errors import CoralError
 from coral_lens.records import Predictions, Question, offsets_of
 from coral_lens.report.compare_page import note_of, provenance_difference, write_comparison
-from coral_lens.report.pairing import compare, match, match_runs, pairs_of
-from coral_lens.report.tables import ResultsTable
+from coral_lens.report.pairing import B_MINUS_A, joint_run, match, match_runs, pairs_of
+from coral_lens.report.tables import ResultsTable, results_table
 from coral_lens.runs import Evaluation, Run
 from coral_lens.stats import paired_difference
 
@@ -56,8 +56,9 @@ def test_differences_are_b_minus_a_on_the_shared_questions_worked_by_hand() -> N
     right, wrong = [0.8, 0.2], [0.4, 0.6]
     a = evaluation("t", [0, 1, 2, 3], {"coral": [right, wrong, wrong, wrong]}, [0] * 4)
     b = evaluation("t", [0, 1, 2, 3, 4], {"coral": [right, right, right, wrong, wrong]}, [0] * 5)
-    (found,) = match_runs(run_of(a), run_of(b))
-    (comparison,) = compare(found.both, n_boot=100)
+    runs = run_of(a), run_of(b)
+    (table,) = results_table(joint_run(*runs, match_runs(*runs)), scope=B_MINUS_A, n_boot=100).tasks
+    (comparison,) = table.comparisons
     assert (comparison.method, comparison.against) == ("B: coral", "A: coral")
     assert comparison.differences["accuracy"].value == 0.5
     assert comparison.differences["brier"].value == pytest.approx(2 * (0.08 - 0.72) / 4)
@@ -90,11 +91,22 @@ def test_runs_that_share_no_questions_are_refused_in_a_sentence() -> None:
 
 
 def test_lenses_of_other_names_are_compared_too() -> None:
-    assert list(pairs_of(["A: base", "A: coral", "B: base", "B: listwise"])) == [
-        ("A: base", "B: base"),
-        ("A: coral", "B: listwise"),
+    assert pairs_of(["A: base", "A: coral", "B: base", "B: listwise"]) == [
+        ("B: base", "A: base"),
+        ("B: listwise", "A: coral"),
     ]
-    assert list(pairs_of(["A: base", "B: base"])) == [("A: base", "B: base")]
+    assert pairs_of(["A: base", "B: base"]) == [("B: base", "A: base")]
+
+
+def test_a_clear_difference_stays_clear_however_many_methods_are_compared() -> None:
+    """A bootstrap of n resamples gives no p-value below 2 / (n + 1), and Holm multiplies it by the number of tests."""
+    better, worse = [[0.9, 0.1]] * 20, [[0.6, 0.4]] * 20
+    names = [f"lens {i}" for i in range(15)]
+    runs = [run_of(evaluation("t", list(range(20)), dict.fromkeys(names, p), [0] * 20)) for p in (worse, better)]
+    table = results_table(joint_run(runs[0], runs[1], match_runs(*runs)), scope=B_MINUS_A, n_boot=30)
+    (task,) = table.tasks
+    assert table.n_tests == 15 * 3
+    assert [c.verdict("brier") for c in task.comparisons] == [1] * 15
 
 
 def test_what_differs_in_provenance_is_told_and_the_rest_is_counted() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,14 +15,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from conftest import make_model
 
-from coral_lens import lens_method, predicting, running, store
+from coral_lens import lens_method, predicting, printing, running, store
 from coral_lens.errors import CoralError
 from coral_lens.jobs import Job, Method, Predict, QuestionSet, no_options
 from coral_lens.joined import predictions_of
 from coral_lens.methods import METHODS
-from coral_lens.models import Model
+from coral_lens.models import Model, wrap
 from coral_lens.planning import loader, plan_study
+from coral_lens.printing import show_run
 from coral_lens.records import Predictions, Question, Style
 from coral_lens.report.style import Picture
 from coral_lens.report.tables import results_table
@@ -223,6 +228,21 @@ def test_a_finished_study_is_not_done_again_and_loads_no_model(undisturbed: Path
     assert files_of(tmp_path / "copy") == before
 
 
+def test_making_the_report_of_a_run_again_takes_nothing_from_its_study(
+    undisturbed: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(undisturbed, tmp_path / "copy")
+    folder, before = tmp_path / "copy/out/runs/tiny/both", files_of(tmp_path / "copy/out")
+    monkeypatch.setattr(printing, "results_table", partial(results_table, n_boot=100))
+    show_run(load_run(folder), folder, again=True)
+    assert (folder / "results.json").read_bytes() == before["runs/tiny/both/results.json"]
+    # tables that are not what the study made, whoever wrote them, are made again
+    (folder / "results.json").write_text('{"tasks": []}', "utf-8")
+    walk(study_of(), tmp_path / "copy", data, lambda name: pytest.fail(name))
+    after = files_of(tmp_path / "copy/out")
+    assert [n for n in before if after[n] != before[n] and not n.endswith("both/report.html")] == []
+
+
 def test_one_more_method_costs_no_model_and_no_fit_of_the_others(
     undisturbed: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -323,6 +343,47 @@ def test_changed_data_are_noticed(tiny: Model, data: Path, undisturbed: Path, tm
     put(tmp_path / "data", "arc_challenge", test=[arc(i, word="storm") for i in range(40)])
     with pytest.raises(CoralError, match="holds activations of something else"):
         walk(study_of(), tmp_path, tmp_path / "data", Opening(tiny))
+
+
+def small_study(model: str = "tiny") -> Study:
+    return study_of(models=[model], layers=[1], test=STUDY["test"][2:], method=[{"kind": "isotonic"}])
+
+
+def test_a_dtype_that_is_asked_for_has_states_of_its_own(tiny: Model, data: Path, tmp_path: Path) -> None:
+    other = make_model("llama")
+    other.hf.to(torch.bfloat16)
+    other = wrap(other.hf, other.tokenizer, name=other.name)
+    assert other.dtype != tiny.dtype
+    assert other.fingerprint == tiny.fingerprint
+    walk(small_study(), tmp_path, data, Opening(tiny))
+    kept, first = files_of(tmp_path / "work"), load_run(tmp_path / "out/runs/tiny/both")
+    prepared, places = prepare_study(small_study(), data), Places(tmp_path / "out", tmp_path / "work", data, "bfloat16")
+    run_study(prepared, places, open_model=Opening(other))
+    second = load_run(tmp_path / "out/runs/tiny/both")
+    assert (first.lens["model"]["dtype"], second.lens["model"]["dtype"]) == ("torch.float32", "torch.bfloat16")
+    probs = [run.evaluations[0].predictions["base"].probs for run in (first, second)]
+    assert not np.array_equal(*probs)
+    assert {k: v for k, v in files_of(tmp_path / "work").items() if k in kept} == kept
+    walk(small_study(), tmp_path, data, lambda name: pytest.fail(name))
+    # without the name, states in two dtypes are never put together
+    shutil.rmtree(next((tmp_path / "work/tiny/states").glob("arc_challenge*")))
+    with pytest.raises(
+        CoralError, match=r"Other dtype of .tiny. in .*torch\.float32.* the model as it is now .torch\.bf"
+    ):
+        walk(small_study(), tmp_path, data, Opening(other))
+
+
+def test_a_model_whose_files_were_changed_is_looked_at_again(tiny: Model, data: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "weights").write_text("old", "utf-8")
+    study = small_study(str(tmp_path / "mine"))
+    walk(study, tmp_path, data, Opening(tiny))
+    walk(study, tmp_path, data, lambda name: pytest.fail(name))
+    soon = time.time() + 60
+    os.utime(tmp_path / "mine" / "weights", (soon, soon))
+    walk(study, tmp_path, data, Opening(tiny))
+    with pytest.raises(CoralError, match="Other weights of"):
+        walk(study, tmp_path, data, Opening(make_model("llama", seed=1)))
 
 
 # --- leaks

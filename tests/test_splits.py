@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,16 @@ from hypothesis import strategies as st
 
 from coral_lens.errors import CoralError
 from coral_lens.records import Question, offsets_of
-from coral_lens.splits import drop_repeats, normalised, question_keys, rows_of, sample, shares_article, split_mask
+from coral_lens.splits import (
+    drop_repeats,
+    first_normalised,
+    normalised,
+    question_keys,
+    rows_of,
+    sample,
+    shares_article,
+    split_mask,
+)
 
 
 def grouped(sizes: list[int], task: str = "t") -> list[Question]:
@@ -112,6 +122,60 @@ def test_a_repeat_is_found_despite_case_accents_punctuation_and_the_order_of_opt
 def test_a_different_question_is_kept(other: Question) -> None:
     assert question_keys([other]).tolist() != question_keys([ORIGINAL]).tolist()
     assert drop_repeats([other], [ORIGINAL]) == ([other], 0)
+
+
+RAW = Question("1", "1", "How many\nare 2 + 2?", ("three", "four", "B. five"), 1)
+LISTED = "How many\nare 2 + 2?\nA. four\nB. B. five\nC. three"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(RAW, text="Question: How many\nare 2 + 2?\nAnswer:"),
+        replace(RAW, text="Q: How many\nare 2 + 2?\nA:"),
+        replace(RAW, text=f"{LISTED}\nAnswer:", options=tuple("ABC")),
+        replace(RAW, text=f"Question: {LISTED}\nAnswer:", options=tuple("ABC")),
+        replace(RAW, text=LISTED.replace(". ", ") "), options=tuple("ABC")),
+        replace(RAW, text="are 2 + 2?", passage="How many"),
+    ],
+)
+def test_a_repeat_is_found_whatever_template_asks_it(other: Question) -> None:
+    assert question_keys([other]).tolist() == question_keys([RAW]).tolist()
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("What is 2+2?", "What is 2-2?"),
+        ("What is x * y?", "What is x/y?"),
+        ("Is a = 3?", "Is a \u2260 3?"),
+        ("Take -5.", "Take 5."),
+        ("Take .5 of it", "Take 5 of it"),
+        ("Which of these, A or B?\nA. yes\nB. no", "Which of these, A or B?\nA. yes\nB. never"),
+    ],
+)
+def test_signs_and_what_letters_stand_for_make_another_question(one: str, other: str) -> None:
+    options = ("A", "B")
+    keys = question_keys([Question(t, t, t, options, 0) for t in (one, other)])
+    assert len(set(keys.tolist())) == 2
+
+
+def test_a_sign_is_the_same_however_it_is_printed_and_a_dash_between_words_is_none() -> None:
+    same = [
+        ("5 - 3 and 1/2", "5\u22123 and \u00bd"),
+        ("a well-known fact", "a well known fact"),
+        ("so - he said", "so, he said"),
+    ]
+    for pair in same:
+        assert len({normalised(Question("1", "1", text, ("yes", "no"), 0)) for text in pair}) == 1
+
+
+def test_keys_of_the_first_version_are_what_they_were() -> None:
+    """Of text and options as they are; lenses that were made with them still know their questions."""
+    text = "a\nwhere is the resume\nhere\nin apple s cafe\non banana street"
+    assert first_normalised(ORIGINAL) == text
+    expected = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+    assert question_keys([ORIGINAL], version=1).tolist() == [expected]
 
 
 def test_repeats_are_dropped_from_training_and_counted() -> None:

@@ -121,6 +121,7 @@ def test_blocks_that_have_no_heads_are_refused() -> None:
 def test_a_store_of_one_task_has_learning_curves_and_no_matrix(store: Path, tmp_path: Path) -> None:
     said = run("data", "--store", store, "--out", tmp_path, "--draws", 1, "--layers", "1-2")
     assert "questions  accuracy" in said
+    assert "One task only, questions: nothing is said of transfer; give another --store" in said
     assert (tmp_path / "data-curves.png").exists()
     assert not (tmp_path / "data.json").exists()
 

@@ -76,6 +76,7 @@ def test_a_minimal_study_has_the_papers_defaults(tmp_path: Path) -> None:
         ('name = "mine"', 'name = "../mine"', ("(name)", "pattern")),
         ('name = "easy"', 'name = "easy"\nvalidation = 0.5\nheld_out = 0.5', ("mixture 1", "nothing to train on")),
         ('kind = "ridge"', 'kind = "ridge"\n[[method]]\nkind = "ridge"', ("two methods are called 'ridge'",)),
+        ('name = "mine"', 'name = "mine"\nseeds = [0, -1]', ("(seeds 2)", "greater than or equal to 0")),
         ('models = ["smollm2"]', 'models = ["smollm2"', ("not valid TOML", "at line 5")),
     ],
 )
@@ -244,6 +245,17 @@ def test_the_transfer_study_has_probe_1_unchanged(size: str) -> None:
     assert (transfer.seed, transfer.seeds, transfer.base) == (probe1.seed, probe1.seeds, probe1.base)
     # what Probe 1 must not have seen, it has not seen here either
     assert set(transfer.guard) == set(probe1.tested)
+
+
+def test_the_transfer_study_has_ccps_with_and_without_adaptation() -> None:
+    study = config("transfer")
+    (ccps,) = [read_method(entry) for entry in study.method if entry.kind == "ccps"]
+    assert ccps.adapt
+    adapted = {t.task: t.adaptation for t in study.test}
+    assert adapted.pop("hellaswag") is None, "its labelled splits are tested, or shown as worked examples"
+    assert [source.n for source in adapted.values() if source] == [500] * 4
+    tested = {(d.data, s.split) for s in study.tested for d in definitions(s.task)}
+    assert not tested & {(d.data, s.split) for s in study.adapted for d in definitions(s.task)}
 
 
 def test_a_file_of_questions_may_stand_for_a_task(tmp_path: Path) -> None:

@@ -7,15 +7,17 @@ walk is killed cannot be known, so that a step which was interrupted has no cost
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from coral_lens.errors import CoralError
 from coral_lens.manifest import read_json, write_atomic, write_json
 
 FILE = "cost.json"
+Loaded = TypeVar("Loaded")
 
 
 @dataclass(frozen=True)
@@ -46,12 +48,25 @@ class Stopwatch:
     """Runs while a block runs."""
 
     def __init__(self) -> None:
-        self._start = time.perf_counter(), time.process_time()
+        self._start = now()
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Stand still while a block runs."""
+        before = now()
+        yield
+        after = now()
+        self._start = self._start[0] + after[0] - before[0], self._start[1] + after[1] - before[1]
 
     def read(self, questions: int, device: str = "cpu") -> Cost:
-        """Return the time since it was made."""
-        seconds, cpu = time.perf_counter() - self._start[0], time.process_time() - self._start[1]
-        return Cost(questions, seconds, cpu, device)
+        """Return the time since it was made, without pauses."""
+        seconds, cpu = now()
+        return Cost(questions, seconds - self._start[0], cpu - self._start[1], device)
+
+
+def now() -> tuple[float, float]:
+    """Return the time on the clock and that of the processor."""
+    return time.perf_counter(), time.process_time()
 
 
 class CostRecord:
@@ -60,6 +75,7 @@ class CostRecord:
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
         self.steps = read_steps(self._path)
+        self._watch = Stopwatch()
 
     @contextmanager
     def measuring(self, step: str, questions: int) -> Iterator[None]:
@@ -67,10 +83,19 @@ class CostRecord:
         fresh = step not in self.steps
         if fresh:
             self._write(step, None)
-        watch = Stopwatch()
+        self._watch = Stopwatch()
         yield
         if fresh:
-            self._write(step, watch.read(questions))
+            self._write(step, self._watch.read(questions))
+
+    def uncounted(self, load: Callable[[], Loaded]) -> Callable[[], Loaded]:
+        """Return a function that loads what a step needs, at nobody's cost: a model is loaded once for all methods."""
+
+        def loading() -> Loaded:
+            with self._watch.paused():
+                return load()
+
+        return loading
 
     def _write(self, step: str, cost: Cost | None) -> None:
         self.steps[step] = cost

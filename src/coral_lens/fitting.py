@@ -32,7 +32,7 @@ from coral_lens.progress import Bar, silent
 from coral_lens.records import UNKNOWN, Question, Style, offsets_of
 from coral_lens.samples import TrainingData, fold_masks
 from coral_lens.simulation import fit_do_no_harm
-from coral_lens.splits import question_keys, rows_of, split_mask
+from coral_lens.splits import MOST_SEED, question_keys, rows_of, split_mask
 from coral_lens.steering import BASE_SCORES, BaseRule, base_probs, residuals
 from coral_lens.store import Extraction, all_layers, extract
 from coral_lens.temperature import apply_temperature, fit_temperature
@@ -92,7 +92,8 @@ class FitSettings:
                 raise CoralError(f"Unknown {name} {value!r}; use one of {', '.join(values)}.{nearest(value, values)}")
         if not 0.0 < self.validation < 1.0:
             raise CoralError(f"The validation share must lie between 0 and 1. Got {self.validation} instead.")
-        for name, low, high in (("folds", 1, 20), ("top_layers", 1, 8), ("depth", 1, len(HIDDEN))):
+        ranges = (("folds", 1, 20), ("top_layers", 1, 8), ("depth", 1, len(HIDDEN)), ("seed", 0, MOST_SEED))
+        for name, low, high in ranges:
             if not low <= getattr(self, name) <= high:
                 raise CoralError(f"{name} must lie between {low} and {high}. Got {getattr(self, name)} instead.")
         check_inputs(self.inputs)

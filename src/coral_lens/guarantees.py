@@ -39,7 +39,7 @@ def fresh_of(lens: Lens, questions: Sequence[Question]) -> Bool[np.ndarray, " qu
     unlabelled = [q.id for q in questions if q.answer == UNKNOWN]
     if unlabelled:
         raise CoralError(f"Question {unlabelled[0]!r} has no answer; calibration needs the correct option of each.")
-    fresh = ~np.isin(question_keys(questions), lens.seen)
+    fresh = ~np.isin(question_keys(questions, version=lens.keys), lens.seen)
     if not fresh.any():
         raise CoralError(
             "The lens was fitted on all of these questions, so they cannot say how good it is on others; calibrate it on "
@@ -65,5 +65,5 @@ def calibrate(lens: Lens, store: ActivationStore, guarantees: Guarantees) -> tup
         surest = np.maximum.reduceat(p, offsets[:-1])
         chosen = np.array([int(p[a:b].argmax()) for a, b in pairwise(offsets)])
         abstention = fit_abstention(surest, chosen == answers, risk=guarantees.risk, delta=guarantees.delta)
-    calibrated_on = np.union1d(lens.calibrated_on, question_keys(questions)[fresh])
+    calibrated_on = np.union1d(lens.calibrated_on, question_keys(questions, version=lens.keys)[fresh])
     return replace(lens, sets=sets, abstention=abstention, calibrated_on=calibrated_on), int((~fresh).sum())

@@ -109,6 +109,11 @@ Predict = Callable[[QuestionSet], dict[str, Predictions]]
 """Gives the Predictions of a test set. The key is added to the method's name: empty, or a variant such as ` tempered`."""
 
 
+def nothing_else(_: Any) -> list[str]:
+    """Depend on settings and questions alone."""
+    return []
+
+
 def accept(_: Sequence[Question], __: Style, ___: Any) -> None:
     """Have nothing against any questions."""
 
@@ -125,6 +130,8 @@ class Method:
     from_scores: bool = True
     """Whether it starts from the scores and states that all methods share, which its cost per question then includes. A
     method that asks or scores in its own way, and needs no others, says False."""
+    depends: Callable[[Any], list[str]] = nothing_else
+    """Gives digests of what settings name by its place alone, such as a file: predictions belong to its content."""
 
 
 # -------------------------------------------------------------------------------------------------------- options

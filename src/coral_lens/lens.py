@@ -38,7 +38,7 @@ from coral_lens.probes import Probe, Standardiser, predict_states
 from coral_lens.records import OptionTable, Predictions, Question, Style
 from coral_lens.scratch import side_by_side
 from coral_lens.shift import ShiftModel
-from coral_lens.splits import question_keys
+from coral_lens.splits import KEYS, question_keys
 from coral_lens.steering import BaseRule, Rule, base_probs, steer
 from coral_lens.store import ActivationStore, Extraction, Progress, extract
 from coral_lens.temperature import apply_temperature
@@ -113,6 +113,8 @@ class Lens:
     """The confidence below which it abstains, from `coral calibrate`."""
     calibrated_on: Int[np.ndarray, " other"] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Keys of the questions behind sets and abstention, which are never counted as test questions either."""
+    keys: int = KEYS
+    """The version of the keys of both; see `splits.NORMALISED`."""
     view: LayerView | None = None
     """The probes of single layers among which its own was chosen; for people, never for steering."""
 
@@ -288,7 +290,7 @@ class Lens:
 
     def is_seen(self, questions: Sequence[Question]) -> Bool[np.ndarray, " question"]:
         """Return which questions the lens was fitted, chosen or calibrated on, by their normalised text."""
-        return np.isin(question_keys(questions), np.union1d(self.seen, self.calibrated_on))
+        return np.isin(question_keys(questions, version=self.keys), np.union1d(self.seen, self.calibrated_on))
 
     def save(self, folder: str | Path) -> None:
         """Write the lens; an older one in the same folder is replaced only when the new one is complete."""
@@ -336,6 +338,7 @@ class Lens:
             "temperature": self.temperature,
             "sets": self.sets.to_dict() if self.sets else None,
             "abstention": self.abstention.to_dict() if self.abstention else None,
+            "keys": self.keys,
             "model": self.model,
             "training": self.training,
             "trace": self.trace,
@@ -399,5 +402,6 @@ def load_lens(folder: str | Path) -> Lens:
         abstention=Abstention.from_dict(record["abstention"]) if record["abstention"] else None,
         # lenses of older versions have the keys of both among those seen
         calibrated_on=tensors.get("training.calibrated_on", torch.zeros(0, dtype=torch.int64)).numpy(),
+        keys=record.get("keys", 1),
         view=load_view(source),
     )

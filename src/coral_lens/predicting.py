@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from coral_lens.costs import CostRecord
+from coral_lens.fitting import FitSettings
 from coral_lens.jobs import Job, QuestionSet, prompts_digest
 from coral_lens.joined import predictions_of
+from coral_lens.lens_method import OF_THE_STUDY
 from coral_lens.manifest import canonical, digest, read_json, write_atomic
 from coral_lens.methods import METHODS
 from coral_lens.records import Predictions
@@ -27,15 +29,18 @@ Rows = dict[str, dict[str, Predictions]]
 
 def method_predictions(job: Job, entry: MethodEntry, settings: Any, tests: Sequence[QuestionSet]) -> Rows:
     """Return a method's predictions of every test set; it is fitted only if some are not on the disk yet."""
+    method = METHODS[entry.kind]
     about = [entry.kind, plain(settings), plain(job.common), digest(job.train.states.manifest)]
+    about += method.depends(settings)
     keys = {t.name: digest([*about, digest(t.states.manifest), *adapted_on(t)]) for t in tests}
     paths = {t.name: job.folder / "predictions" / f"{file_name(t.name)}.json" for t in tests}
     found = {t.name: read_rows(paths[t.name], keys[t.name], t) for t in tests}
     missing = [t for t in tests if found[t.name] is None]
     if missing:
         costs = CostRecord(job.folder)
+        job = replace(job, model=costs.uncounted(job.model))
         with costs.measuring("training", len(job.train.states.questions)):
-            predict = METHODS[entry.kind].fit(job, settings)
+            predict = method.fit(job, settings)
         for test in missing:
             with costs.measuring(test.name, len(test.states.questions)):
                 rows = predict(test)
@@ -56,6 +61,13 @@ def adapted_on(test: QuestionSet) -> list[str]:
 def method_folder(place: Path, entry: MethodEntry, settings: Any) -> Path:
     """Return where a method keeps its work on a mixture: another one for other settings."""
     return place / f"{file_name(entry.row)}-{digest([entry.kind, plain(settings)])[:8]}"
+
+
+def described(entry: MethodEntry, settings: Any) -> dict[str, Any]:
+    """Return which version of a method ran: its kind and every setting that is its own, defaults included."""
+    found = plain(settings) or {}
+    shared = [k for k in OF_THE_STUDY if k != "lens"] if isinstance(settings, FitSettings) else []
+    return {"kind": entry.kind, **{k: v for k, v in found.items() if k not in shared}}
 
 
 def plain(settings: Any) -> Any:

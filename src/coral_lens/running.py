@@ -1,6 +1,7 @@
 """The walk through a study: states, fits, predictions and runs for each model and mixture, each made once.
 
-    WORK/MODEL/states/SOURCE/           what the model made of a source, whoever asks for it
+    WORK/MODEL/states/SOURCE/           what the model made of a source, whoever asks for it; in a dtype that was asked for
+                                        by name, in a folder beside it
     WORK/MODEL/MIXTURE/METHOD/SEED/     what a method keeps (a lens), and its predictions, one file for each test set
     OUT/runs/MODEL/MIXTURE/             predictions of all methods, tables, figures, report.html, costs.md
     OUT/study.json                      the study, its questions and what was dropped
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -40,7 +41,7 @@ from coral_lens.planning import (
     plan_study,
     selected,
 )
-from coral_lens.predicting import Rows, method_folder, method_predictions
+from coral_lens.predicting import Rows, described, method_folder, method_predictions
 from coral_lens.progress import Bar, silent
 from coral_lens.records import Predictions, Question, Style
 from coral_lens.report.page import write_report
@@ -67,6 +68,12 @@ class Places:
     work: Path
     """States, lenses and predictions; studies that share it share them."""
     data: Path | None = None
+    dtype: str | None = None
+    """The dtype of models, if one was asked for: what they make of questions in it is kept apart."""
+
+    def of_model(self, name: str) -> Path:
+        """Return the folder for what a model makes of questions."""
+        return self.work / file_name(name if self.dtype is None else f"{name} in {self.dtype}")
 
 
 @dataclass(frozen=True)
@@ -128,6 +135,7 @@ def prepare_study(study: Study, data: Path | None) -> Prepared:
 def run_study(prepared: Prepared, places: Places, *, open_model: Callable[[str], Model], bar: Bar = silent) -> Path:
     """Walk a study to its end, from wherever an earlier walk was stopped, and write its report; return the page."""
     record = prepared.record()
+    check_places(places, holds="study.json", what="study")
     claim(places.out, record)
     runs = []
     for name in prepared.study.models:
@@ -141,16 +149,24 @@ def run_study(prepared: Prepared, places: Places, *, open_model: Callable[[str],
 def run_alone(prepared: Prepared, places: Places, *, open_model: Callable[[str], Model], bar: Bar = silent) -> Path:
     """Walk a study of one model and one mixture, and leave its run in the folder for results itself; return that."""
     (name,), (plan,) = prepared.study.models, prepared.plan.mixtures
-    if places.out.exists() and any(places.out.iterdir()) and not (places.out / "run.json").exists():
-        raise CoralError(f"{places.out} is not empty and holds no run; choose another --out.")
+    check_places(places, holds="run.json", what="run")
     return Walk(prepared, places, name, open_model, bar).run(plan, places.out)
 
 
+def check_places(places: Places, *, holds: str, what: str) -> None:
+    """Refuse places that cannot be folders, and one for results that holds other things than `what`, known by a file."""
+    for folder in (places.out, places.work):
+        there = next(p for p in (folder, *folder.parents) if p.exists())
+        if not there.is_dir():
+            raise CoralError(f"{folder} cannot be a folder for results: {there} is a file; choose another place.")
+    out = places.out
+    if out.exists() and any(out.iterdir()) and not (out / holds).exists():
+        raise CoralError(f"{out} is not empty and holds no {what}; choose another --out.")
+
+
 def claim(folder: Path, record: dict[str, Any]) -> None:
-    """Write the study's record, unless the folder belongs to something else."""
+    """Write the study's record, unless the folder belongs to another study."""
     path = folder / "study.json"
-    if folder.exists() and any(folder.iterdir()) and not path.exists():
-        raise CoralError(f"{folder} is not empty and holds no study; choose another --out.")
     if path.exists() and (other := read_json(path).get("name")) != record["name"]:
         raise CoralError(f"{folder} holds the study {other!r}, not {record['name']!r}; choose another --out.")
     write_json(path, record)
@@ -163,15 +179,18 @@ class Walk:
         self, prepared: Prepared, places: Places, name: str, open_model: Callable[[str], Model], bar: Bar
     ) -> None:
         self.prepared, self.study, self.name, self.bar = prepared, prepared.study, name, bar
-        self.work = places.work / file_name(name)
+        self.work = places.of_model(name)
         self.runs = places.out / "runs" / file_name(name)
         self.data = places.data
         self._open = open_model
         self._stores: dict[Source, ActivationStore] = {}
+        self._first: tuple[Mapping[str, Any], str] | None = None
 
     @cached_property
     def _model(self) -> Model:
-        return self._open(self.name)
+        model = self._open(self.name)
+        self._check_same({**model.fingerprint, "dtype": str(model.dtype)}, "the model as it is now")
+        return model
 
     def model(self) -> Model:
         """Return the model, loaded when it is first needed."""
@@ -187,14 +206,19 @@ class Walk:
     def states(self, source: Source) -> ActivationStore:
         """Return what the model made of a source: from the disk if it was finished before, else extracted now."""
         if source not in self._stores:
-            store = self._open_states(source)
-            first = next(iter(self._stores.values()), store)
-            if first.manifest["model"]["weights"] != store.manifest["model"]["weights"]:
-                raise CoralError(
-                    f"{first.folder} and {store.folder} are of different weights of {self.name!r}; delete those of the old ones."
-                )
-            self._stores[source] = store
+            self._stores[source] = self._open_states(source)
         return self._stores[source]
+
+    def _check_same(self, about: Mapping[str, Any], where: str) -> None:
+        """Refuse to mix what different models, or one in different dtypes, have made."""
+        self._first = self._first or (about, where)
+        known, there = self._first
+        for what in ("weights", "tokenizer", "dtype"):
+            if known[what] != about[what]:
+                raise CoralError(
+                    f"Other {what} of {self.name!r} in {there} ({known[what][:14]}) than in {where} ({about[what][:14]}); delete "
+                    "what the other one made, choose another --work, or ask for its --dtype."
+                )
 
     def _open_states(self, source: Source, *, only: frozenset[str] | None = None) -> ActivationStore:
         """Return the store of a source; with `only`, of these questions alone, and their scores without states."""
@@ -207,7 +231,11 @@ class Walk:
 
         mark, key = folder / "finished.json", digest([identity, prompts_digest(wanted(self.prepared.load))])
         if mark.exists() and read_json(mark).get("key") == key:
-            return ActivationStore(folder)
+            if is_younger(self.name, mark):
+                self.model()  # which is compared with the store
+            store = ActivationStore(folder)
+            self._check_same(store.manifest["model"], str(folder))
+            return store
         model, questions = self.model(), wanted(self._asked)
         layers = () if only is not None else self.study.layers or all_layers(model)
         what = Extraction(layers=layers, style=self._style)
@@ -223,6 +251,7 @@ class Walk:
         # the first number is of questions that were scored before
         add_scoring(folder, watch.read(sum(done[1:]), model.device.type))
         write_json(mark, {"key": key})
+        self._check_same(store.manifest["model"], str(folder))
         return store
 
     def _identity(self, source: Source) -> dict[str, Any]:
@@ -327,6 +356,7 @@ class Walk:
         provenance = {
             "study": self.study.name,
             "mixture": plan.mixture.name,
+            "methods": {entry.row: described(entry, settings) for entry, settings in self.prepared.methods},
             "prompts": "the same for every method; base is the unsteered model on them (few-shot)",
             "training": record["mixtures"][plan.mixture.name],
             "tests": record["tests"],
@@ -355,6 +385,13 @@ class Walk:
         return {"model": test.states.manifest["model"], "base": self.study.base}
 
 
+def is_younger(model: str, mark: Path) -> bool:
+    """Whether files of a model that is not on the hub were written after a mark was: it may have become another one."""
+    path = Path(model).expanduser()
+    files = [path] if path.is_file() else path.iterdir() if path.is_dir() else []
+    return any(file.stat().st_mtime > mark.stat().st_mtime for file in files)
+
+
 def add_scores(scores: dict[str, dict[str, list[float]]], found: dict[str, Predictions]) -> None:
     """Add the scores under one more seed to those of a test set."""
     for row, predictions in found.items():
@@ -363,12 +400,13 @@ def add_scores(scores: dict[str, dict[str, list[float]]], found: dict[str, Predi
 
 
 def write_run(run: Run, folder: Path) -> None:
-    """Save a run, and make its tables, figures and page unless they were made of the very same run before."""
+    """Save a run, and make its tables, figures and page unless they were made of the very same run before and are as then."""
     save_run(run, folder)
-    mark, key = folder / "finished.json", digest([FORMAT, digest_file(folder / "run.json")])
-    if mark.exists() and read_json(mark).get("run") == key:
+    mark, results = folder / "finished.json", folder / "results.json"
+    key = digest([FORMAT, digest_file(folder / "run.json")])
+    if mark.exists() and results.exists() and read_json(mark) == {"run": key, "results": digest_file(results)}:
         return
-    table = results_table(run, scope=ABOUT_ALL)
+    table = results_table(run)
     write_pictures(run, table, folder / "figures")
     write_report(run, folder, table=table)
-    write_json(mark, {"run": key})
+    write_json(mark, {"run": key, "results": digest_file(results)})

@@ -5,13 +5,17 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Bool, Int
 
 from coral_lens.errors import CoralError
+from coral_lens.listing import asked_of
 from coral_lens.records import Question
+
+MOST_SEED = 2**32 - 1
+"""The largest that every generator of random numbers takes; none takes one below 0."""
 
 
 def split_mask(questions: Sequence[Question], *, fraction: float, seed: int) -> Bool[np.ndarray, " question"]:
@@ -47,20 +51,54 @@ def sample(questions: Sequence[Question], n: int, *, seed: int) -> list[Question
     return [questions[i] for i in chosen]
 
 
+SIGNS = str.maketrans("\u2212\u2010\u2011\u2013\u2014\u2044\u2215", "-----//")
+"""Dashes and slashes, whatever a publisher makes of them."""
+NOT = "\u0338"
+"""The stroke through a sign, which turns = into its opposite."""
+TOKEN = re.compile(rf"\w+|[+<=>%|~\u00b1\u00d7\u00f7\u2190-\u22ff{NOT}]|\.(?=\d)|[-*/^](?=\s*(?:[\d(]|[b-hj-z]\b))")
+"""A word, or a sign that makes 2 + 2 another question than 2 - 2; a dash between words is punctuation."""
+
+
 def normalised(question: Question) -> str:
-    """Return text and options without case, accents, punctuation and order of options, to find repeated questions."""
-    return "\n".join([plain(question.passage), plain(question.text), *sorted(map(plain, question.options))])
+    """Return what is asked and the options, to find repeated questions.
+
+    Without case, accents, punctuation, order of options, and what a template adds: `Question:`, `Answer:`, a list of the
+    options under letters. So it is the same however a task or a file asks it.
+    """
+    text, options = asked_of(question.text, question.options)
+    return "\n".join([plain(f"{question.passage} {text}"), *sorted(map(plain, options))])
 
 
 def plain(text: str) -> str:
-    """Return the words of a text in lower case, without accents and punctuation."""
-    letters = (c for c in unicodedata.normalize("NFKD", text.casefold()) if not unicodedata.combining(c))
-    return " ".join(re.findall(r"\w+", "".join(letters)))
+    """Return the words and mathematical signs of a text in lower case, without accents and punctuation."""
+    return " ".join(TOKEN.findall(unaccented(text).translate(SIGNS)))
 
 
-def question_keys(questions: Sequence[Question]) -> Int[np.ndarray, " question"]:
+def words_of(text: str) -> list[str]:
+    """Return the words of a text alone."""
+    return re.findall(r"\w+", unaccented(text).replace(NOT, ""))
+
+
+def unaccented(text: str) -> str:
+    """Return a text in lower case, without accents."""
+    letters = unicodedata.normalize("NFKD", text.casefold())
+    return "".join(c for c in letters if c == NOT or not unicodedata.combining(c))
+
+
+def first_normalised(question: Question) -> str:
+    """Return what the keys in the first lenses are made of: the words of a question as a task's template has them."""
+    passage, text, *options = (" ".join(words_of(t)) for t in (question.passage, question.text, *question.options))
+    return "\n".join([passage, text, *sorted(options)])
+
+
+NORMALISED: dict[int, Callable[[Question], str]] = {1: first_normalised, 2: normalised}
+"""What keys are made of, by their version; a lens knows the version of those that it has."""
+KEYS = max(NORMALISED)
+
+
+def question_keys(questions: Sequence[Question], *, version: int = KEYS) -> Int[np.ndarray, " question"]:
     """Return a 63-bit key of each question's normalised text: enough to recognise it again, not to read it."""
-    digests = (hashlib.sha256(normalised(q).encode()).digest() for q in questions)
+    digests = (hashlib.sha256(NORMALISED[version](q).encode()).digest() for q in questions)
     return np.array([int.from_bytes(d[:8], "big") >> 1 for d in digests], dtype=np.int64)
 
 
@@ -100,7 +138,7 @@ def first_of_articles(questions: Sequence[Question]) -> list[Question]:
 
 def shingles(question: Question) -> list[str]:
     """Return every run of SHINGLE words in what is read before a question and in the question."""
-    words = plain(f"{question.passage} {question.text}").split()
+    words = words_of(f"{question.passage} {question.text}")
     return [" ".join(words[i : i + SHINGLE]) for i in range(len(words) - SHINGLE + 1)]
 
 

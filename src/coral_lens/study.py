@@ -23,11 +23,14 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from coral_lens.errors import CoralError, nearest
+from coral_lens.splits import MOST_SEED
+
+Seed = Annotated[int, Field(ge=0, le=MOST_SEED)]
 
 
 class Entry(BaseModel):
@@ -144,9 +147,9 @@ class Study(Entry):
     """Also the folder that results go to."""
     models: tuple[str, ...] = Field(min_length=1)
     """Hub ids, local folders, .gguf files, or `smollm2`."""
-    seed: int = 0
+    seed: Seed = 0
     """Of the samples and of what mixtures hold out."""
-    seeds: tuple[int, ...] = Field(default=(0,), min_length=1)
+    seeds: tuple[Seed, ...] = Field(default=(0,), min_length=1)
     """Each method is fitted under each; tables show the first, and the spread over all."""
     base: Literal["sum", "token", "char"] = "token"
     """Score whose softmax is the base probability."""

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coral_lens.analysis.held_out import parts_of_task, tasks_of, unseen
+from coral_lens.analysis.held_out import parts_of_task, tasks_of
 from coral_lens.analysis.scores import SHOWN, scores_of
+from coral_lens.analysis.seen import Seen
 from coral_lens.errors import CoralError
 from coral_lens.fitting import FEWEST, FitSettings, fit_store
-from coral_lens.joined import predictions_of
+from coral_lens.joined import JoinedStore, predictions_of
 from coral_lens.lens import Lens
 from coral_lens.metrics import Score
 from coral_lens.progress import Bar, silent
@@ -93,22 +94,23 @@ def analyse_transfer(
     with bar("fitting lenses", len(tasks), "tasks") as advance:
         for train in tasks:
             fitted_on = parts_of_task(stores, train, held_out=False)
-            lens = fit_store(fitted_on, settings)
-            rows += [transfer_row(stores, train, test, lens) for test in tasks]
+            lens, seen = fit_store(fitted_on, settings), Seen(fitted_on.questions)
+            for test in tasks:
+                tested = seen.unseen(parts_of_task(stores, test, held_out=True))
+                rows.append(transfer_row(lens, train, test, tested))
             advance(1)
     return TransferAnalysis(
         model=stores[0].manifest["model"]["name"],
         task=", ".join(tasks),
         n_questions=sum(len(store.questions) for store in stores),
         lens=settings.lens,
-        base=base_scores(stores, tasks, settings),
+        base={t: base_scores(parts_of_task(stores, t, held_out=True), settings) for t in tasks},
         rows=tuple(rows),
     )
 
 
-def transfer_row(stores: Sequence[ActivationStore], train: str, test: str, lens: Lens) -> TransferRow:
+def transfer_row(lens: Lens, train: str, test: str, tested: JoinedStore) -> TransferRow:
     """Test a lens on the held-out questions of a task."""
-    tested = unseen(lens, parts_of_task(stores, test, held_out=True))
     found = lens.apply(tested)
     steered = predictions_of("steered", tested, found[lens.method])
     base = predictions_of("base", tested, found["base"])
@@ -125,15 +127,9 @@ def transfer_row(stores: Sequence[ActivationStore], train: str, test: str, lens:
     )
 
 
-def base_scores(
-    stores: Sequence[ActivationStore], tasks: Sequence[str], settings: FitSettings
-) -> dict[str, dict[str, Score]]:
-    """Return the unsteered model's scores on the held-out questions of each task."""
-    found = {}
-    for task in tasks:
-        tested = parts_of_task(stores, task, held_out=True)
-        found[task] = scores_of(predictions_of("base", tested, base_probs(tested.table, settings.base)))
-    return found
+def base_scores(tested: JoinedStore, settings: FitSettings) -> dict[str, Score]:
+    """Return the unsteered model's scores on some questions."""
+    return scores_of(predictions_of("base", tested, base_probs(tested.table, settings.base)))
 
 
 def analyse_curves(
@@ -141,12 +137,13 @@ def analyse_curves(
 ) -> CurveAnalysis:
     """Fit lenses on more and more questions of each task, chosen anew at every size, and test them on the same others."""
     tasks, rows = tasks_of(stores), []
-    planned = [(task, n, draw) for task in tasks for n, draw in drawings(stores, task, draws)]
+    pools = {task: parts_of_task(stores, task, held_out=False).questions for task in tasks}
+    planned = [(task, n, draw) for task in tasks for n, draw in drawings(task, len(pools[task]), draws)]
+    tests = {task: Seen(pools[task]).unseen(parts_of_task(stores, task, held_out=True)) for task in tasks}
     with bar("fitting lenses", len(planned), "lenses") as advance:
         for task, n, draw in planned:
             lens = fit_store(parts_of_task(stores, task, held_out=False, limit=n, seed=draw), settings)
-            fresh = unseen(lens, parts_of_task(stores, task, held_out=True))
-            steered = predictions_of("steered", fresh, lens.apply(fresh)[lens.method])
+            steered = predictions_of("steered", tests[task], lens.apply(tests[task])[lens.method])
             rows.append(CurveRow(task, n, draw, list(lens.layers), scores_of(steered)))
             advance(1)
     return CurveAnalysis(
@@ -154,13 +151,16 @@ def analyse_curves(
         task=", ".join(tasks),
         n_questions=sum(len(store.questions) for store in stores),
         lens=settings.lens,
-        base=base_scores(stores, tasks, settings),
+        base={task: base_scores(tested, settings) for task, tested in tests.items()},
         rows=tuple(rows),
     )
 
 
-def drawings(stores: Sequence[ActivationStore], task: str, draws: int) -> list[tuple[int, int]]:
+def drawings(task: str, whole: int, draws: int) -> list[tuple[int, int]]:
     """Return the numbers of questions to fit on, each as often as it is drawn; all can be drawn in one way only."""
-    whole = len(parts_of_task(stores, task, held_out=False).questions)
+    if whole < FEWEST:
+        raise CoralError(
+            f"{task} has {whole} questions to fit on, and a lens needs {FEWEST} at least; extract more of it, or leave it out."
+        )
     sizes = sorted({min(whole, max(FEWEST, round(share * whole))) for share in SIZES})
     return [(n, draw) for n in sizes for draw in range(draws if n < whole else 1)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,19 +12,48 @@ from coral_lens.choosing import Candidate, moved
 from coral_lens.errors import CoralError
 from coral_lens.inputs import build_inputs
 from coral_lens.joined import JoinedStore, Part, Scored, predictions_of
-from coral_lens.lens import Lens
-from coral_lens.records import Predictions
+from coral_lens.records import Predictions, Question
+from coral_lens.scratch import side_by_side
 from coral_lens.splits import split_mask
 from coral_lens.steering import BaseRule, base_probs
 from coral_lens.store import ActivationStore
 
 HELD_OUT = 0.3
 """Share of each task, by whole groups, that is only ever tested."""
+FAMILY = 3
+"""So many tasks of a store whose names begin alike (`mmlu_anatomy`, `mmlu_virology`, ...) are one."""
 
 
 def tasks_of(stores: Sequence[ActivationStore]) -> list[str]:
-    """Return the tasks that the questions are of, in order."""
-    return list(dict.fromkeys(q.task for store in stores for q in store.questions))
+    """Return what the tasks are called, in order."""
+    return list(dict.fromkeys(name for names in task_names(stores) for name in names))
+
+
+def task_names(stores: Sequence[ActivationStore]) -> list[list[str]]:
+    """Return what the task of each question is called, store by store.
+
+    A family such as MMLU's subjects is one task. Where stores share a name, as all of own files do, each is a task of its own,
+    and its folder tells it from the others.
+    """
+    found = [family_names(store.questions) for store in stores]
+    shared = Counter(name for names in found for name in set(names))
+    folders = [store.folder.name for store in stores]
+    for i, store in enumerate(stores):
+        folder = folders[i] if folders.count(folders[i]) == 1 else str(store.folder)
+        found[i] = [name if shared[name] == 1 else f"{name} ({folder})" for name in found[i]]
+    twice = [name for name, n in Counter(name for names in found for name in set(names)).items() if n > 1]
+    if twice:
+        raise CoralError(f"Two stores are both {twice[0]}; give every --store once.")
+    return found
+
+
+def family_names(questions: Sequence[Question]) -> list[str]:
+    """Return the task of each question, or its family where a store holds several of one."""
+    families: dict[str, set[str]] = {}
+    for q in questions:
+        families.setdefault(q.task.split("_")[0], set()).add(q.task)
+    large = {name for name, members in families.items() if len(members) >= FAMILY}
+    return [family if (family := q.task.split("_")[0]) in large else q.task for q in questions]
 
 
 def parts_of_task(
@@ -31,9 +61,8 @@ def parts_of_task(
 ) -> JoinedStore:
     """Return the questions of a task, or of all, that are tested or that are not; of the latter at most `limit`, drawn."""
     masks = []
-    for store in stores:
-        names = np.array([q.task for q in store.questions])
-        mine = np.ones(len(names), dtype=bool) if task is None else names == task
+    for store, names in zip(stores, task_names(stores), strict=True):
+        mine = np.array([task in (None, name) for name in names])
         masks.append(mine & (split_mask(store.questions, fraction=HELD_OUT, seed=0) == held_out))
     if limit is not None:
         flat = np.concatenate(masks)
@@ -57,12 +86,6 @@ def kept(store: JoinedStore, mask: Bool[np.ndarray, " question"]) -> JoinedStore
     return JoinedStore([part for part in parts if part.keep.any()])
 
 
-def unseen(lens: Lens, store: JoinedStore) -> JoinedStore:
-    """Return the questions that a lens was not fitted on under another id: tasks share some."""
-    seen = lens.is_seen(store.questions)
-    return kept(store, ~seen) if seen.any() else store
-
-
 def applied(
     candidate: Candidate, store: Scored, gamma: float, base: BaseRule, method: str = "candidate"
 ) -> Predictions:
@@ -79,6 +102,6 @@ def scores_on(candidate: Candidate, store: Scored, p: Float[np.ndarray, " row"])
     """Return what a candidate's probe says of every option."""
     parts, recipe = candidate.parts, candidate.recipe
     assert parts is not None, "a candidate of one round keeps its fit"
-    states = np.concatenate([store.layer(layer) for layer in recipe.layers], axis=1)
+    states = side_by_side(store.layer, recipe.layers)
     inputs = build_inputs(states, p, store.table.offsets, recipe.inputs)
     return parts.scale * parts.probe.predict(parts.standardiser(inputs))

@@ -16,6 +16,7 @@ import numpy as np
 from coral_lens.analysis.files import RowJournal
 from coral_lens.analysis.held_out import applied, kept, parts_of_task, tasks_of
 from coral_lens.analysis.scores import SHOWN, scores_of
+from coral_lens.analysis.seen import Seen
 from coral_lens.choosing import GAMMAS, Asked, Candidate, Recipe, choose, predict_rounds, try_layers
 from coral_lens.fitting import FitSettings, training_data
 from coral_lens.joined import JoinedStore, Scored, predictions_of
@@ -55,6 +56,8 @@ class ProbeRow:
     test: str
     transfer: bool
     """Whether the task is another than that of the training questions."""
+    n_test: int
+    """Held-out questions of the task that are not among the training ones in some other form."""
     weight_decay: float | None
     output_penalty: float | None
     dropout: float | None
@@ -105,12 +108,14 @@ def analyse_probes(
     `journal` is a file in which the rows of networks are kept: a killed comparison goes on where it was.
     """
     plan, done = plan or ProbePlan(), RowJournal(journal)
-    identity = [[digest(store.manifest) for store in stores], train, asdict(settings)]
     fitted_on = parts_of_task(stores, train, held_out=False)
+    seen = Seen(fitted_on.questions)
+    tests = {task: seen.unseen(parts_of_task(stores, task, held_out=True)) for task in tasks_of(stores)}
+    identity = [digest([s.manifest for s in (fitted_on, *tests.values())]), train, asdict(settings)]
     data, _ = training_data(fitted_on, settings)
-    asked = Asked(criterion=settings.criterion, layers=fitted_on.layers, seed=settings.seed)
+    layers = settings.layers or fitted_on.layers
+    asked = Asked(criterion=settings.criterion, layers=layers, seed=settings.seed)
     ridge, singles = choose(data, "ridge", asked)
-    tests = {task: parts_of_task(stores, task, held_out=True) for task in tasks_of(stores)}
     bench = Comparison(data, asked, ridge, tests, train, settings.base)
     rows = bench.rows(ridge, "ridge") + bench.rows(try_layers(data, "listwise", ridge.recipe.layers, asked), "listwise")
     networks = planned_networks(plan)
@@ -190,6 +195,7 @@ class Comparison:
             seed=candidate.recipe.seed,
             test=task,
             transfer=task != self.train,
+            n_test=len(tested.questions),
             weight_decay=setting.get("weight_decay"),
             output_penalty=setting.get("output_penalty"),
             dropout=setting.get("dropout"),

@@ -122,6 +122,18 @@ def columns_of(chosen: FeatureSet, radii: Sequence[float]) -> Int[np.ndarray, " 
     return np.array([i for i, name in enumerate(option_features(radii)) if name.split()[0] in kept])
 
 
+def varying(
+    features: Float[np.ndarray, "row feature"], columns: Int[np.ndarray, " column"]
+) -> Int[np.ndarray, " kept"]:
+    """Return those columns that differ between options.
+
+    The spread over the tokens of an option is 0 for every option of one token: nothing is learned of such a column, and what
+    it holds for longer options would reach the networks unscaled, through weights that were never trained.
+    """
+    some = features[:, columns]
+    return columns[np.ptp(some, axis=0) > 1e-6 * np.abs(some).max(axis=0)]
+
+
 def read_features(
     job: Job, name: str, questions: Sequence[Question], settings: CcpsSettings
 ) -> Float[np.ndarray, "row feature"]:
@@ -206,7 +218,7 @@ class Trainer:
 
     def fit(self, choice: Choice) -> Ccps:
         """Train the networks of a choice."""
-        columns = columns_of(choice.features, self.radii)
+        columns = varying(self.parts.train.z, columns_of(choice.features, self.radii))
         standardiser = fit_standardiser(self.parts.train.z[:, columns])
         examples = Examples(standardiser(self.parts.train.z[:, columns]), self.parts.train.y)
         key, network, how = (choice.features, choice.network.embedding), choice.network, (self.seed, self.on_step)
@@ -259,6 +271,7 @@ def load_or_fit(job: Job, settings: CcpsSettings) -> Ccps:
     path, tensors = job.folder / "ccps.json", job.folder / "ccps.safetensors"
     key = digest([job.train.states.manifest, job.common.validation, job.common.seed])
     if path.exists() and tensors.exists() and (known := read_json(path)).get("key") == key:
+        job.note("chosen", known["chosen"])
         return loaded(load_tensors(tensors.read_bytes()), known["chosen"], settings)
     parts = parts_of(job, read_features(job, job.train.name, job.train.asked(), settings))
     with job.bar("training", n_steps(settings), "steps") as advance:
@@ -268,6 +281,7 @@ def load_or_fit(job: Job, settings: CcpsSettings) -> Ccps:
     write_atomic(tensors, save_tensors(fitted.tensors()))
     tried = [choice.record() | {"auroc": auroc} for choice, (auroc, _) in trainer.found.items()]
     write_json(path, {"key": key, "chosen": chosen.record(), "tried": tried})
+    job.note("chosen", chosen.record())
     return fitted
 
 

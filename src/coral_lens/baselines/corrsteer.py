@@ -155,6 +155,7 @@ def choose_direction(job: Job, settings: CorrSteerSettings) -> tuple[Site, Tenso
     write_json(
         job.folder / "corrsteer.json", {"criterion": settings.criterion, "chosen": record[best], "tried": record}
     )
+    job.note("chosen", record[best])
     return site, sums[tried[best][0]], tried[best][1]
 
 
@@ -181,4 +182,9 @@ def read_corrsteer(entry: Any) -> CorrSteerSettings:
     return settings
 
 
-CORRSTEER = Method(read_corrsteer, fit_corrsteer, from_scores=False)
+def depends(settings: CorrSteerSettings) -> list[str]:
+    """Return a digest of the autoencoder, which may be trained again in the same folder."""
+    return [sae_digest(load_autoencoder(Path(settings.sae)))]
+
+
+CORRSTEER = Method(read_corrsteer, fit_corrsteer, from_scores=False, depends=depends)

@@ -214,10 +214,9 @@ def validation_scores(
     shifts = [shift_of(scan, c) for c in tried]
     about = {"prompts": digest([[p.contexts, p.options] for p in prompts]), "edits": [s.edited().about for s in shifts]}
     variants = Variants([[s.edit()] for s in shifts], {"weights": model.fingerprint["weights"], **about})
+    folder = job.folder / f"tuning-{digest(variants.about)[:8]}"
     with job.bar("trying shifts", len(prompts) * len(shifts), "questions") as advance:
-        found = score_variants(
-            model, prompts, variants, job.folder / "tuning", packing=choose_packing(model), progress=advance
-        )
+        found = score_variants(model, prompts, variants, folder, packing=choose_packing(model), progress=advance)
     mask = np.isin(np.arange(len(data.questions)), chosen)
     rows, scores = rows_of(data.table.offsets, mask), []
     for logprobs in found:
@@ -253,10 +252,12 @@ def load_or_choose(job: Job, settings: ItiSettings) -> Shift:
     path, tensors = job.folder / "iti.json", job.folder / "iti.safetensors"
     key = digest([job.train.states.manifest, job.common.base, job.common.validation, job.common.seed])
     if path.exists() and tensors.exists() and (known := read_json(path)).get("key") == key:
+        job.note("chosen", known["chosen"])
         return Shift(load_tensors(tensors.read_bytes())["directions"].numpy(), known["chosen"]["alpha"])
     shift, record = choose_shift(job, settings)
     write_atomic(tensors, save_tensors({"directions": torch.from_numpy(shift.directions)}))
     write_json(path, {"key": key, **record})
+    job.note("chosen", record["chosen"])
     return shift
 
 

@@ -4,38 +4,16 @@ or without content. Worked examples before the question stay as they are. Never 
 
 from __future__ import annotations
 
-import re
 import string
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from coral_lens.errors import CoralError
+from coral_lens.listing import LABEL, Listed, take_apart
 from coral_lens.records import UNKNOWN, Question, Style
 
 CONTENT_FREE = "N/A"
-LABEL = re.compile(r"(?:Question|Q):\s*")
-"""What may stand before a question's own text, and stays when that is taken away."""
-
-
-@dataclass(frozen=True)
-class Listed:
-    """A question's text, taken apart."""
-
-    stem: str
-    """What comes before the list."""
-    texts: tuple[str, ...]
-    """The options as they are listed, without their letters."""
-    mark: str
-    """What follows a letter: `. ` or `) `."""
-    tail: str
-    """What comes after the list, such as `Answer:`."""
-
-    def text(self) -> str:
-        """Put it together again."""
-        letters = string.ascii_uppercase
-        lines = [f"{letter}{self.mark}{text}" for letter, text in zip(letters, self.texts, strict=False)]
-        return "\n".join([self.stem, *lines, self.tail])
 
 
 def listed(question: Question) -> Listed | None:
@@ -46,14 +24,7 @@ def listed(question: Question) -> Listed | None:
     scored = [c.strip() for c in rendered.continuations]
     if scored != list(letters) or len(set(rendered.contexts)) > 1 or question.text not in rendered.contexts[0]:
         return None
-    lines = [rf"\n{letter}(?P=mark)(.*?)" for letter in letters[1:]]
-    # the stem is as long as possible: a question may quote a list of its own
-    pattern = rf"(.*)\n{letters[0]}(?P<mark>[.)]\s+)(.*?){''.join(lines)}\n([^\n]*)"
-    found = re.fullmatch(pattern, question.text, re.DOTALL)
-    if found is None:
-        return None
-    stem, mark, *texts, tail = found.groups()
-    return Listed(stem, tuple(texts), mark, tail)
+    return take_apart(question.text, len(letters))
 
 
 def is_listed(question: Question, style: Style) -> bool:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from coral_lens.cli.options import DataDir, Machine, ModelName, Styling, beside, flat, folder_of_data
 from coral_lens.errors import CoralError
-
-if TYPE_CHECKING:
-    from coral_lens.study import Source
 
 app = typer.Typer()
 
@@ -63,12 +61,12 @@ def baseline(
             "base": base,
             "style": style.kind,
             "chat": style.chat,
-            "mixture": ({"name": "train", "sources": tuple(s.model_dump() for s in sources)},),
-            "test": tuple(source_of(t, shots=num_fewshot, limit=limit, tested=True).model_dump() for t in task),
-            "method": tuple({"kind": kind, **options} for kind in dict.fromkeys(name)),
+            "mixture": ({"name": "train", "sources": tuple(sources)},),
+            "test": tuple(source_of(t, shots=num_fewshot, limit=limit, tested=True) for t in task),
+            "method": tuple({"kind": kind, "name": row_of(kind, options), **options} for kind in dict.fromkeys(name)),
         }
     )
-    places = Places(out=out, work=beside(out), data=folder_of_data(data))
+    places = Places(out=out, work=beside(out), data=folder_of_data(data), dtype=machine.dtype)
     typer.echo("reading questions ...", err=True)
     prepared = prepare_study(study, places.data)
     folder = run_alone(prepared, places, open_model=machine.open, bar=shown)
@@ -76,15 +74,17 @@ def baseline(
     typer.echo(f"Report: {folder / 'report.html'}\nCosts:  {folder / 'costs.md'}")
 
 
-def source_of(text: str, *, shots: int, limit: int | None, tested: bool) -> Source:
+def source_of(text: str, *, shots: int, limit: int | None, tested: bool) -> dict[str, Any]:
     """Return the source that `task:split`, a task or a file names; only a test may leave its split to the task."""
     from coral_lens.questions import is_file
-    from coral_lens.study import Source
     from coral_lens.task_index import is_task
-    from coral_lens.tasks import definitions
+    from coral_lens.tasks import TaskOptions, definitions
 
+    TaskOptions(
+        num_fewshot=shots, limit=limit
+    )  # refuses numbers below what can be asked, by the names of their options
     if is_file(text):
-        return Source(task=text, n=limit, shots=0)
+        return {"task": text, "n": limit, "shots": 0}
     name, colon, split = text.rpartition(":")
     if not colon or is_task(text):
         name, split = text, ""
@@ -93,7 +93,13 @@ def source_of(text: str, *, shots: int, limit: int | None, tested: bool) -> Sour
         split = next((d.test_split for d in known if d.test_split), None) or "validation"
     if not split:
         raise CoralError(f"--train {text} names no split; say which, such as {name}:train.")
-    return Source(task=name, split=split, n=limit, shots=shots)
+    return {"task": name, "split": split, "n": limit, "shots": shots}
+
+
+def row_of(kind: str, options: dict[str, Any]) -> str:
+    """Return what tables call a method: with what --set asks for, files by their last name: `iti (sigma=true)`."""
+    shown = (f"{k}={Path(v).name if isinstance(v, str) else json.dumps(v)}" for k, v in options.items())
+    return f"{kind} ({', '.join(shown)})" if options else kind
 
 
 def parsed(text: str) -> tuple[str, Any]:

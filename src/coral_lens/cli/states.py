@@ -141,7 +141,10 @@ class Compared:
     """Stores of one or more tasks, and how lenses are fitted on them."""
 
     store: Annotated[
-        list[Path], typer.Option(help="Folder made by `coral extract`; may be given several times, for several tasks.")
+        list[Path],
+        typer.Option(
+            help="Folder made by `coral extract`; several are several tasks, and so are the tasks within one."
+        ),
     ]
     out: Annotated[Path, typer.Option(help="Folder for tables and figures.")] = Path("analysis")
     base: Annotated[str, typer.Option(help="Base score: `sum`, `token` or `char`.")] = "token"
@@ -161,6 +164,15 @@ class Compared:
 
         return [ActivationStore(folder) for folder in self.store]
 
+    def tasks(self, stores: list[ActivationStore]) -> list[str]:
+        """Return what counts as a task, and say what is missing if it is one only."""
+        from coral_lens.analysis.held_out import tasks_of
+
+        found = tasks_of(stores)
+        if len(found) == 1:
+            typer.echo(f"One task only, {found[0]}: nothing is said of transfer; give another --store for that.")
+        return found
+
 
 @app.command()
 @flat
@@ -175,15 +187,15 @@ def data(
     Example: `coral analyse data --store states/csqa --store states/arc --out analysis`
     """
     from coral_lens.analysis.data import analyse_curves, analyse_transfer
-    from coral_lens.analysis.held_out import tasks_of
     from coral_lens.analysis.printing import say_curves, say_transfer
     from coral_lens.progress import shown
 
     settings, stores = compared.settings(lens), compared.stores()
+    tasks = compared.tasks(stores)
     curves = analyse_curves(stores, settings, draws=draws, bar=shown)
     write(compared.out, "data-curves", curves)
     typer.echo(say_curves(curves))
-    if len(tasks_of(stores)) > 1:
+    if len(tasks) > 1:
         transfer = analyse_transfer(stores, settings, bar=shown)
         write(compared.out, "data", transfer)
         typer.echo(say_transfer(transfer))
@@ -204,7 +216,6 @@ def probes(
 
     Example: `coral analyse probes --store states/csqa --store states/arc --out analysis`
     """
-    from coral_lens.analysis.held_out import tasks_of
     from coral_lens.analysis.printing import say_probes
     from coral_lens.analysis.probes import ProbePlan, analyse_probes
     from coral_lens.mlp import hidden_of_depth
@@ -212,7 +223,7 @@ def probes(
 
     hidden_of_depth(grid_depth)
     stores = compared.stores()
-    known = tasks_of(stores)
+    known = compared.tasks(stores)
     if train is not None and train not in known:
         raise CoralError(f"No store has questions of {train!r}; the tasks are {', '.join(known)}.")
     plan = ProbePlan(seeds=seeds, grid_depth=grid_depth)

@@ -41,7 +41,7 @@ def run(
 
     data, asked = folder_of_data(data), load_study(study)
     target = out or Path(asked.name)
-    places = Places(out=target, work=work or beside(target), data=data)
+    places = Places(out=target, work=work or beside(target), data=data, dtype=machine.dtype)
     typer.echo("reading questions ...", err=True)
     prepared = prepare_study(asked, data)
     print_plan(prepared.record())

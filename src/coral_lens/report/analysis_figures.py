@@ -5,7 +5,7 @@ Curves carry their 95 % interval as a band, and differ in line and marker as wel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +19,7 @@ if TYPE_CHECKING:
 Record = Mapping[str, Any]
 SIZES = (20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000)
 """Numbers of questions that are marked on an axis."""
-LOOKS = (
-    KNOWN["coral"],
-    KNOWN["temperature"],
-    KNOWN["listwise"],
-    KNOWN["listwise tempered"],
-    *map(spare_look, range(6)),
-)
+LOOKS = (KNOWN["coral"], KNOWN["temperature"], KNOWN["listwise"], KNOWN["listwise tempered"])
 
 
 def write_pictures(record: Record, folder: Path) -> list[str]:
@@ -40,6 +34,11 @@ def write_pictures(record: Record, folder: Path) -> list[str]:
         write_atomic(folder / f"{picture.name}.svg", picture.svg().encode())
         write_atomic(folder / f"{picture.name}.png", picture.png())
     return [picture.name for picture in found]
+
+
+def with_looks(names: Iterable[str]) -> dict[str, Look]:
+    """Return a look of its own for each of any number of curves."""
+    return {name: LOOKS[i] if i < len(LOOKS) else spare_look(i - len(LOOKS)) for i, name in enumerate(names)}
 
 
 def column(rows: Sequence[Record], *path: str) -> list[Any]:
@@ -149,7 +148,8 @@ def dimension_pictures(record: Record) -> list[Picture]:
 
     def paint(figure: Figure) -> None:
         axes = panels(figure, 2)
-        for look, (name, rows) in zip(LOOKS, by_group.items(), strict=False):
+        for name, look in with_looks(groups).items():
+            rows = by_group[name]
             x = column(rows, "components")
             draw_curve(axes[0], x, column(rows, "r2"), look, unit=1, label=name)
             axes[1].plot(x, [100 * v for v in column(rows, "explained")], linestyle=look.line, color=look.colour)
@@ -266,7 +266,7 @@ def curve_pictures(record: Record) -> list[Picture]:
 
     def paint(figure: Figure) -> None:
         axes = panels(figure, 3)
-        for look, task in zip(LOOKS, tasks, strict=False):
+        for task, look in with_looks(tasks).items():
             for ax, metric in zip(axes, ("accuracy", "ece", "brier"), strict=True):
                 draw_learning(ax, [row for row in rows if row["task"] == task], metric, look, task)
                 base = 100 * record["base"][task][metric]["value"]
@@ -304,7 +304,7 @@ def probe_pictures(record: Record) -> list[Picture]:
 
     def paint(figure: Figure) -> None:
         axes = figure.subplots(3, 1)
-        for look, test in zip(LOOKS, tests, strict=False):
+        for test, look in with_looks(tests).items():
             mine = [row for row in rows if row["test"] == test]
             draw_mean(axes[0], {k: [r for r in mine if r["probe"] == k] for k in kinds}, look, test)
             grid = [r for r in mine if r["probe"] == "grid"]

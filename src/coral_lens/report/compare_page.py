@@ -19,36 +19,25 @@ from coral_lens.report.exports import clean, numbers
 from coral_lens.report.figures import metric_picture
 from coral_lens.report.headline import VERDICTS
 from coral_lens.report.page import SUMMARY, provenance_of, render
-from coral_lens.report.pairing import Matched, compare, joint_run, match_runs
+from coral_lens.report.pairing import B_MINUS_A, Matched, joint_run, match_runs
 from coral_lens.report.style import Look, looks_of
-from coral_lens.report.tables import COLUMNS, Comparison, ResultsTable, TaskTable, results_table, subject_of
+from coral_lens.report.tables import COLUMNS, ResultsTable, TaskTable, results_table, subject_of
 from coral_lens.runs import Run
 
 
 def write_comparison(a: Run, b: Run, folder: Path, *, n_boot: int = 1000) -> Path:
     """Write report.html, comparison.csv and comparison.json of two runs; return the page."""
     matched = match_runs(a, b)
-    joint = results_table(joint_run(a, b, matched), n_boot=n_boot)
-    compared = [compare(m.both, n_boot=4 * n_boot) for m in matched]
-    tasks = tuple(with_comparisons(joint, m, c) for m, c in zip(matched, compared, strict=True))
-    table = replace(joint, tasks=tasks, n_tests=max(count_tests(t) for t in tasks), n_paired=4 * n_boot)
+    joint = results_table(joint_run(a, b, matched), scope=B_MINUS_A, n_boot=n_boot)
+    by_name = {task.name: task for task in joint.tasks}
+    tasks = tuple(by_name[m.both.name] for m in matched)
+    table = replace(joint, tasks=tasks)
     write_atomic(folder / "comparison.csv", csv_text(table).encode())
     record = {"a": a.title, "b": b.title, "tests": [json_ready(t, m) for t, m in zip(tasks, matched, strict=True)]}
     write_atomic(folder / "comparison.json", (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode())
     page = folder / "report.html"
     write_atomic(page, render_comparison(a, b, matched, table).encode())
     return page
-
-
-def with_comparisons(table: ResultsTable, matched: Matched, comparisons: Sequence[Comparison]) -> TaskTable:
-    """Return the table of a matched test set with its differences."""
-    task = next(t for t in table.tasks if t.name == matched.both.name)
-    return replace(task, comparisons=tuple(comparisons))
-
-
-def count_tests(task: TaskTable) -> int:
-    """Return how many p-values a table has."""
-    return sum(len(c.p_values) for c in task.comparisons)
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------

@@ -5,20 +5,17 @@ Both runs become one whose methods are called `A: coral`, `B: coral`, so that ev
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from coral_lens.errors import CoralError
 from coral_lens.records import Predictions, Question, offsets_of
-from coral_lens.report.tables import COLUMNS, Comparison, in_order, may_rank, p_value, subject_of
+from coral_lens.report.tables import COLUMNS, Scope, in_order, subject_of
 from coral_lens.runs import Evaluation, Run
-from coral_lens.stats import holm, paired_difference
 
 NAMES = ("A", "B")
-N_PAIRED = 4000
-"""Resamples behind differences: enough for Holm over the tests of a table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,24 +99,16 @@ def joint_run(a: Run, b: Run, matched: Sequence[Matched]) -> Run:
     return Run(f"{a.title} and {b.title}", tuple(m.both for m in matched), {"model": a.lens["model"]})
 
 
-def compare(evaluation: Evaluation, *, n_boot: int = N_PAIRED, seed: int = 0) -> tuple[Comparison, ...]:
-    """Return B minus A for every method that both have, and for the lenses that they are about; p-values are Holm's."""
-    p = evaluation.predictions
-    drafts = [
-        Comparison(b, a, {m: paired_difference(p[b], p[a], m, n_boot=n_boot, seed=seed) for m in COLUMNS}, {})
-        for a, b in pairs_of(p)
-    ]
-    ranked = [m for m in COLUMNS if may_rank(m, len(evaluation.questions))]
-    corrected = iter(holm([p_value(c, m, p) for c in drafts for m in ranked]))
-    return tuple(replace(c, p_values={m: next(corrected) for m in ranked}) for c in drafts)
-
-
-def pairs_of(methods: Sequence[str] | dict[str, Predictions]) -> Iterator[tuple[str, str]]:
-    """Yield the rows that are compared: the same method in A and B; the subjects of A and B where their names differ."""
-    mine, theirs = ([m.split(": ", 1)[1] for m in methods if m.startswith(f"{name}: ")] for name in NAMES)
-    for method in mine:
-        if method in theirs:
-            yield f"A: {method}", f"B: {method}"
+def pairs_of(methods: Iterable[str]) -> list[tuple[str, str]]:
+    """Return the rows that are compared, B's first: the same method in both, and the subjects where their names differ."""
+    known = list(methods)
+    mine, theirs = ([m.split(": ", 1)[1] for m in known if m.startswith(f"{name}: ")] for name in NAMES)
+    pairs = [(f"B: {method}", f"A: {method}") for method in mine if method in theirs]
     subjects = subject_of(mine), subject_of(theirs)
     if all(subjects) and subjects[0] != subjects[1]:
-        yield f"A: {subjects[0]}", f"B: {subjects[1]}"
+        pairs.append((f"B: {subjects[1]}", f"A: {subjects[0]}"))
+    return pairs
+
+
+B_MINUS_A = Scope(COLUMNS, pairs_of)
+"""The tables of two runs."""

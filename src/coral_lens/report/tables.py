@@ -112,8 +112,8 @@ class Scope:
 
 
 def results_table(run: Run, *, scope: Scope | None = None, n_boot: int = 1000, seed: int = 0) -> ResultsTable:
-    """Evaluate a run: the slow step of a report, done once and handed to every renderer."""
-    scope, evaluations = scope or ABOUT_ONE, in_order(run)
+    """Evaluate a run: the slow step of a report, done once and handed to every renderer. The scope is by default the run's."""
+    scope, evaluations = scope or scope_of(run), in_order(run)
     families = [
         len(scope.pairs(e.predictions)) * sum(may_rank(m, len(e.questions)) for m in scope.columns) for e in evaluations
     ]
@@ -156,6 +156,11 @@ ABOUT_ONE = Scope(COLUMNS, with_controls)
 """The report of a run."""
 ABOUT_ALL = Scope((*COLUMNS, *TOP_1), with_base)
 """The tables of a study."""
+
+
+def scope_of(run: Run) -> Scope:
+    """Return what the tables of a run hold, whoever makes them: those of a study's run must serve the study's own."""
+    return ABOUT_ALL if "study" in run.provenance else ABOUT_ONE
 
 
 def draft_table(

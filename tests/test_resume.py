@@ -147,11 +147,12 @@ def test_an_option_on_either_side_of_the_border_keeps_its_own_factors(changed: i
 
 
 @contextmanager
-def tokens_counted(model: Model, layer: int) -> Iterator[list[int]]:
-    """Count the positions, padding included, that go through block `layer` itself."""
+def tokens_counted(model: Model, layer: int, part: str = "Attention") -> Iterator[list[int]]:
+    """Count the positions, padding included, that go through the attention, or the MLP, of block `layer` itself."""
     counts: list[int] = []
-    attention = next(m for m in model.blocks[layer - 1].children() if "Attention" in type(m).__name__)
-    handle = attention.register_forward_pre_hook(
+    module = next(m for m in model.blocks[layer - 1].children() if part in type(m).__name__)
+    module = next(module.children()) if part == "MLP" else module  # inside, behind what may stand before it
+    handle = module.register_forward_pre_hook(
         lambda _, args, kwargs: counts.append((args[0] if args else kwargs["hidden_states"]).shape[:2].numel()),
         with_kwargs=True,
     )
@@ -170,25 +171,31 @@ def one_row(model: Model) -> tuple[Batch, Checkpoint]:
 
 
 @pytest.mark.parametrize(
-    ("column", "computed", "options"),
+    ("column", "computed", "predicting", "options"),
     [
-        (0, 9, [0, 1, 2]),  # the context, and 10, 11, 14, 15, 16
-        (3, 6, [0, 1, 2]),
-        (4, 2, [0, 1]),  # 10 and 11: nothing is predicted from 12 and 13
-        (5, 1, [0]),
-        (6, 0, []),
-        (9, 2, [2]),
+        (0, 9, 6, [0, 1, 2]),  # the context, and 10, 11, 14, 15, 16; of the context only 4 predicts a token
+        (3, 6, 6, [0, 1, 2]),
+        (4, 2, 2, [0, 1]),  # 10 and 11: nothing is predicted from 12 and 13
+        (5, 1, 1, [0]),
+        (6, 0, 0, []),
+        (9, 2, 2, [2]),
     ],
 )
 def test_only_positions_that_change_a_prediction_are_computed(
-    any_tiny: Model, column: int, computed: int, options: list[int]
+    any_tiny: Model, column: int, computed: int, predicting: int, options: list[int]
 ) -> None:
     batch, checkpoint = one_row(any_tiny)
     states = checkpoint.states.clone()
     states[0, column] = bend(states[0, column])
-    with tokens_counted(any_tiny, 1) as below, tokens_counted(any_tiny, 3) as above:
+    with (
+        tokens_counted(any_tiny, 1) as below,
+        tokens_counted(any_tiny, 3) as above,
+        tokens_counted(any_tiny, 2, "MLP") as between,
+        tokens_counted(any_tiny, 3, "MLP") as last,
+    ):
         found = rerun(any_tiny, checkpoint, states)
     assert (sum(below), sum(above)) == (0, computed)
+    assert (sum(between), sum(last)) == (computed, predicting), "the last block's MLP runs where a token is predicted"
     whole = score_batch(any_tiny, batch, edits=[ReplaceStates(Site("residual", 1), lambda _: states[0], "all")])
     torch.testing.assert_close(found, whole.logprobs, **CLOSE)
     others = [j for j in range(3) if j not in options]

@@ -395,6 +395,11 @@ def output_projection(block: nn.Module) -> nn.Module | None:
     return None
 
 
+def mlp_of(block: nn.Module) -> nn.Module | None:
+    """Return the part of a block that works on each position by itself, or None where it has no known name."""
+    return next((child for child in block.children() if type(child).__name__.endswith("MLP")), None)
+
+
 def max_length(config: Any, tokenizer: PreTrainedTokenizerBase) -> int:
     """Return the longest input, by lm-eval's own rule, so that long prompts are cut where lm-eval cuts them."""
     from lm_eval.models.utils import resolve_max_length

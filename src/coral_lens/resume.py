@@ -20,7 +20,7 @@ from torch import Tensor
 from coral_lens.engine import Edit, Prefixes, Site, answer_logprobs, attach, refuse_broken, tapped
 from coral_lens.fused import fused
 from coral_lens.layout import Batch, prefix_batch
-from coral_lens.models import PrefixCache
+from coral_lens.models import PrefixCache, mlp_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -180,9 +180,9 @@ def rerun(
     if fresh.any():
         live = again.any(dim=1)
         part = Part(checkpoint, rows[live], again[live])
-        with fused(model.hf):
-            final = part.run(model, states[live.to(states.device)], prefix)
         at = part.flat_positions((live.cumsum(0) - 1)[entry[fresh]], column[fresh])
+        with fused(model.hf):
+            final = part.run(model, states[live.to(states.device)], prefix, needed=at.unique())
         some = replace(batch, answer_tokens=at, before_tokens=at, targets=batch.targets[tokens[fresh]])
         token_logprobs[fresh] = answer_logprobs(model, final, some)
     refuse_broken(model, batch, token_logprobs)
@@ -240,8 +240,14 @@ class Part:
         """Return where columns of entries lie among the slots laid end to end."""
         return entry * self.n_slots + (self.again.cumsum(dim=1) - 1)[entry, column]
 
-    def run(self, model: Model, states: Tensor, prefix: Tensor | None) -> Float[Tensor, "entry slot feature"]:
-        """Return the final, normed states of the slots, going on from the states [entry, width, feature] of their rows."""
+    def run(
+        self, model: Model, states: Tensor, prefix: Tensor | None, *, needed: Int[Tensor, " position"]
+    ) -> Float[Tensor, "entry slot feature"]:
+        """Return the final, normed states of the slots, going on from the states [entry, width, feature] of their rows.
+
+        Only those at `needed` flat positions mean anything: nobody attends to what the last block puts out, so that its MLP
+        runs at these alone.
+        """
         batch, keys = self.checkpoint.batch, self.checkpoint.keys
         rows, columns = self.rows[:, None], self.columns
         ids = batch.input_ids[rows, columns].to(model.device)
@@ -249,7 +255,7 @@ class Part:
         if keys is not None and prefix is not None:
             keys = with_prefix(model, self.checkpoint, keys, prefix)
         given = states.gather(1, columns[:, :, None].expand(-1, -1, states.shape[-1]).to(states.device))
-        with resumed(model, self.checkpoint, given):
+        with resumed(model, self.checkpoint, given), sparing(mlp_of(model.blocks[-1]), needed):
             if keys is None or batch.allowed is None:
                 return model.plain_body(ids, batch.lengths[self.rows])
             old, new = self.masks(batch.allowed)
@@ -307,6 +313,35 @@ def resumed(model: Model, checkpoint: Checkpoint, states: Tensor) -> Iterator[No
             stack.enter_context(skipped(block, in_tuple=checkpoint.in_tuple))
         handle = attach(model, Site("residual", checkpoint.layer), lambda found: states.to(found.device))
         stack.callback(handle.remove)
+        yield
+
+
+@contextmanager
+def sparing(module: nn.Module | None, positions: Int[Tensor, " position"]) -> Iterator[None]:
+    """Let a module that works position by position see these flat positions alone; at others it gives zeros.
+
+    One that takes more than the states (BLOOM's adds the residual itself) is left as it is.
+    """
+    shapes: list[torch.Size] = []
+
+    def gather(_: nn.Module, args: tuple[Any, ...]) -> Any:
+        if len(args) != 1:
+            return args
+        flat = args[0].reshape(-1, args[0].shape[-1])
+        shapes.append(args[0].shape)
+        return (flat[positions.to(flat.device)][None],)
+
+    def scatter(_: nn.Module, __: Any, output: Tensor) -> Tensor:
+        if not shapes:
+            return output
+        shape = shapes.pop()
+        flat = output.new_zeros(shape[0] * shape[1], output.shape[-1])
+        return flat.index_copy_(0, positions.to(output.device), output[0]).reshape(*shape[:2], -1)
+
+    with ExitStack() as stack:
+        if module is not None:
+            stack.callback(module.register_forward_pre_hook(gather).remove)
+            stack.callback(module.register_forward_hook(scatter).remove)
         yield
 
 

@@ -344,7 +344,8 @@ def draw_mean(axes: Any, groups: Mapping[str, Sequence[Record]], look: Look, lab
     values = [100 * m["value"] for m in middle]
     axes.errorbar(range(len(values)), values, yerr=(below, above), **look.dots, markersize=4, capsize=2.5, label=label)
     for i, some in enumerate(scores.values()):
-        axes.plot([i] * len(some), [100 * s["value"] for s in some], ".", color=look.colour, markersize=3)
+        # beside the bar, which would hide them
+        axes.plot([i + 0.07] * len(some), [100 * s["value"] for s in some], ".", color=look.colour, markersize=4)
     axes.set_xticks(range(len(values)), list(scores), fontsize=8.5)
 
 

@@ -73,7 +73,7 @@ LINES = (
     "store variants baselines",
     "layout readers edits baselines",
     "report running",
-    "runs running",
+    "runs places running",
     "models loading cli",
     "errors lm_eval_requests lm_eval_scoring lm_eval_model lm_eval_command cli",
     "prompts lm_eval_scoring",

@@ -24,12 +24,13 @@ from coral_lens.jobs import Job, Method, Predict, QuestionSet, no_options
 from coral_lens.joined import predictions_of
 from coral_lens.methods import METHODS
 from coral_lens.models import Model, wrap
+from coral_lens.places import Places
 from coral_lens.planning import loader, plan_study
 from coral_lens.printing import show_run
 from coral_lens.records import Predictions, Question, Style
 from coral_lens.report.style import Picture
 from coral_lens.report.tables import results_table
-from coral_lens.running import Places, prepare_study, run_study
+from coral_lens.running import prepare_study, run_study
 from coral_lens.runs import load_run
 from coral_lens.splits import normalised
 from coral_lens.study import Study, frozen

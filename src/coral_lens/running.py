@@ -30,6 +30,7 @@ from coral_lens.joined import JoinedStore, Part, predictions_of
 from coral_lens.manifest import digest, digest_file, read_json, versions, write_json
 from coral_lens.methods import CONTROLS, METHODS, ZERO_SHOT, read_method
 from coral_lens.metrics import score
+from coral_lens.places import Places, check_places, claim
 from coral_lens.planning import (
     Load,
     MixturePlan,
@@ -58,22 +59,6 @@ if TYPE_CHECKING:
 
 FORMAT = 2
 """Of what a study writes; another one makes its reports again."""
-
-
-@dataclass(frozen=True)
-class Places:
-    """Where a study finds its data and leaves its results."""
-
-    out: Path
-    work: Path
-    """States, lenses and predictions; studies that share it share them."""
-    data: Path | None = None
-    dtype: str | None = None
-    """The dtype of models, if one was asked for: what they make of questions in it is kept apart."""
-
-    def of_model(self, name: str) -> Path:
-        """Return the folder for what a model makes of questions."""
-        return self.work / file_name(name if self.dtype is None else f"{name} in {self.dtype}")
 
 
 @dataclass(frozen=True)
@@ -151,25 +136,6 @@ def run_alone(prepared: Prepared, places: Places, *, open_model: Callable[[str],
     (name,), (plan,) = prepared.study.models, prepared.plan.mixtures
     check_places(places, holds="run.json", what="run")
     return Walk(prepared, places, name, open_model, bar).run(plan, places.out)
-
-
-def check_places(places: Places, *, holds: str, what: str) -> None:
-    """Refuse places that cannot be folders, and one for results that holds other things than `what`, known by a file."""
-    for folder in (places.out, places.work):
-        there = next(p for p in (folder, *folder.parents) if p.exists())
-        if not there.is_dir():
-            raise CoralError(f"{folder} cannot be a folder for results: {there} is a file; choose another place.")
-    out = places.out
-    if out.exists() and any(out.iterdir()) and not (out / holds).exists():
-        raise CoralError(f"{out} is not empty and holds no {what}; choose another --out.")
-
-
-def claim(folder: Path, record: dict[str, Any]) -> None:
-    """Write the study's record, unless the folder belongs to another study."""
-    path = folder / "study.json"
-    if path.exists() and (other := read_json(path).get("name")) != record["name"]:
-        raise CoralError(f"{folder} holds the study {other!r}, not {record['name']!r}; choose another --out.")
-    write_json(path, record)
 
 
 class Walk:

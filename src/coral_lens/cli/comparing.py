@@ -44,9 +44,10 @@ def baseline(
 
     Example: `coral baseline isotonic control-base --train arc_easy:train --task arc_challenge:test --out run`
     """
+    from coral_lens.places import Places
     from coral_lens.printing import show_run
     from coral_lens.progress import shown
-    from coral_lens.running import Places, prepare_study, run_alone
+    from coral_lens.running import prepare_study, run_alone
     from coral_lens.runs import load_run
     from coral_lens.study import study_of
 

@@ -34,9 +34,10 @@ def run(
 
     Example: `coral run configs/probe1-small.toml --data DIR`
     """
+    from coral_lens.places import Places
     from coral_lens.printing import print_plan, print_study
     from coral_lens.progress import shown
-    from coral_lens.running import Places, prepare_study, run_study
+    from coral_lens.running import prepare_study, run_study
     from coral_lens.study import load_study
 
     data, asked = folder_of_data(data), load_study(study)

@@ -139,6 +139,15 @@ class Predictions:
         return replace(self, method=method)
 
 
+FAMILY = 3
+"""So many tasks of one family (`mmlu_anatomy`, `mmlu_virology`, ...) are taken together, in analyses and in reports."""
+
+
+def family_of(task: str) -> str:
+    """Return the first word of a task's name, which the tasks of a family share."""
+    return task.split("_")[0]
+
+
 def groups_of(questions: Sequence[Question]) -> tuple[str, ...]:
     """Return the group of each question, or nothing where each stands by itself."""
     groups = tuple(q.group for q in questions)

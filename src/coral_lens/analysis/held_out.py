@@ -12,7 +12,7 @@ from coral_lens.choosing import Candidate, moved
 from coral_lens.errors import CoralError
 from coral_lens.inputs import build_inputs
 from coral_lens.joined import JoinedStore, Part, Scored, predictions_of
-from coral_lens.records import Predictions, Question
+from coral_lens.records import FAMILY, Predictions, Question, family_of
 from coral_lens.scratch import side_by_side
 from coral_lens.splits import split_mask
 from coral_lens.steering import BaseRule, base_probs
@@ -20,8 +20,6 @@ from coral_lens.store import ActivationStore
 
 HELD_OUT = 0.3
 """Share of each task, by whole groups, that is only ever tested."""
-FAMILY = 3
-"""So many tasks of a store whose names begin alike (`mmlu_anatomy`, `mmlu_virology`, ...) are one."""
 
 
 def tasks_of(stores: Sequence[ActivationStore]) -> list[str]:
@@ -51,9 +49,9 @@ def family_names(questions: Sequence[Question]) -> list[str]:
     """Return the task of each question, or its family where a store holds several of one."""
     families: dict[str, set[str]] = {}
     for q in questions:
-        families.setdefault(q.task.split("_")[0], set()).add(q.task)
+        families.setdefault(family_of(q.task), set()).add(q.task)
     large = {name for name, members in families.items() if len(members) >= FAMILY}
-    return [family if (family := q.task.split("_")[0]) in large else q.task for q in questions]
+    return [family if (family := family_of(q.task)) in large else q.task for q in questions]
 
 
 def parts_of_task(

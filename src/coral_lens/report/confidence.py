@@ -23,7 +23,7 @@ from coral_lens.metrics import (
     reliability,
     score_of,
 )
-from coral_lens.records import Predictions, offsets_of
+from coral_lens.records import FAMILY, Predictions, family_of, offsets_of
 from coral_lens.report.examples import tops
 from coral_lens.report.tables import in_order, subject_of
 from coral_lens.runs import Evaluation, Run
@@ -31,8 +31,6 @@ from coral_lens.runs import Evaluation, Run
 N_BINS = 10
 """Of a reliability diagram: wide enough that a bin of a few hundred questions says something. ECE itself uses 25."""
 COVERAGES = np.arange(1, 21) / 20
-FAMILY = 3
-"""So many test sets of one family (`mmlu_anatomy`, `mmlu_virology`, ...) are taken together."""
 N_BOOT = 1000
 
 
@@ -57,7 +55,7 @@ def pooled(run: Run) -> list[Evaluation]:
     """Return the test sets, with families of them (MMLU's subjects, logged one by one) taken together."""
     families: dict[tuple[str, ...], list[Evaluation]] = {}
     for e in in_order(run):
-        families.setdefault((e.name.split("_")[0], *e.predictions), []).append(e)
+        families.setdefault((family_of(e.name), *e.predictions), []).append(e)
     found = []
     for (family, *_), members in families.items():
         found += [union(f"{family} ({len(members)} tasks)", members)] if len(members) >= FAMILY else members

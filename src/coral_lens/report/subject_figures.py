@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from coral_lens.metrics import Score
+from coral_lens.records import FAMILY, family_of
 from coral_lens.report import confidence as numbers
 from coral_lens.report.confidence import Position, Standing
 from coral_lens.report.findings import Finding, Value
@@ -126,9 +127,9 @@ def short_names(standings: Sequence[Standing]) -> dict[tuple[str, str], str]:
     """Return a label for each test set's tasks: what tells them apart."""
     keys = list(dict.fromkeys((s.test, s.task) for s in standings))
     alone = [sum(test == other for other, _ in keys) == 1 for test, _ in keys]
-    heads = [task.split("_")[0] + "_" for _, task in keys]
+    heads = [f"{family_of(task)}_" for _, task in keys]
     return {
-        (test, task): test if single and heads.count(head) < numbers.FAMILY else task.removeprefix(head)
+        (test, task): test if single and heads.count(head) < FAMILY else task.removeprefix(head)
         for (test, task), single, head in zip(keys, alone, heads, strict=True)
     }
 

@@ -54,6 +54,27 @@ def test_a_family_that_counts_positions_itself_is_read_with_padding_too() -> Non
     assert [some[0].tokens for some in answers(model)] == [transformers_answer(model, text) for text in TEXTS]
 
 
+def test_what_all_prompts_begin_with_is_read_once_and_changes_no_answer(any_tiny: Model) -> None:
+    texts = ["Tell me: how", "Tell me: what is two plus two", "Tell me: no"]
+    read: list[tuple[int, int]] = []
+    handle = any_tiny.blocks[0].register_forward_pre_hook(lambda _, args: read.append(tuple(args[0].shape[:2])))
+    found = answers(any_tiny, texts)
+    handle.remove()
+    assert [some[0].tokens for some in found] == [transformers_answer(any_tiny, text) for text in texts]
+    window = getattr(any_tiny.hf.config.get_text_config(), "sliding_window", None)
+    longest = max(len(any_tiny.tokenizer.encode(text)) for text in texts)
+    if window is None or longest + 20 <= window:
+        assert read[0][0] == 1
+        assert read[1] == (3, longest - read[0][1])
+    else:
+        assert read[0] == (3, longest)
+
+
+def test_a_prompt_that_begins_another_keeps_a_token_of_its_own(tiny: Model) -> None:
+    texts = ["Once upon", "Once upon a time", "Once upon"]
+    assert [some[0].tokens for some in answers(tiny, texts)] == [transformers_answer(tiny, text) for text in texts]
+
+
 def test_an_answer_that_never_ends_is_cut_and_marked(tiny: Model) -> None:
     (answer,) = answers(tiny, ["Once"], max_new_tokens=7)[0]
     assert (answer.n_tokens, answer.finished) == (7, False)

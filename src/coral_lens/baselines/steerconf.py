@@ -104,7 +104,7 @@ class SteerConfSettings:
     crossed: bool = False
     """Try everything with everything instead of in stages: hours on a CPU."""
     max_new_tokens: int = 128
-    batch_size: int = 32
+    batch_size: int = 64
 
     def __post_init__(self) -> None:
         for prompt in self.prompts:

@@ -20,8 +20,8 @@ from coral_lens.jobs import Job
 from coral_lens.manifest import canonical, digest, digest_bytes, read_json, versions, write_atomic, write_json
 from coral_lens.shards import locked, thread_count
 
-PIECE = 16
-"""Prompts in a piece: what is lost when a run is killed."""
+PIECE = 64
+"""Prompts in a piece: what is lost when a run is killed, and the most that are answered at a time."""
 
 
 def written(job: Job, prompts: Sequence[str], name: str, *, settings: GenerationSettings) -> list[list[Generated]]:

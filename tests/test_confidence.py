@@ -8,8 +8,8 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from coral_lens.confidence_curves import risk_coverage
 from coral_lens.errors import CoralError
-from coral_lens.metrics import risk_coverage
 from coral_lens.records import Predictions, Question, offsets_of
 from coral_lens.report import confidence
 from coral_lens.report.confidence_figures import confidence_findings

@@ -13,7 +13,7 @@ from conftest import make_model
 from torch import nn
 
 from coral_lens.errors import CoralError
-from coral_lens.generation import Generated, GenerationSettings, generate_answers
+from coral_lens.generation import Generated, GenerationSettings, batches, generate_answers
 from coral_lens.models import Model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -51,7 +51,8 @@ def test_greedy_answers_are_those_of_transformers_token_for_token(any_tiny: Mode
 
 def test_a_family_that_counts_positions_itself_is_read_with_padding_too() -> None:
     model = make_model("bloom")
-    assert [some[0].tokens for some in answers(model)] == [transformers_answer(model, text) for text in TEXTS]
+    for texts in (TEXTS, ("Tell me: how", "Tell me: what is two plus two")):
+        assert [some[0].tokens for some in answers(model, texts)] == [transformers_answer(model, t) for t in texts]
 
 
 def test_what_all_prompts_begin_with_is_read_once_and_changes_no_answer(any_tiny: Model) -> None:
@@ -68,6 +69,44 @@ def test_what_all_prompts_begin_with_is_read_once_and_changes_no_answer(any_tiny
         assert read[1] == (3, longest - read[0][1])
     else:
         assert read[0] == (3, longest)
+
+
+def test_a_window_is_no_hindrance_where_all_fits_into_it() -> None:
+    model = make_model("mistral-window")
+    window = model.hf.config.sliding_window
+    ids = model.tokenizer.encode("ab cd ef gh ij")
+    for room, gaps in ((window - len(ids), True), (window - len(ids) + 1, False)):
+        assert model.takes_gaps(len(ids) + room) is gaps
+    texts, room = ["ab cd", "ab cd ef"], 4
+    read: list[int] = []
+    handle = model.blocks[0].register_forward_pre_hook(lambda _, args: read.append(len(args[0])))
+    found = answers(model, texts, max_new_tokens=room)
+    handle.remove()
+    assert read[:2] == [1, 2]
+    assert [some[0].tokens for some in found] == [transformers_answer(model, text)[:room] for text in texts]
+
+
+def test_families_that_count_columns_share_nothing(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tiny.takes_gaps(1000)
+    monkeypatch.setattr(tiny.hf.config, "model_type", "mpt")
+    assert not tiny.takes_gaps(10)
+
+
+def test_samples_share_what_prompts_begin_with(tiny: Model) -> None:
+    texts = ["Tell me: how", "Tell me: what is two plus two"]
+    both = answers(tiny, texts, temperature=1.0, n_samples=3)
+    assert both == [answers(tiny, [text], temperature=1.0, n_samples=3)[0] for text in texts]
+
+
+def test_fewer_answers_are_written_at_a_time_where_memory_is_short(tiny: Model) -> None:
+    ids = [(1,) * n for n in (30, 10, 10, 10)]
+    how = GenerationSettings(max_new_tokens=10, temperature=1.0, n_samples=2, batch_size=8)
+    assert list(batches(ids, how)) == [[0, 1, 2, 3]]
+    assert list(batches(ids, how, tokens=80)) == [[0], [1, 2], [3]]
+    assert list(batches(ids, how, tokens=1)) == [[0], [1], [2], [3]], "one prompt at least"
+    config = tiny.hf.config
+    keys = config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    assert tiny.cache_bytes == 2 * 4 * keys
 
 
 def test_a_prompt_that_begins_another_keeps_a_token_of_its_own(tiny: Model) -> None:

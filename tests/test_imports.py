@@ -15,6 +15,7 @@ HEAVY = {"torch", "transformers", "lm_eval", "datasets", "sklearn", "scipy", "ma
 
 LINES = (
     "errors records metrics stats",
+    "metrics confidence_curves report",
     "errors manifest fingerprints models loading",
     "manifest scratch store",
     "scratch probes",

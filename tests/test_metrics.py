@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coral_lens import metrics
+from coral_lens.confidence_curves import reliability, risk_coverage
 from coral_lens.errors import CoralError
-from coral_lens.metrics import METRICS, Metrics, evaluate, facts_of, iter_weights, reliability, risk_coverage, score
+from coral_lens.metrics import METRICS, Metrics, evaluate, facts_of, iter_weights, score
 from coral_lens.records import UNKNOWN, Predictions, offsets_of
 
 Rows = Sequence[Sequence[float]]

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from plain_passes import hook_counts, plain_states, ragged_prompts
 from scipy.stats import pearsonr
 
+from coral_lens.edits import ReplaceStates
 from coral_lens.engine import ScoredBatch, Site, score, score_batch
 from coral_lens.errors import CoralError
 from coral_lens.layout import Batch, build_tree, collate, lay_out, plan_for
@@ -88,6 +89,35 @@ def test_ablation_equals_a_whole_pass_without_the_feature(
         if keep_error:
             torch.testing.assert_close(found.reconstructed, score_batch(any_tiny, batch).logprobs, **CLOSE)
     assert hook_counts(any_tiny) == before
+
+
+def test_states_beyond_an_autoencoders_limit_are_not_touched(tiny: Model) -> None:
+    batch = batches_of(tiny)[-1]
+    norms = plain_norms(tiny, batch).sort().values
+    gap = norms.diff()[len(norms) // 4 : -len(norms) // 4].argmax() + len(norms) // 4
+    limit = float(norms[gap : gap + 2].mean())  # between two states, so that rounding moves none across it
+    what = Ablating(replace(make_sae(1), norm_limit=limit), features_of([7, 3]))
+    found = ablate_batch(tiny, batch, what)
+    for j in range(2):
+        torch.testing.assert_close(found.logprobs[j], ablate_fully(tiny, batch, what, j), **CLOSE)
+    assert (found.logprobs[0] != found.reconstructed).any()
+    every = ablate_batch(tiny, batch, replace(what, sae=make_sae(1)))
+    assert (every.reconstructed != found.reconstructed).any()
+    none = ablate_batch(tiny, batch, replace(what, sae=replace(make_sae(1), norm_limit=1e-9)))
+    assert none.n_computed == 0
+    torch.testing.assert_close(none.reconstructed, score_batch(tiny, batch).logprobs, **CLOSE)
+
+
+def plain_norms(model: Model, batch: Batch) -> torch.Tensor:
+    """The lengths of the states of a batch at layer 1."""
+    found: list[torch.Tensor] = []
+
+    def look(states: torch.Tensor) -> torch.Tensor:
+        found.append(states.norm(dim=-1))
+        return states
+
+    score_batch(model, batch, edits=[ReplaceStates(Site("residual", 1), look, "all")])
+    return torch.cat(found)
 
 
 def test_models_without_a_tree_are_ablated_too(plain_tiny: Model) -> None:

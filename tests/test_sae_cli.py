@@ -65,6 +65,7 @@ def test_train_makes_autoencoders_that_load_and_says_how_good_they_are(trained: 
     for expansion in (2, 3):
         sae = load_autoencoder(folder / "sae" / f"{expansion}x")
         assert (sae.layer, sae.width, sae.n_features) == (2, 32, 32 * expansion)
+        assert sae.norm_limit is not None, "attention sinks are kept from training unless --massive 0 keeps them in"
     assert "recovered" in said
     assert re.search(r"Trained on [\d,]+ states; measured on", said)
     assert "3x" in said
@@ -79,12 +80,15 @@ def test_pooled_states_of_a_store_train_autoencoders_without_a_model(
     source = trained[0] / "train.jsonl"
     coral("extract", source, "--model", model, "--layers", "2", "--out", tmp_path / "store")
     train = ["sae", "train", "--store", tmp_path / "store", "--expansion", 2, "--batch-size", 64]
-    said = coral(*train, "--out", tmp_path / "sae", "--layer", 2, "--penalty", 0.3)
+    said = coral(*train, "--out", tmp_path / "sae", "--layer", 2, "--penalty", 0.3, "--massive", 0)
     assert "0 held-out questions" in said
     found = load_autoencoder(tmp_path / "sae" / "2x")
     assert (found.layer, found.width, found.about["training"]["sampling"]["where"]) == (2, 32, "pooled")
+    assert found.norm_limit is None
     with pytest.raises(CoralError, match=r"holds layers \[2\], not 1; extract with --layers 1"):
         coral(*train, "--out", tmp_path / "other", "--layer", 1)
+    with pytest.raises(CoralError, match="--model, --where and --tokens mean nothing"):
+        coral(*train, "--out", tmp_path / "other", "--layer", 2, "--where", "answer")
     for both_or_none in ([source, *train[2:4]], []):
         with pytest.raises(CoralError, match="Give questions, whose token states are used, or --store"):
             coral("sae", "train", *both_or_none, "--out", tmp_path / "other", "--layer", 2)

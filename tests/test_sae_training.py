@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from math import nan
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +25,10 @@ from coral_lens.prompts import prepare
 from coral_lens.records import Style
 from coral_lens.sae import training
 from coral_lens.sae.autoencoder import Autoencoder, load_autoencoder
+from coral_lens.sae.codes import sae_digest
 from coral_lens.sae.quality import fidelity, loss_recovered, patch
-from coral_lens.sae.states import Minibatches, PooledStates, TokenStore
+from coral_lens.sae.states import Minibatches, Ordinary, PooledStates, TokenStore
+from coral_lens.sae.steering import SteerFeatures, Steering
 from coral_lens.sae.tokens import Sampling, collect, count_states, draw_questions, iter_states
 from coral_lens.sae.training import folded, statistics_of, train
 from coral_lens.sae.weights import TrainingSettings, Weights, first_weights, loss_of, resample
@@ -246,6 +249,49 @@ def test_training_finds_the_directions_that_states_are_made_of(tmp_path: Path) -
         assert quality.l0 < 8
 
 
+def test_massive_states_are_kept_from_training_and_left_as_they_are(tmp_path: Path) -> None:
+    source = KnownStates()
+    plain = statistics_of(source)
+    median = torch.cat([source.states(i) for i in source.training]).norm(dim=1).median()
+    for shard in source._shards:
+        shard[3] *= 100.0
+    assert float((statistics_of(source).scale / plain.scale).min()) > 2, "a few of them change what z-scores are"
+    ordinary = Ordinary.of(source, 10.0)
+    assert ordinary.norm_limit == pytest.approx(10 * float(median), rel=0.01)
+    assert [len(source.states(i)) - len(ordinary.states(i)) for i in range(8)] == [1] * 8
+    torch.testing.assert_close(statistics_of(ordinary).scale, plain.scale, rtol=0.05, atol=0.0)
+    assert torch.equal(Ordinary.of(source, 0.0).states(2), source.states(2)), "0 keeps all"
+
+    sae = train(source, tmp_path, replace(SMALL, epochs=3), layer=1)[2]
+    assert sae.norm_limit == ordinary.norm_limit == load_autoencoder(tmp_path / "2x").norm_limit
+    torch.testing.assert_close(sae.statistics["scale"], statistics_of(ordinary).scale)
+    assert train(source, tmp_path / "all", replace(SMALL, massive=0.0), layer=1)[2].norm_limit is None
+    found = fidelity(sae, source, source.held_out)
+    assert (found.n_massive, found.n_states) == (1, len(source.states(7)) - 1)
+    assert replace(found, n_massive=0) == fidelity(sae, ordinary, source.held_out)
+
+
+@pytest.mark.parametrize("architecture", ["standard", "topk", "jumprelu"])
+def test_a_state_beyond_the_limit_has_no_codes_and_is_its_own_reconstruction(architecture: str) -> None:
+    states = KnownStates().states(0)[:10].clone()
+    states[3] *= 100.0
+    w = some_weights(12, 20)
+    threshold = torch.full((20,), 0.1) if architecture == "jumprelu" else None
+    free = Autoencoder(w.w_enc, w.b_enc, w.w_dec, w.b_dec, 1, architecture, 4, threshold)  # type: ignore[arg-type]
+    sae = replace(free, norm_limit=1000.0)
+    others = torch.arange(10) != 3
+    codes, features = sae.encode(states), torch.tensor([2, 5, 11])
+    assert not codes[3].any()
+    assert torch.equal(codes[others], free.encode(states)[others])
+    assert torch.equal(sae.encode_some(states, features)[3], torch.zeros(3))
+    assert torch.equal(sae.reconstruct(states)[3], states[3])
+    assert torch.equal(sae.reconstruct(states)[others], free.reconstruct(states)[others])
+    steered = SteerFeatures(sae, Steering(features, torch.full((3,), 1 / 3)), 5.0)._steer(states)
+    assert torch.equal(steered[3], states[3])
+    assert not torch.equal(steered[others], states[others])
+    assert sae_digest(sae) != sae_digest(free)
+
+
 class KilledError(Exception):
     """The run is stopped here."""
 
@@ -331,7 +377,8 @@ def test_every_state_is_read_once_a_pass_whatever_step_it_begins_at() -> None:
 
 
 def test_nonsense_settings_are_refused() -> None:
-    for wrong in ({"expansions": ()}, {"expansions": (4, 4)}, {"batch_size": 0}, {"learning_rate": 0.0}):
+    wrong_ones = [{"expansions": ()}, {"expansions": (4, 4)}, {"batch_size": 0}, {"learning_rate": 0.0}]
+    for wrong in (*wrong_ones, {"massive": 0.5}, {"massive": nan}):
         with pytest.raises(CoralError):
             TrainingSettings(**wrong)  # type: ignore[arg-type]
 
@@ -404,8 +451,13 @@ def test_a_killed_collection_goes_on_and_ends_with_the_same_bytes(tmp_path: Path
         if len(done) == 3:
             raise KilledError
 
+    @contextmanager
+    def killing(_: str, total: int, __: str) -> Iterator[Callable[[int], None]]:
+        assert total == len(whole.questions(range(whole.n_shards)))
+        yield stop
+
     with pytest.raises(KilledError):
-        collect(tiny, questions, tmp_path / "killed", what=what, progress=stop)
+        collect(tiny, questions, tmp_path / "killed", what=what, bar=killing)
     with pytest.raises(CoralError, match="is not finished"):
         TokenStore(tmp_path / "killed")
     (tmp_path / "killed" / "shard-00000.safetensors").write_bytes(b"damaged")

@@ -32,7 +32,7 @@ from coral_lens.baselines.steerconf import (
 )
 from coral_lens.baselines.verbal_answers import Said, read_answer
 from coral_lens.baselines.verbal_prompts import STEERING, instruction, option_texts, shown_question, verbal_prompt
-from coral_lens.baselines.written import written
+from coral_lens.baselines.written import read_piece, write_piece, written
 from coral_lens.errors import CoralError
 from coral_lens.fitting import FitSettings
 from coral_lens.generation import GenerationSettings
@@ -392,3 +392,9 @@ def test_killed_writing_goes_on_and_ends_with_the_same_bytes(
     files[1][1].write_bytes(files[1][1].read_bytes().replace(b"text", b"tExt", 1))
     assert written(job("killed"), prompts, "texts", settings=settings) == whole
     assert files[1][1].read_bytes() == files[0][1].read_bytes()
+    # and so is one that is sound, but of fewer prompts than a piece has
+    first = read_piece(files[1][0])
+    assert first is not None
+    write_piece(files[1][0], first[:1])
+    assert written(job("killed"), prompts, "texts", settings=settings) == whole
+    assert files[1][0].read_bytes() == files[0][0].read_bytes()

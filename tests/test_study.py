@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from coral_lens import study as module
 from coral_lens.errors import CoralError
 from coral_lens.methods import read_method
 from coral_lens.planning import check_sources
 from coral_lens.questions import load_questions
+from coral_lens.sae.autoencoder import Autoencoder
 from coral_lens.study import Study, load_study
 from coral_lens.task_data import local_splits, origin_of
 from coral_lens.task_index import definition, leaves
@@ -178,14 +180,20 @@ def all_configs() -> list[str]:
 
 
 def test_there_are_the_papers_three_studies_and_their_small_versions_and_studies_of_the_baselines() -> None:
-    assert all_configs() == sorted([*READY, *(f"{name}-small" for name in (*READY, "baselines", "steerconf"))])
+    assert all_configs() == sorted(
+        [*READY, *(f"{name}-small" for name in (*READY, "baselines", "steerconf", "corrsteer"))]
+    )
     for name in READY:
         assert config(name).models == PAPER
         assert config(f"{name}-small").models == ("smollm2",)
 
 
 @pytest.mark.parametrize("name", all_configs())
-def test_a_ready_made_study_leaks_nothing_and_names_methods_and_splits_that_exist(name: str) -> None:
+def test_a_ready_made_study_leaks_nothing_and_names_methods_and_splits_that_exist(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Autoencoder(torch.zeros(4, 8), torch.zeros(8), torch.zeros(8, 4), torch.zeros(4), 1).save(tmp_path / "sae" / "16x")
     study = config(name)
     assert study.name == name
     check_sources(study)

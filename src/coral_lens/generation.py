@@ -2,7 +2,7 @@
 
 Every (prompt, sample) has a random stream of its own, seeded by its text and number, so that what is written does not depend
 on the other prompts or on the batch (but for rounding). Chat templates are the caller's business, and the tokenizer is left
-as it is: padding is done here, on the left, under an attention mask.
+as it is: padding is done here, before what prompts do not share, under an attention mask.
 """
 
 from __future__ import annotations
@@ -26,6 +26,9 @@ from coral_lens.prompts import encode, prefix_token
 if TYPE_CHECKING:
     from coral_lens.models import Model
 
+CACHE_BYTES = 2**32
+"""Keys and values of the answers that are written at a time."""
+
 
 @dataclass(frozen=True, slots=True)
 class GenerationSettings:
@@ -39,7 +42,7 @@ class GenerationSettings:
     """Answers per prompt. The first k of n samples are the k samples of a smaller run."""
     seed: int = 0
     batch_size: int = 64
-    """Answers that are written at a time, samples included: a core multiplies 64 rows at twice the rate of 16."""
+    """Answers that are written at a time, samples included; fewer where their keys and values would need too much memory."""
 
     def __post_init__(self) -> None:
         for name in ("max_new_tokens", "n_samples", "batch_size"):
@@ -95,7 +98,7 @@ def generate_answers(
         raise CoralError(f"{model.name!r} has no attention, and answers cannot be generated with such models.")
     ids = prompt_ids(model, texts, settings.max_new_tokens)
     answers: list[list[Generated]] = [[] for _ in texts]
-    for batch in batches(ids, settings, border=model.rope_border):
+    for batch in batches(ids, settings, border=model.rope_border, tokens=CACHE_BYTES // model.cache_bytes):
         drafts = [
             Draft(prompt, ids[prompt], stream(texts[prompt], sample, settings.seed))
             for prompt in batch
@@ -124,9 +127,9 @@ def prompt_ids(model: Model, texts: Sequence[str], room: int) -> list[tuple[int,
 
 
 def batches(
-    ids: Sequence[tuple[int, ...]], settings: GenerationSettings, *, border: int | None = None
+    ids: Sequence[tuple[int, ...]], settings: GenerationSettings, *, border: int | None = None, tokens: int = 2**40
 ) -> Iterator[list[int]]:
-    """Yield prompt numbers, prompts of like length together and the longest first.
+    """Yield prompt numbers, prompts of like length together and the longest first; no more than fill `tokens`.
 
     A prompt whose answer may reach beyond `border` comes alone, for models (LongRoPE) in which the longest sequence of a
     batch changes how all of it is computed.
@@ -135,9 +138,12 @@ def batches(
     crossing = [i for i in order if border is not None and len(ids[i]) + settings.max_new_tokens > border]
     yield from ([i] for i in crossing)
     order = order[len(crossing) :]
-    size = max(1, settings.batch_size // settings.n_samples)
-    for start in range(0, len(order), size):
+    start = 0
+    while start < len(order):
+        longest = len(ids[order[start]]) + settings.max_new_tokens
+        size = max(1, min(settings.batch_size, tokens // longest) // settings.n_samples)
         yield order[start : start + size]
+        start += size
 
 
 def stream(text: str, sample: int, seed: int) -> torch.Generator:
@@ -152,6 +158,12 @@ def stream(text: str, sample: int, seed: int) -> torch.Generator:
 @torch.inference_mode()
 def write(model: Model, drafts: Sequence[Draft], settings: GenerationSettings, stop: Sequence[str]) -> None:
     """Write drafts to their end; those of one prompt come one after the other and share the reading of it."""
+    with fused(model.hf):
+        write_on(model, drafts, settings, stop)
+
+
+def write_on(model: Model, drafts: Sequence[Draft], settings: GenerationSettings, stop: Sequence[str]) -> None:
+    """Draw a token of every open draft at a time."""
     ends = end_tokens(model)
     prompts = [draft.ids for draft in drafts[:: settings.n_samples]]
     reading = Reading(model, prompts, room=settings.max_new_tokens)
@@ -204,8 +216,8 @@ def shared_length(prompts: Sequence[tuple[int, ...]]) -> int:
 class Reading:
     """What the model has read: prompts padded on the left, and then one token of each answer at a time.
 
-    What all prompts begin with is read once. The padding then stands between it and the rest, which changes nothing but for
-    layers that see a window of columns: where that could matter, nothing is shared.
+    What all prompts begin with is read once, and the padding then stands between it and the rest. Where a model would take that
+    amiss, nothing is shared.
     """
 
     def __init__(self, model: Model, prompts: Sequence[tuple[int, ...]], *, room: int) -> None:
@@ -214,16 +226,14 @@ class Reading:
         self._model = model
         self._body = model.hf.base_model
         self._cache = DynamicCache(config=model.hf.config)
-        window = getattr(model.hf.config.get_text_config(), "sliding_window", None)
-        fits = window is None or max(map(len, prompts)) + room <= window
-        n_shared = shared_length(prompts) if fits else 0
+        n_shared = shared_length(prompts) if model.takes_gaps(max(map(len, prompts)) + room) else 0
         self._shared, self._rest = prompts[0][:n_shared], [p[n_shared:] for p in prompts]
+        self._mask = torch.ones(1, n_shared, dtype=torch.int64)
         # families without position ids (ALiBi) count the mask themselves
         self._takes_positions = "position_ids" in inspect.signature(self._body.forward).parameters
 
     def first(self, n_samples: int) -> Float[Tensor, "answer vocabulary"]:
         """Read the prompts once and return the logits of the first token of each sample of each prompt."""
-        self._mask = torch.ones(1, len(self._shared), dtype=torch.int64)
         if self._shared:
             self._step(torch.tensor([self._shared]))
             self._cache.batch_repeat_interleave(len(self._rest))
@@ -248,12 +258,11 @@ class Reading:
         device = self._model.device
         positions = (self._mask.cumsum(dim=1) - 1).clamp(min=0)[:, -ids.shape[1] :]
         extra: dict[str, Any] = {"position_ids": positions.to(device)} if self._takes_positions else {}
-        with fused(self._model.hf):
-            out = self._body(
-                input_ids=ids.to(device),
-                attention_mask=self._mask.to(device),
-                past_key_values=self._cache,
-                use_cache=True,
-                **extra,
-            )
+        out = self._body(
+            input_ids=ids.to(device),
+            attention_mask=self._mask.to(device),
+            past_key_values=self._cache,
+            use_cache=True,
+            **extra,
+        )
         return self._model.logits(out.last_hidden_state[:, -1]).cpu()

@@ -193,7 +193,7 @@ def _cwece(facts: Facts, weights: Weights) -> Values:
 # --- does confidence rank right answers before wrong ones -------------------------------------------------------------
 
 
-def _most_sure_first(
+def most_sure_first(
     facts: Facts, weights: Weights
 ) -> tuple[Float[np.ndarray, "boot group"], Float[np.ndarray, "boot group"]]:
     """Return the weights of all and of the wrong questions per distinct confidence, in falling order."""
@@ -206,7 +206,7 @@ def _most_sure_first(
 
 def _auroc(facts: Facts, weights: Weights) -> Values:
     """Chance that a right answer is surer than a wrong one, ties counting half; nan if all are right or all wrong."""
-    everything, wrong = _most_sure_first(facts, weights)
+    everything, wrong = most_sure_first(facts, weights)
     n_wrong = wrong.sum(axis=1)
     less_sure = n_wrong[:, None] - np.cumsum(wrong, axis=1) + wrong / 2
     won = ((everything - wrong) * less_sure).sum(axis=1)
@@ -220,7 +220,7 @@ def _aurc(facts: Facts, weights: Weights) -> Values:
     Questions of one confidence come in random order, and this is the mean over it, in closed form: from k = a to b,
     errors grow from e by the rate r, and the sum of (e + (k - a) r) / k is (b - a) r + (e - a r)(H_b - H_a).
     """
-    everything, wrong = _most_sure_first(facts, weights)
+    everything, wrong = most_sure_first(facts, weights)
     ends, errors = np.cumsum(everything, axis=1), np.cumsum(wrong, axis=1)
     harmonic = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, ends.max() + 1))])
     steps = np.diff(harmonic[ends.astype(np.int64)], prepend=0.0, axis=1)
@@ -403,53 +403,3 @@ def evaluate(predictions: Predictions, *, n_boot: int = 1000, seed: int = 0, n_b
         seed=seed,
         scores={k: score_of(values[k], np.concatenate(draws[k]), kind=METRICS[k].kind) for k in METRICS},
     )
-
-
-# --- curves for the figures -------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Reliability:
-    """A reliability diagram: one entry per bin that holds a question; empty bins have no accuracy and are left out."""
-
-    low: Float[np.ndarray, " bin"]
-    """Lower edge of the bin; with adaptive bins the smallest confidence in it."""
-    high: Float[np.ndarray, " bin"]
-    """Upper edge of the bin; with adaptive bins the largest confidence in it."""
-    confidence: Float[np.ndarray, " bin"]
-    accuracy: Float[np.ndarray, " bin"]
-    count: Int[np.ndarray, " bin"]
-
-
-def reliability(predictions: Predictions, *, n_bins: int = 25, adaptive: bool = False) -> Reliability:
-    """Return mean confidence and accuracy by bin: the very bins of `ece`, or of `ece_adaptive`."""
-    facts = facts_of(predictions, n_bins=n_bins)
-    sure, right = facts.confidence, facts.right
-    number = (equal_mass_bins if adaptive else equal_width_bins)(sure, n_bins=n_bins)
-    used, bins, count = np.unique(number, return_inverse=True, return_counts=True)
-    low, high = used / n_bins, (used + 1) / n_bins
-    if adaptive:
-        order = np.argsort(sure)
-        ends = np.cumsum(count)
-        low, high = sure[order][ends - count], sure[order][ends - 1]
-    return Reliability(low, high, np.bincount(bins, sure) / count, np.bincount(bins, right) / count, count)
-
-
-@dataclass(frozen=True, slots=True)
-class RiskCoverage:
-    """The error rate among the k surest questions, for k = 1 to all of them. `risk.mean()` is the AURC."""
-
-    coverage: Float[np.ndarray, " question"]
-    risk: Float[np.ndarray, " question"]
-    threshold: Float[np.ndarray, " question"]
-    """The confidence of the k-th question."""
-
-
-def risk_coverage(predictions: Predictions) -> RiskCoverage:
-    """Return the curve; questions of equal confidence come in random order, of which this is the expectation."""
-    facts = facts_of(predictions)
-    threshold = -np.sort(-facts.confidence)
-    everything, wrong = _most_sure_first(facts, np.ones((1, len(predictions))))
-    sizes = everything[0].astype(np.int64)
-    errors, k = np.cumsum(np.repeat(wrong[0] / sizes, sizes)), np.arange(1, len(predictions) + 1)
-    return RiskCoverage(k / len(predictions), errors / k, threshold)

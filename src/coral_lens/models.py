@@ -44,6 +44,9 @@ A full mask on a sliding family is silently wrong, and a family that takes one m
 listed is tried with a full mask; the engine's self-check decides whether it is scored that way.
 """
 
+MASK_COUNTERS = ("bloom", "falcon")
+"""Families without position ids that count the attention mask instead."""
+
 BLOCK_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3")
 """Families whose attention is softmax(q k / scale) v through transformers' attention functions, and nothing more."""
 
@@ -104,6 +107,23 @@ class Model:
             positions["position_ids"] = spread.expand(len(input_ids), -1)
         with self._rope_by_row(input_ids.shape[1], lengths):
             return self.hf.base_model(input_ids=input_ids, use_cache=False, **positions).last_hidden_state
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes of the keys and values of one token."""
+        config = self.hf.config.get_text_config()
+        n_heads = getattr(config, "num_key_value_heads", None) or self.n_heads
+        return 2 * self.n_layers * n_heads * self.head_dim * self.dtype.itemsize
+
+    def takes_gaps(self, length: int) -> bool:
+        """Whether masked columns in the midst of a row of this length change nothing.
+
+        They do where a window is cut by columns, and in families (MPT, those with a recurrent state) that count columns.
+        """
+        config = self.hf.config.get_text_config()
+        window = getattr(config, "sliding_window", None)
+        known = config.model_type in MASK_FORMS or config.model_type in MASK_COUNTERS
+        return known and (window is None or length <= window)
 
     @property
     def attends_in_blocks(self) -> bool:

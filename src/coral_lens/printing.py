@@ -134,7 +134,7 @@ def print_quality(quality: dict[str, Any]) -> None:
     n = next(iter(quality.values()))
     typer.echo(
         f"Trained on {n['about']['steps']['states']:,} states; measured on {n['n_states']:,} held-out states and "
-        f"{n['loss'].get('n_questions', 0)} held-out questions."
+        f"{n['loss'].get('n_questions', 0)} held-out questions; {n['n_massive']:,} held-out attention sinks stay as they are."
     )
 
 

@@ -27,15 +27,21 @@ PIECE = 64
 def written(job: Job, prompts: Sequence[str], name: str, *, settings: GenerationSettings) -> list[list[Generated]]:
     """Return the model's answers to prompts, from the disk as far as they were written before."""
     model = job.model()
-    about = {"prompts": list(prompts), "settings": asdict(settings), "weights": model.fingerprint["weights"]}
+    about = {
+        "prompts": list(prompts),
+        "settings": asdict(settings),
+        "weights": model.fingerprint["weights"],
+        "piece": PIECE,
+    }
     folder = job.folder / "texts" / f"{name}-{digest(about)[:8]}"
     answers: list[list[Generated]] = []
     with locked(folder), thread_count(threads_of(folder, about)), job.bar(name, len(prompts), "questions") as advance:
         for start in range(0, len(prompts), PIECE):
             path = folder / f"texts-{start // PIECE:05d}.jsonl"
+            some = prompts[start : start + PIECE]
             found = read_piece(path)
-            if found is None:
-                found = generate_answers(model, prompts[start : start + PIECE], settings=settings)
+            if found is None or len(found) != len(some):
+                found = generate_answers(model, some, settings=settings)
                 write_piece(path, found)
             answers += found
             advance(len(found))

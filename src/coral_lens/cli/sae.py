@@ -31,17 +31,28 @@ def train(
         Path | None,
         typer.Option(help="Use pooled answer states of a folder of `coral extract` instead; no model runs."),
     ] = None,
-    model: ModelName = "smollm2",
+    model: Annotated[
+        str | None, typer.Option(help="Hub id, local folder, .gguf file, or smollm2 (embedded). Default: smollm2.")
+    ] = None,
     expansion: Annotated[
         list[int] | None, typer.Option(help="Features per dimension, trained in one pass. Default: 4, 8, 16.")
     ] = None,
-    tokens: Annotated[int, typer.Option(help="States at least, if the questions have so many; 0: all.")] = 500_000,
-    where: Annotated[str, typer.Option(help="Tokens to use: `all`, `answer` or `context`.")] = "all",
-    penalty: Annotated[float, typer.Option(help="The paper's lambda, of z-scored states.")] = 3.0,
+    tokens: Annotated[
+        int | None,
+        typer.Option(help="States to collect, at least, if the questions have so many; 0: all. Default: 500000."),
+    ] = None,
+    where: Annotated[
+        str | None, typer.Option(help="Tokens to use: `all`, `answer` or `context`. Default: all.")
+    ] = None,
+    penalty: Annotated[float, typer.Option(help="The paper's lambda, of z-scored states.")] = 4.0,
     top_k: Annotated[int, typer.Option(help="Keep so many features of a state instead of a penalty.")] = 0,
-    learning_rate: Annotated[float, typer.Option(help="After warm-up.")] = 1e-3,
+    learning_rate: Annotated[float, typer.Option(help="After warm-up.")] = 3e-3,
     batch_size: Annotated[int, typer.Option(help="States in a step.")] = 512,
     epochs: Annotated[int, typer.Option(help="Passes over the states.")] = 1,
+    massive: Annotated[
+        float,
+        typer.Option(help="Leave out states so many times longer than the median (attention sinks); 0: none."),
+    ] = 10.0,
     seed: Annotated[int, typer.Option(help="Of the draw of questions, the first weights and the order.")] = 0,
     *,
     styling: Styling,
@@ -63,6 +74,11 @@ def train(
 
     if bool(source) == bool(store):
         raise CoralError("Give questions, whose token states are used, or --store FOLDER, whose pooled states are.")
+    if store and (model, where, tokens) != (None, None, None):
+        raise CoralError(
+            "--store brings states of its own, so that --model, --where and --tokens mean nothing; leave them out."
+        )
+    where = "all" if where is None else where
     if where not in TOKENS:
         raise CoralError(f"--where must be one of {', '.join(TOKENS)}. Got {where!r} instead.")
     settings = TrainingSettings(
@@ -72,14 +88,15 @@ def train(
         learning_rate=learning_rate,
         batch_size=batch_size,
         epochs=epochs,
+        massive=massive,
         seed=seed,
     )
     if store:
         quality = train_on_store(ActivationStore(store), out, how=(layer, settings), bar=shown)
     else:
-        opened = machine.opener(model)
+        opened = machine.opener(model or "smollm2")
         questions = asking.gather(source or [], chat=opened if styling.apply_chat_template else None)
-        sampling = Sampling(layer, tokens, where, styling.made(), seed=seed)
+        sampling = Sampling(layer, 500_000 if tokens is None else tokens, where, styling.made(), seed=seed)  # type: ignore[arg-type]
         quality = train_on_tokens(opened(), questions, out, how=(sampling, settings), bar=shown)
     print_quality(quality)
     typer.echo(f"Autoencoders in {out}, in SAELens' layout.")

@@ -13,16 +13,8 @@ from itertools import compress
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from coral_lens.metrics import (
-    Reliability,
-    Score,
-    Values,
-    equal_width_bins,
-    facts_of,
-    iter_weights,
-    reliability,
-    score_of,
-)
+from coral_lens.confidence_curves import Reliability, reliability
+from coral_lens.metrics import Score, Values, equal_width_bins, facts_of, iter_weights, score_of
 from coral_lens.records import FAMILY, Predictions, family_of, offsets_of
 from coral_lens.report.examples import tops
 from coral_lens.report.tables import in_order, subject_of

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 LABELS = {"ece": "ECE", "accuracy": "accuracy"}
 
 
+NARROW = 0.1
+"""Where the quartiles lie closer together than this part of the range, the axis is drawn out around 0."""
+
+
 def ablation_picture(record: Mapping[str, Any], metric: str, *, name: str) -> Picture:
     """Return box and points of the changes of one metric by single ablations, chosen features beside random ones."""
     by = record["plan"]["by"]
@@ -30,7 +34,7 @@ def ablation_picture(record: Mapping[str, Any], metric: str, *, name: str) -> Pi
         axes.axvline(0, color=INK, linewidth=1.0)
         axes.set_yticks(range(len(values)), [f"{g} ({len(v)})" for g, v in values.items()])
         axes.set(ylim=(len(values) - 0.4, -0.6), xlabel="percentage points")
-        axes.locator_params(axis="x", nbins=5)
+        around_zero(axes, 100 * values[by])
         axes.set_title(f"Change of {LABELS[metric]} by one ablation")
 
     said = []
@@ -43,6 +47,22 @@ def ablation_picture(record: Mapping[str, Any], metric: str, *, name: str) -> Pi
         )
     caption = f"As fractions: {'; '.join(said)}. {record['n_questions']} questions."
     return Picture(name, paint, 2.6, f"Changes of {LABELS[metric]} by ablating single features. {caption}", caption)
+
+
+def around_zero(axes: Any, values: Float[np.ndarray, " feature"]) -> None:
+    """Let the axis be linear near 0 and logarithmic beyond where most changes are tiny beside the largest."""
+    first, third = np.quantile(values, [0.25, 0.75])
+    largest = float(np.abs(values).max(initial=0.0))
+    if not 0 < third - first < NARROW * 2 * largest:
+        axes.locator_params(axis="x", nbins=5)
+        return
+    low, high = int(np.floor(np.log10(third - first))), int(np.ceil(np.log10(largest)))
+    axes.set_xscale("symlog", linthresh=10.0**low)
+    ticks = [10.0**high, 10.0 ** ((low + high) // 2)]
+    axes.set_xticks([*(-t for t in ticks), 0.0, *ticks[::-1]])
+    axes.set_xticklabels([f"{t:g}" for t in axes.get_xticks()])
+    axes.minorticks_off()
+    axes.set(xlim=(-ticks[0], ticks[0]), xlabel=f"percentage points, logarithmic beyond {10.0**low:g}")
 
 
 def draw_changes(axes: Any, values: Float[np.ndarray, " feature"], *, at: int, colour: str) -> None:

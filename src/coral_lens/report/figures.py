@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from coral_lens.metrics import METRICS, Metrics, Reliability, reliability
+from coral_lens.confidence_curves import Reliability, reliability
+from coral_lens.metrics import METRICS, Metrics
 from coral_lens.records import Predictions
 from coral_lens.report.confidence import N_BINS, wilson
 from coral_lens.report.formats import kind_of, label_of, percent

@@ -21,7 +21,7 @@ from coral_lens.report.explorer import questions_data, script_text
 from coral_lens.report.figures import metric_picture, reliability_picture
 from coral_lens.report.findings import Gathered, gather_findings
 from coral_lens.report.headline import cards, headline
-from coral_lens.report.style import Picture, looks_of
+from coral_lens.report.style import looks_of
 from coral_lens.report.tables import COLUMNS, ResultsTable, TaskTable, in_order, results_table
 from coral_lens.runs import Evaluation, Run
 
@@ -135,13 +135,6 @@ def diagrams_of(methods: Sequence[str]) -> list[str]:
     if len(methods) <= MOST_DIAGRAMS:
         return list(methods)
     return [m for m in methods if m in (*drawn(methods), "coral")]
-
-
-def shown(picture: Picture) -> dict[str, Any]:
-    """Return a picture for the template; our own SVG is the only text that is not escaped."""
-    from markupsafe import Markup
-
-    return {"svg": Markup(picture.svg()), "caption": picture.caption}
 
 
 def analyses_of(findings: Sequence[Gathered], contents: Contents) -> dict[str, Any]:

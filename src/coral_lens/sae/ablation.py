@@ -65,7 +65,7 @@ class Reconstruction:
         for some in states.split(CHUNK):
             codes = sae.encode(some)
             kept.append(codes[:, self.what.features.to(codes.device)])
-            patched.append(some if self.what.keep_error else sae.decode(codes))
+            patched.append(some if self.what.keep_error else sae.rebuilt(some, codes))
         self.codes[not batch.n_options] = torch.cat(kept)
         return torch.cat(patched)
 
@@ -208,7 +208,7 @@ class WithoutFeature:
         sae, j, parts = self.what.sae.on(states.device), int(self.what.features[self.feature]), []
         for some in states.split(CHUNK):
             codes = sae.encode(some)
-            patched = some if self.what.keep_error else sae.decode(codes)
+            patched = some if self.what.keep_error else sae.rebuilt(some, codes)
             parts.append(patched - codes[:, j : j + 1] * sae.w_dec[j])
         return torch.cat(parts)
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
@@ -49,7 +49,10 @@ def top_k(codes: Float[Tensor, "row feature"], k: int) -> Float[Tensor, "row fea
 
 @dataclass(frozen=True)
 class Autoencoder:
-    """f = activation(h W_enc + b_enc) and h_hat = f W_dec + b_dec, in the units of the states themselves."""
+    """f = activation(h W_enc + b_enc) and h_hat = f W_dec + b_dec, in the units of the states themselves.
+
+    Of a state beyond `norm_limit`, f is 0 and h_hat the state itself.
+    """
 
     w_enc: Float[Tensor, "width feature"]
     b_enc: Float[Tensor, " feature"]
@@ -63,6 +66,8 @@ class Autoencoder:
     """Features that `topk` keeps."""
     threshold: Float[Tensor, " feature"] | None = None
     """What a code of `jumprelu` must exceed."""
+    norm_limit: float | None = None
+    """Longer states (attention sinks) were kept from training: they have no active feature and are left as they are."""
     about: dict[str, Any] = field(default_factory=dict, repr=False)
     """Model, training data and settings; empty for an autoencoder that was not trained here."""
     statistics: dict[str, Tensor] = field(default_factory=dict, repr=False)
@@ -99,9 +104,17 @@ class Autoencoder:
         codes = torch.addmm(own.b_enc, states.float(), own.w_enc)
         if own.architecture == "jumprelu":
             assert own.threshold is not None
-            return codes.relu() * (codes > own.threshold)
-        codes = codes.relu_()
-        return top_k(codes, self.k) if self.architecture == "topk" else codes
+            codes = codes.relu() * (codes > own.threshold)
+        else:
+            codes = codes.relu_()
+        if own.architecture == "topk":
+            codes = top_k(codes, self.k)
+        return codes if self.norm_limit is None else codes.masked_fill_(self.massive(states)[:, None], 0.0)
+
+    def massive(self, states: Float[Tensor, "row width"]) -> Bool[Tensor, " row"]:
+        """Tell which states are longer than those that the autoencoder was trained on."""
+        limit = float("inf") if self.norm_limit is None else self.norm_limit
+        return states.float().norm(dim=-1) > limit
 
     def encode_some(
         self, states: Float[Tensor, "row width"], features: Int[Tensor, " some"]
@@ -127,8 +140,15 @@ class Autoencoder:
 
     def reconstruct(self, states: Float[Tensor, "row width"]) -> Float[Tensor, "row width"]:
         """Return h_hat of every state, a few at a time."""
-        parts = [self.decode(self.encode(some)) for some in states.split(CHUNK)]
+        parts = [self.rebuilt(some, self.encode(some)) for some in states.split(CHUNK)]
         return torch.cat(parts) if parts else states.float()
+
+    def rebuilt(
+        self, states: Float[Tensor, "row width"], codes: Float[Tensor, "row feature"]
+    ) -> Float[Tensor, "row width"]:
+        """Return h_hat of states from their codes; states beyond `norm_limit` stay as they are."""
+        found = self.decode(codes)
+        return found if self.norm_limit is None else torch.where(self.massive(states)[:, None], states.float(), found)
 
     @cached_property
     def norms(self) -> Float[Tensor, " feature"]:
@@ -177,7 +197,7 @@ class Autoencoder:
                 "sae_lens_version": SAELENS,
                 "model_name": self.about.get("model", {}).get("name"),
                 "hook_name": hook_name(self.layer),
-                "coral": self.about,
+                "coral": {**self.about, **({} if self.norm_limit is None else {"norm_limit": self.norm_limit})},
             },
         }
         if self.architecture == "topk":
@@ -215,6 +235,7 @@ def load_autoencoder(folder: Path, *, layer: int | None = None) -> Autoencoder:
             f"{folder} is of {metadata.get('hook_name')!r}, which is not a layer of the residual stream; choose another, "
             "or say --layer if it is."
         )
+    about = dict(config.get("metadata", {}).get("coral") or {})
     found = Autoencoder(
         w_enc=tensors["W_enc"],
         b_enc=tensors["b_enc"],
@@ -224,7 +245,8 @@ def load_autoencoder(folder: Path, *, layer: int | None = None) -> Autoencoder:
         architecture=architecture,
         k=int(k),
         threshold=tensors.get("threshold"),
-        about=config.get("metadata", {}).get("coral") or {},
+        norm_limit=about.pop("norm_limit", None),
+        about=about,
         statistics=load_tensors((folder / STATISTICS).read_bytes()) if (folder / STATISTICS).exists() else {},
     )
     if config.get("rescale_acts_by_decoder_norm", False):

@@ -37,7 +37,8 @@ SHARD_BATCHES = 8
 def sae_digest(sae: Autoencoder) -> str:
     """Return a digest of what an autoencoder computes."""
     tensors = [t for t in (sae.w_enc, sae.b_enc, sae.w_dec, sae.b_dec, sae.threshold) if t is not None]
-    return digest([sae.architecture, sae.k, sae.layer, *map(digest_tensor, tensors)])
+    limit = [] if sae.norm_limit is None else [sae.norm_limit]
+    return digest([sae.architecture, sae.k, sae.layer, *limit, *map(digest_tensor, tensors)])
 
 
 @torch.inference_mode()

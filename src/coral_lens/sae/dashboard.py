@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,13 @@ SHOWN = 12
 """Features of a page, unless some are asked for."""
 EXAMPLES = 8
 """Options of a feature."""
+PLACES = {"all": "all positions", "answer": "answer tokens"}
+
+
+def described(plan: Mapping[str, Any]) -> str:
+    """Return in words which features were taken out, and where."""
+    kept = ", error kept" if plan["keep_error"] else ""
+    return f"chosen by {plan['by']}, {PLACES[plan['where']]}{kept}"
 
 
 def top_options(study: FeatureStudy, features: Sequence[int]) -> dict[int, list[dict[str, Any]]]:
@@ -66,11 +73,11 @@ def dashboard_of(study: FeatureStudy, features: Sequence[int] = ()) -> dict[str,
         f"{len(selection.r):,} features of layer {record['layer']}; {len(selection.alive()):,} are active often enough to be "
         f"looked at, on {len(record['questions']):,} questions."
     ]
-    for name, found in ablations.items():
+    for found in ablations.values():
         mean = found["groups"].get(found["plan"]["by"], {}).get("ece", {}).get("mean")
         if mean:
             lead.append(
-                f"Taking out one feature ({name}) changes ECE by {mean['value']:+.2e} on average "
+                f"Taking out one feature ({described(found['plan'])}) changes ECE by {mean['value']:+.2e} on average "
                 f"(95 % interval {mean['low']:+.2e} to {mean['high']:+.2e})."
             )
     shown = [
@@ -83,5 +90,6 @@ def dashboard_of(study: FeatureStudy, features: Sequence[int] = ()) -> dict[str,
         }
         for j in chosen
     ]
-    return {"title": f"{record['model']}: features of layer {record['layer']}", "lead": lead, "features": shown,
+    names = {name: described(found["plan"]) for name, found in ablations.items()}
+    return {"title": f"{record['model']}: features of layer {record['layer']}", "lead": lead, "features": shown, "names": names,
             "foot": f"Autoencoder {record['sae_digest'][:12]}, base {record['base']}."}  # fmt: skip

@@ -1,7 +1,7 @@
 """How good an autoencoder is: sparsity, variance explained, dead features, and what is lost when it is patched in.
 
-All of it on states and questions that training has not seen. A high share of variance explained says little by itself:
-massive activations of a few columns carry most of it, which is why the loss of the patched model stands beside it.
+All of it on states and questions that training has not seen. A high share of variance explained says little by itself: a few
+massive states can carry most of it, and what matters may lie in the rest. So the loss of the patched model stands beside it.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ class Fidelity:
     """What an autoencoder makes of states."""
 
     n_states: int
+    n_massive: int
+    """States beyond the autoencoder's limit, which count in nothing else."""
     l0: float
     """Features active in a state, on average."""
     explained: float
@@ -43,15 +45,17 @@ class Fidelity:
 @torch.inference_mode()
 def fidelity(sae: Autoencoder, source: StateSource, shards: Sequence[int]) -> Fidelity:
     """Measure an autoencoder on some shards of states, one at a time."""
-    n, active, seen = 0, 0, torch.zeros(sae.n_features, dtype=torch.bool)
+    n, n_massive, active, seen = 0, 0, 0, torch.zeros(sae.n_features, dtype=torch.bool)
     left, total, squares = (torch.zeros(sae.width, dtype=torch.float64) for _ in range(3))
     shift: Tensor | None = None
-    for some in (part for shard in shards for part in source.states(shard).split(CHUNK)):
-        if some.shape[1] != sae.width:
+    for part in (part for shard in shards for part in source.states(shard).split(CHUNK)):
+        if part.shape[1] != sae.width:
             raise CoralError(
-                f"The autoencoder is of states of width {sae.width}, but these have width {some.shape[1]}; use those that it "
+                f"The autoencoder is of states of width {sae.width}, but these have width {part.shape[1]}; use those that it "
                 "was trained on."
             )
+        some = part[~sae.massive(part)]
+        n_massive += len(part) - len(some)
         codes = sae.encode(some)
         n, active = n + len(some), active + int((codes > 0).sum())
         seen |= (codes > 0).any(dim=0)
@@ -64,6 +68,7 @@ def fidelity(sae: Autoencoder, source: StateSource, shards: Sequence[int]) -> Fi
     scale = sae.statistics.get("scale", whole.div(n).sqrt()).double().clamp_min(1e-12)
     return Fidelity(
         n_states=n,
+        n_massive=n_massive,
         l0=active / n,
         explained=1.0 - float((left / scale**2).sum() / (whole / scale**2).sum()),
         explained_raw=1.0 - float(left.sum() / whole.sum()),

@@ -1,4 +1,4 @@
-"""Token states on the disk, read back in shuffled minibatches; pooled states of an activation store are read alike."""
+"""Token states on the disk, read back in shuffled minibatches, if wished without massive ones; pooled states are read alike."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ HELD_OUT = 0.05
 """Share of the shards, at least one, that training does not see: quality is measured there."""
 POOLED_PARTS = 20
 """Parts of the questions of an activation store; the last one is held out."""
+MEDIAN_STATES = 16_384
+"""States from whose norms the median is taken, of the first training shards."""
 FEWEST = 4
 """Shards: fewer leave nothing to train on beside what is held out."""
 
@@ -116,6 +118,48 @@ class PooledStates:
     def states(self, shard: int) -> Float[Tensor, "token width"]:
         """Return the states of a part."""
         return self._shards[shard]
+
+
+@dataclass(frozen=True)
+class Ordinary:
+    """The states of a source without the massive ones.
+
+    Many models park attention at a few tokens, the first one above all, whose states are some hundred times as long as
+    others. One in thirty is enough to make nearly all of the variance; z-scored by it, the other states would all look alike.
+    """
+
+    source: StateSource
+    norm_limit: float | None
+    """Longer states are left out; None leaves out none."""
+
+    @staticmethod
+    def of(source: StateSource, massive: float) -> Ordinary:
+        """Leave out states more than `massive` times as long as the median; 0 leaves out none."""
+        if not massive:
+            return Ordinary(source, None)
+        norms: list[Tensor] = []
+        for shard in source.training:
+            norms.append(source.states(shard).norm(dim=1))
+            if sum(map(len, norms)) >= MEDIAN_STATES:
+                break
+        return Ordinary(source, massive * float(torch.cat(norms).median()))
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        return self.source.manifest
+
+    @property
+    def training(self) -> range:
+        return self.source.training
+
+    @property
+    def held_out(self) -> range:
+        return self.source.held_out
+
+    def states(self, shard: int) -> Float[Tensor, "token width"]:
+        """Return the states of a shard that are not massive."""
+        found = self.source.states(shard)
+        return found if self.norm_limit is None else found[found.norm(dim=1) <= self.norm_limit]
 
 
 @dataclass(frozen=True)

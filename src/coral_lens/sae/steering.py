@@ -23,7 +23,8 @@ from coral_lens.sae.autoencoder import CHUNK, Autoencoder
 
 TOP = (50, 100, 128, 200, 300)
 """Numbers of features that are tried."""
-GAMMAS = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)
+GAMMAS = (0.0, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+"""Strengths that are tried. Weights sum to 1: at gamma = n, a feature of n with equal weights is doubled."""
 
 
 @dataclass(frozen=True)

@@ -26,12 +26,13 @@ from coral_lens.errors import CoralError
 from coral_lens.fused import fused
 from coral_lens.layout import Batch, Plan, build_tree, lay_out, plan_for
 from coral_lens.manifest import digest
+from coral_lens.progress import Bar, silent
 from coral_lens.prompts import prepare
 from coral_lens.readers import TOKENS, TokenPlace
 from coral_lens.records import Prompt, Question, Style
 from coral_lens.sae.states import FEWEST, TokenStore
 from coral_lens.shards import Journal, compact, locked, open_manifest, thread_count
-from coral_lens.store import Extraction, Progress, describe, refuse_layers, settled, warn_left_out
+from coral_lens.store import Extraction, describe, refuse_layers, settled, warn_left_out
 
 if TYPE_CHECKING:
     from coral_lens.models import Model
@@ -103,7 +104,7 @@ def iter_states(
 
 
 def collect(
-    model: Model, questions: Sequence[Question], folder: Path, *, what: Sampling, progress: Progress | None = None
+    model: Model, questions: Sequence[Question], folder: Path, *, what: Sampling, bar: Bar = silent
 ) -> TokenStore:
     """Write the token states of questions drawn at random, going on where an earlier run was stopped."""
     refuse_layers(model, (what.layer,))
@@ -124,15 +125,14 @@ def collect(
         manifest = open_manifest(folder, describe(model, asked, how) | {"sampling": sampling, "n_shards": len(cuts)})
         journal = Journal(folder)
         journal.drop_damaged()
-        if progress:
-            progress(sum(len(cuts[i]) for i in journal.entries))
-        with thread_count(manifest["threads"]):
+        n_drawn = sum(map(len, cuts))
+        with thread_count(manifest["threads"]), bar("collecting states", n_drawn, "questions") as advance:
+            advance(sum(len(cuts[i]) for i in journal.entries))
             for i in (i for i in range(len(cuts)) if i not in journal.entries):
                 prompts, plan = planned(cuts[i])
                 states = [s for _, s in iter_states(model, prompts, plan, layer=what.layer, where=what.where)]
                 journal.add(i, {"states": compact(torch.cat(states)), "questions": torch.tensor(cuts[i])})
-                if progress:
-                    progress(len(cuts[i]))
+                advance(len(cuts[i]))
         journal.finish(len(cuts))
     return TokenStore(folder)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ from coral_lens.errors import CoralError
 from coral_lens.manifest import digest, digest_bytes, read_json, versions, write_atomic, write_json
 from coral_lens.progress import Bar, silent
 from coral_lens.sae.autoencoder import Autoencoder
-from coral_lens.sae.states import Minibatches, StateSource
+from coral_lens.sae.states import Minibatches, Ordinary, StateSource
 from coral_lens.sae.weights import TrainingSettings, Weights, first_weights, train_step
 from coral_lens.shards import thread_count
 
@@ -92,13 +92,14 @@ def train(
     source: StateSource, folder: Path, settings: TrainingSettings, *, layer: int, bar: Bar = silent
 ) -> dict[int, Autoencoder]:
     """Train one autoencoder per expansion, from the last checkpoint in `folder` on, and save them as FOLDER/4x and so on."""
-    statistics = statistics_of(source)
+    ordinary = Ordinary.of(source, settings.massive)
+    statistics = statistics_of(ordinary)
     width = len(statistics.mean)
     if settings.k and settings.k > width * min(settings.expansions):
         raise CoralError(
             f"TopK of {settings.k} is more than the {width * min(settings.expansions)} features there are."
         )
-    batches = Minibatches(source, statistics.counts, settings.batch_size, settings.epochs, settings.seed)
+    batches = Minibatches(ordinary, statistics.counts, settings.batch_size, settings.epochs, settings.seed)
     n_steps = sum(batches.sizes())
     record = {
         "settings": json.loads(json.dumps(asdict(settings))),
@@ -128,7 +129,8 @@ def train(
             "training": {**record["settings"], **seen},
             "versions": versions(),
         }
-        result[expansion] = folded(weights, statistics, layer=layer, k=settings.k, about=about)
+        made = folded(weights, statistics, layer=layer, k=settings.k, about=about)
+        result[expansion] = replace(made, norm_limit=ordinary.norm_limit)
         result[expansion].save(folder / f"{expansion}x")
     return result
 

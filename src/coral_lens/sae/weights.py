@@ -5,6 +5,7 @@ Everything here sees z-scored states. Knows nothing of files or of the order of 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -22,11 +23,11 @@ class TrainingSettings:
 
     expansions: tuple[int, ...] = (4, 8, 16)
     """Features per dimension of the states; the paper's three."""
-    penalty: float = 3.0
+    penalty: float = 4.0
     """The paper's lambda, for z-scored states and a squared error summed over dimensions."""
     k: int = 0
     """Above 0: TopK, which keeps the k largest codes and needs no penalty."""
-    learning_rate: float = 1e-3
+    learning_rate: float = 3e-3
     warm_up: float = 0.05
     """Share of the steps over which the learning rate grows from 0."""
     penalty_warm_up: float = 0.1
@@ -35,6 +36,8 @@ class TrainingSettings:
     """Share of the steps, at the end, over which the learning rate falls to 0."""
     batch_size: int = 512
     epochs: int = 1
+    massive: float = 10.0
+    """States so many times as long as the median (attention sinks) are kept from training; 0 keeps them in."""
     resample: int = 250
     """After so many steps, features that none of them has activated start anew; never in the last third."""
     checkpoint: int = 200
@@ -49,6 +52,8 @@ class TrainingSettings:
         for name in ("batch_size", "epochs", "resample", "checkpoint"):
             if getattr(self, name) < 1:
                 raise CoralError(f"{name} must be at least 1. Got {getattr(self, name)} instead.")
+        if self.massive and not 1 < self.massive < math.inf:
+            raise CoralError(f"massive must be 0, which keeps all states, or above 1. Got {self.massive} instead.")
         if self.penalty < 0 or self.learning_rate <= 0:
             raise CoralError(
                 f"lambda must be at least 0 and the learning rate above 0. Got {self.penalty} and {self.learning_rate}."

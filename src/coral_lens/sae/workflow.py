@@ -53,8 +53,7 @@ def train_on_tokens(
 ) -> dict[str, Any]:
     """Collect token states, train on them and measure on what was held out; return the record in FOLDER/quality.json."""
     sampling, settings = how
-    with bar("collecting states", len(questions), "questions") as advance:
-        store = collect(model, questions, folder / "tokens", what=sampling, progress=advance)
+    store = collect(model, questions, folder / "tokens", what=sampling, bar=bar)
     saes = train(store, folder, settings, layer=sampling.layer, bar=bar)
     held_out = held_out_questions(model, questions, store, sampling)
     if not held_out:

@@ -31,7 +31,7 @@ def wilson(right: Float[np.ndarray, " bin"], count: Int[np.ndarray, " bin"]) -> 
     z, share = 1.959964, right / count
     middle = (share + z**2 / (2 * count)) / (1 + z**2 / count)
     half = z / (1 + z**2 / count) * np.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
-    return middle - half, middle + half
+    return np.maximum(middle - half, 0.0), np.minimum(middle + half, 1.0)
 
 
 def wilson_score(n_right: float, n: int) -> Score:

@@ -96,7 +96,7 @@ def train(
     else:
         opened = machine.opener(model or "smollm2")
         questions = asking.gather(source or [], chat=opened if styling.apply_chat_template else None)
-        sampling = Sampling(layer, 500_000 if tokens is None else tokens, where, styling.made(), seed=seed)  # type: ignore[arg-type]
+        sampling = Sampling(layer, 500_000 if tokens is None else tokens, where, styling.made(), seed=seed)
         quality = train_on_tokens(opened(), questions, out, how=(sampling, settings), bar=shown)
     print_quality(quality)
     typer.echo(f"Autoencoders in {out}, in SAELens' layout.")

@@ -183,7 +183,8 @@ def head_pictures(record: Record) -> list[Picture]:
         top.axvline(mean["value"], color=INK, linestyle="--", linewidth=1.4, label=f"mean {mean['value']:.3f}")
         top.set_xlabel("R² of one head, out of fold")
         top.set_ylabel("heads")
-        top.legend(loc="upper right")
+        right = mean["value"] > (min(values) + max(values)) / 2
+        top.legend(loc="upper left" if right else "upper right")
         bottom.plot(range(1, n + 1), [100 * c for c in record["cumulative"]], color=LOOKS[0].colour)
         bottom.axhline(80, color=FAINT, linewidth=1.0, linestyle=":")
         if needed["value"]:
@@ -191,7 +192,8 @@ def head_pictures(record: Record) -> list[Picture]:
             bottom.plot([needed["low"], needed["high"]], [80, 80], color=INK, linewidth=3, alpha=0.5)
             bottom.plot(at, 80, LOOKS[0].marker, color=LOOKS[0].colour, markeredgecolor=INK, markersize=8)
             said = f"{at:.0f} heads ({100 * share['value']:.0f} %)"
-            bottom.annotate(said, (at, 80), xytext=(10, -14), textcoords="offset points", fontsize=10)
+            beside = {"xytext": (10, -14)} if at < n / 2 else {"xytext": (-10, 8), "ha": "right"}
+            bottom.annotate(said, (at, 80), textcoords="offset points", fontsize=10, **beside)
         bottom.set_xlabel("best heads")
         bottom.set_ylabel("positive signal, %")
         bottom.set_ylim(0, 103)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import make_model, toy_questions
 from typer.testing import CliRunner
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 from coral_lens.cli import app
 from coral_lens.errors import CoralError
 from coral_lens.records import Question
+from coral_lens.report.feature_figures import around_zero
 from coral_lens.sae.autoencoder import load_autoencoder
 from coral_lens.sae.feature_study import FeatureStudy
 from coral_lens.sae.quality import refuse_dead
@@ -204,3 +206,16 @@ def test_train_refuses_what_cannot_be_trained(trained: tuple[Path, str], model: 
         coral("sae", "train", source, "--model", model, "--out", tmp_path, "--layer", 2, "--where", "stem")
     with pytest.raises(CoralError, match="Layer 7 does not exist"):
         coral("sae", "train", source, "--model", model, "--out", tmp_path, "--layer", 7)
+
+
+def test_an_axis_is_drawn_out_around_zero_only_where_most_changes_are_tiny() -> None:
+    from matplotlib.figure import Figure
+
+    spread = np.linspace(-1.0, 1.0, 101)
+    for values, scale in ((spread, "linear"), (np.zeros(5), "linear"), (spread**7, "symlog")):
+        axes = Figure().subplots()
+        around_zero(axes, values)
+        assert axes.get_xscale() == scale
+    low, high = axes.get_xlim()
+    assert (low, high) == (-1.0, 1.0)
+    assert 0.0 in axes.get_xticks()

@@ -104,7 +104,8 @@ def generate_answers(
             for prompt in batch
             for sample in range(settings.n_samples)
         ]
-        write(model, drafts, settings, stop)
+        with fused(model.hf):
+            write(model, drafts, settings, stop)
         for draft in drafts:
             answers[draft.prompt].append(Generated(draft.text, tuple(draft.tokens), draft.finished))
         if progress is not None:
@@ -158,12 +159,6 @@ def stream(text: str, sample: int, seed: int) -> torch.Generator:
 @torch.inference_mode()
 def write(model: Model, drafts: Sequence[Draft], settings: GenerationSettings, stop: Sequence[str]) -> None:
     """Write drafts to their end; those of one prompt come one after the other and share the reading of it."""
-    with fused(model.hf):
-        write_on(model, drafts, settings, stop)
-
-
-def write_on(model: Model, drafts: Sequence[Draft], settings: GenerationSettings, stop: Sequence[str]) -> None:
-    """Draw a token of every open draft at a time."""
     ends = end_tokens(model)
     prompts = [draft.ids for draft in drafts[:: settings.n_samples]]
     reading = Reading(model, prompts, room=settings.max_new_tokens)

@@ -78,8 +78,7 @@ def train(
         raise CoralError(
             "--store brings states of its own, so that --model, --where and --tokens mean nothing; leave them out."
         )
-    where = "all" if where is None else where
-    if where not in TOKENS:
+    if where not in (None, *TOKENS):
         raise CoralError(f"--where must be one of {', '.join(TOKENS)}. Got {where!r} instead.")
     settings = TrainingSettings(
         expansions=tuple(expansion or (4, 8, 16)),
@@ -96,7 +95,8 @@ def train(
     else:
         opened = machine.opener(model or "smollm2")
         questions = asking.gather(source or [], chat=opened if styling.apply_chat_template else None)
-        sampling = Sampling(layer, 500_000 if tokens is None else tokens, where, styling.made(), seed=seed)
+        given = {name: value for name, value in (("tokens", tokens), ("where", where)) if value is not None}
+        sampling = Sampling(layer, style=styling.made(), seed=seed, **given)  # type: ignore[arg-type]
         quality = train_on_tokens(opened(), questions, out, how=(sampling, settings), bar=shown)
     print_quality(quality)
     typer.echo(f"Autoencoders in {out}, in SAELens' layout.")

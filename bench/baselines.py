@@ -17,18 +17,19 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from coral_lens.baselines.iti import Shift
-from coral_lens.baselines.perturbation import PerturbationFeatures, head_of
-from coral_lens.engine import TOKEN_BUDGET, Edit, PooledResidual, Reader, score
-from coral_lens.layout import plan_for
-from coral_lens.loading import load_model
-from coral_lens.prompts import prepare
-from coral_lens.questions import load_questions
-from coral_lens.readers import HeadInputs
+from coral_lens.data.questions import load_questions
+from coral_lens.data.tasks import TaskOptions
+from coral_lens.engine.extract import all_layers
+from coral_lens.engine.hooks import Edit, Reader
+from coral_lens.engine.loading import load_model
+from coral_lens.engine.packing import plan_for
+from coral_lens.engine.prompts import prepare
+from coral_lens.engine.readers import HeadInputs, PooledResidual
+from coral_lens.engine.scoring import TOKEN_BUDGET, score
+from coral_lens.engine.variants import Variants, score_variants
+from coral_lens.methods.ccps.perturbation import PerturbationFeatures, head_of
+from coral_lens.methods.iti.method import Shift
 from coral_lens.records import Style
-from coral_lens.store import all_layers
-from coral_lens.tasks import TaskOptions
-from coral_lens.variants import Variants, score_variants
 
 N_SHIFTS = 6
 

@@ -26,11 +26,10 @@ import torch
 from coral_lens.analysis.folds import Folded, folded
 from coral_lens.analysis.heads import HEAD_MLP, fold_parts
 from coral_lens.analysis.stacked import StackData, fit_stack
-from coral_lens.joined import JoinedStore, first_questions
-from coral_lens.mlp import LayerData, MlpSettings, MlpTraining
-from coral_lens.probes import fit_standardiser, r_squared
-from coral_lens.splits import rows_of
-from coral_lens.store import ActivationStore
+from coral_lens.data.splits import rows_of
+from coral_lens.engine.activations import ActivationStore, JoinedStore, first_questions
+from coral_lens.lens.probes.mlp import LayerData, MlpSettings, MlpTraining
+from coral_lens.lens.probes.standardise import fit_standardiser, r_squared
 
 
 def main() -> None:

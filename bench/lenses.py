@@ -17,20 +17,21 @@ from pathlib import Path
 
 import numpy as np
 
-from coral_lens.choosing import Recipe, fit_parts
-from coral_lens.fitting import FitSettings, fit_store, training_data
-from coral_lens.joined import JoinedStore, Part
-from coral_lens.lens import Lens, load_lens
-from coral_lens.loading import load_model
-from coral_lens.metrics import score
+from coral_lens.data.questions import load_questions
+from coral_lens.data.splits import question_keys, sample
+from coral_lens.data.tasks import TaskOptions
+from coral_lens.engine.activations import ActivationStore, JoinedStore, Part
+from coral_lens.engine.extract import Extraction, all_layers, extract
+from coral_lens.engine.loading import load_model
+from coral_lens.lens.artefact import Lens, load_lens
+from coral_lens.lens.choose import Recipe, fit_parts
+from coral_lens.lens.fit import fit_store, training_data
+from coral_lens.lens.settings import FitSettings
+from coral_lens.metrics.comparisons import paired_difference
+from coral_lens.metrics.scores import score
 from coral_lens.progress import questions_bar, shown
-from coral_lens.questions import load_questions
 from coral_lens.records import Predictions
-from coral_lens.runs import file_name
-from coral_lens.splits import question_keys, sample
-from coral_lens.stats import paired_difference
-from coral_lens.store import ActivationStore, Extraction, all_layers, extract
-from coral_lens.tasks import TaskOptions
+from coral_lens.storage.files import file_name
 
 TRAIN = {"commonsense_qa_cloze:train": 2500, "arc_easy:train": None}
 TEST = {

@@ -17,8 +17,8 @@ from statistics import fmean, median
 
 import numpy as np
 
-from coral_lens.metrics import equal_width_bins
-from coral_lens.report.paper import COLUMNS, METHODS, load_paper_numbers, load_stated_numbers
+from coral_lens.metrics.scores import equal_width_bins
+from coral_lens.report.tables.paper import COLUMNS, METHODS, load_paper_numbers, load_stated_numbers
 
 HALF = 0.005
 """Half of the last printed digit: every check grants this much in the paper's favour."""

@@ -15,16 +15,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from coral_lens.engine import TOKEN_BUDGET, score
+from coral_lens.data.questions import load_questions
+from coral_lens.data.splits import sample
+from coral_lens.data.tasks import TaskOptions
+from coral_lens.engine.architectures import Model
+from coral_lens.engine.loading import load_model
+from coral_lens.engine.packing import plan_for
+from coral_lens.engine.prompts import prepare
+from coral_lens.engine.scoring import TOKEN_BUDGET, score
 from coral_lens.errors import CoralError
-from coral_lens.layout import plan_for
-from coral_lens.loading import load_model
-from coral_lens.models import Model
-from coral_lens.prompts import prepare
-from coral_lens.questions import load_questions
 from coral_lens.records import Prompt, Question, Rendered, Style
-from coral_lens.splits import sample
-from coral_lens.tasks import TaskOptions
 
 TASKS = ("commonsense_qa", "race", "mmlu", "arc_challenge", "hellaswag:validation", "openbookqa", "mathqa")
 

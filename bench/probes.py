@@ -27,21 +27,23 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from coral_lens import choosing
-from coral_lens.engine import layer_name
+from coral_lens.data.splits import rows_of, split_mask
+from coral_lens.engine.activations import FORMAT, ActivationStore, question_record
+from coral_lens.engine.extract import Extraction, all_layers, extract, write_questions
+from coral_lens.engine.readers import layer_name
 from coral_lens.errors import CoralError
-from coral_lens.fitting import FitSettings, fit_store
-from coral_lens.manifest import digest, write_json
-from coral_lens.mlp import LayerData, MlpSettings, fit_mlp
-from coral_lens.probes import fit_standardiser, r_squared
+from coral_lens.lens import choose as choosing
+from coral_lens.lens.fit import fit_store
+from coral_lens.lens.probes.mlp import LayerData, MlpSettings, fit_mlp
+from coral_lens.lens.probes.ridge import PENALTIES, fit_ridge_folds, fit_ridge_path
+from coral_lens.lens.probes.search import GRID, Found, SearchBudget, planned_epochs, search_mlp
+from coral_lens.lens.probes.standardise import fit_standardiser, r_squared
+from coral_lens.lens.rules import base_probs, residuals
+from coral_lens.lens.settings import FitSettings
 from coral_lens.records import Question
-from coral_lens.ridge import PENALTIES, fit_ridge_folds, fit_ridge_path
-from coral_lens.scratch import scratch_folder
-from coral_lens.search import GRID, Found, SearchBudget, planned_epochs, search_mlp
-from coral_lens.shards import Journal
-from coral_lens.splits import rows_of, split_mask
-from coral_lens.steering import base_probs, residuals
-from coral_lens.store import FORMAT, ActivationStore, Extraction, all_layers, extract, question_record, write_questions
+from coral_lens.storage.arrays import scratch_folder
+from coral_lens.storage.files import digest, write_json
+from coral_lens.storage.shards import Journal
 
 FOLDS = 5
 EXHAUSTIVE = SearchBudget(rungs=(), finalists=10**6)
@@ -80,9 +82,9 @@ def open_store(folder: Path, data: Path | None, n: int) -> ActivationStore:
             return ActivationStore(folder)
         except CoralError:
             pass  # not finished: extract goes on
-    from coral_lens.loading import load_model
-    from coral_lens.questions import load_questions
-    from coral_lens.tasks import TaskOptions
+    from coral_lens.data.questions import load_questions
+    from coral_lens.data.tasks import TaskOptions
+    from coral_lens.engine.loading import load_model
 
     model = load_model("smollm2")
     questions = load_questions("commonsense_qa_cloze:train", TaskOptions(limit=n, data_dir=data))

@@ -22,17 +22,18 @@ from pathlib import Path
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from coral_lens.engine import TOKEN_BUDGET, score
-from coral_lens.layout import lay_out, plan_for
-from coral_lens.loading import load_model
-from coral_lens.models import Model
-from coral_lens.prompts import prepare
-from coral_lens.questions import load_questions
+from coral_lens.data.questions import load_questions
+from coral_lens.data.tasks import TaskOptions
+from coral_lens.engine.architectures import Model
+from coral_lens.engine.batches import lay_out
+from coral_lens.engine.loading import load_model
+from coral_lens.engine.packing import plan_for
+from coral_lens.engine.prompts import prepare
+from coral_lens.engine.scoring import TOKEN_BUDGET, score
 from coral_lens.records import Prompt, Style
-from coral_lens.sae.ablation import Ablating, WithoutFeature, ablate_batch, features_of
+from coral_lens.sae.ablate import Ablating, WithoutFeature, ablate_batch, features_of
 from coral_lens.sae.autoencoder import Autoencoder
-from coral_lens.sae.feature_study import FeatureStudy
-from coral_lens.tasks import TaskOptions
+from coral_lens.sae.folder import FeatureStudy
 
 
 def main() -> None:

@@ -23,14 +23,17 @@ from typing import NamedTuple
 
 import torch
 
-from coral_lens.engine import TOKEN_BUDGET, PooledResidual, ScoredBatch, score
-from coral_lens.layout import build_tree, lay_out, plan_for
-from coral_lens.loading import load_model
-from coral_lens.models import Model
-from coral_lens.prompts import render, tokenize
-from coral_lens.questions import load_questions
+from coral_lens.data.questions import load_questions
+from coral_lens.data.tasks import TaskOptions
+from coral_lens.engine.architectures import Model
+from coral_lens.engine.batches import lay_out
+from coral_lens.engine.loading import load_model
+from coral_lens.engine.packing import plan_for
+from coral_lens.engine.prompts import render, tokenize
+from coral_lens.engine.readers import PooledResidual
+from coral_lens.engine.scoring import TOKEN_BUDGET, ScoredBatch, score
+from coral_lens.engine.trees import build_tree
 from coral_lens.records import Prompt, Question, Rendered, Style
-from coral_lens.tasks import TaskOptions
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
 

@@ -20,14 +20,16 @@ from pathlib import Path
 
 import torch
 
-from coral_lens.engine import TOKEN_BUDGET, PooledResidual, Prefixes, ScoredBatch, score, score_batch
-from coral_lens.layout import Plan, PlannedBatch, lay_out, plan_for
-from coral_lens.loading import load_model
-from coral_lens.models import Model, find_parts
-from coral_lens.prompts import prepare
-from coral_lens.questions import load_questions
+from coral_lens.data.questions import load_questions
+from coral_lens.data.tasks import TaskOptions
+from coral_lens.engine.architectures import Model, find_parts
+from coral_lens.engine.batches import lay_out
+from coral_lens.engine.loading import load_model
+from coral_lens.engine.packing import Plan, PlannedBatch, plan_for
+from coral_lens.engine.prompts import prepare
+from coral_lens.engine.readers import PooledResidual
+from coral_lens.engine.scoring import TOKEN_BUDGET, Prefixes, ScoredBatch, score, score_batch
 from coral_lens.records import Prompt, Style
-from coral_lens.tasks import TaskOptions
 
 BUDGETS = (1024, TOKEN_BUDGET)
 

@@ -12,28 +12,32 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from coral_lens.data.questions import load_questions
+    from coral_lens.data.tasks import TaskOptions
+    from coral_lens.engine.activations import ActivationStore
+    from coral_lens.engine.architectures import Model, wrap
+    from coral_lens.engine.extract import Extraction, extract
+    from coral_lens.engine.loading import load_model
     from coral_lens.errors import CoralError
-    from coral_lens.fitting import FitSettings, fit
-    from coral_lens.lens import Answer, Lens, load_lens
-    from coral_lens.loading import load_model
-    from coral_lens.metrics import Metrics, evaluate
-    from coral_lens.models import Model, wrap
-    from coral_lens.questions import load_questions
+    from coral_lens.lens.artefact import Answer, Lens, load_lens
+    from coral_lens.lens.fit import fit
+    from coral_lens.lens.settings import FitSettings
+    from coral_lens.metrics.scores import Metrics, evaluate
     from coral_lens.records import OptionTable, Predictions, Question, Style
-    from coral_lens.store import ActivationStore, Extraction, extract
-    from coral_lens.tasks import TaskOptions
 
 _HOMES = {
     "errors": ("CoralError",),
-    "fitting": ("FitSettings", "fit"),
-    "lens": ("Answer", "Lens", "load_lens"),
-    "loading": ("load_model",),
-    "metrics": ("Metrics", "evaluate"),
-    "models": ("Model", "wrap"),
-    "questions": ("load_questions",),
+    "lens.fit": ("fit",),
+    "lens.settings": ("FitSettings",),
+    "lens.artefact": ("Answer", "Lens", "load_lens"),
+    "engine.loading": ("load_model",),
+    "metrics.scores": ("Metrics", "evaluate"),
+    "engine.architectures": ("Model", "wrap"),
+    "data.questions": ("load_questions",),
     "records": ("OptionTable", "Predictions", "Question", "Style"),
-    "store": ("ActivationStore", "Extraction", "extract"),
-    "tasks": ("TaskOptions",),
+    "engine.activations": ("ActivationStore",),
+    "engine.extract": ("Extraction", "extract"),
+    "data.tasks": ("TaskOptions",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    pass
+
 
 Bar = Callable[[str, int, str], AbstractContextManager[Callable[[int], None]]]
 """Opens a bar for a label, a total and a unit, and gives the function that advances it."""
@@ -52,3 +57,7 @@ def shown(label: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task(label, total=total)
         yield lambda n: progress.advance(task, n)
+
+
+Progress = Callable[[int], None]
+"""Told how many more questions are done."""

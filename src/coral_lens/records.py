@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -157,3 +157,43 @@ def groups_of(questions: Sequence[Question]) -> tuple[str, ...]:
 def offsets_of(sizes: Sequence[int]) -> Int[np.ndarray, " edge"]:
     """Return [0, s0, s0 + s1, ...]: the row at which each question starts, and the end."""
     return np.concatenate([[0], np.cumsum(np.asarray(sizes, dtype=np.int64))]).astype(np.int64)
+
+
+@runtime_checkable
+class Scored(Protocol):
+    """Questions that a model has scored, with their states: a store, or several joined."""
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """Model, digest of the questions, and whatever else says where the states come from."""
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers that can be read."""
+
+    @property
+    def questions(self) -> Sequence[Question]:
+        """The questions in order."""
+
+    @property
+    def table(self) -> OptionTable:
+        """Their scores."""
+
+    def layer(self, layer: int) -> Float[np.ndarray, "row width"]:
+        """Return one layer's pooled states."""
+
+
+def predictions_of(method: str, scored: Scored, probs: Float[np.ndarray, " row"]) -> Predictions:
+    """Return probabilities of the options of scored questions as Predictions."""
+    questions, table = scored.questions, scored.table
+    return Predictions(
+        method=method,
+        model=scored.manifest["model"]["name"],
+        task=questions[0].task,
+        split=questions[0].split,
+        ids=tuple(q.id for q in questions),
+        answers=table.answers,
+        offsets=table.offsets,
+        probs=probs,
+        groups=groups_of(questions),
+    )

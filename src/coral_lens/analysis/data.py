@@ -13,19 +13,19 @@ from pathlib import Path
 import numpy as np
 
 from coral_lens.analysis.files import RowJournal
-from coral_lens.analysis.held_out import parts_of_task, tasks_of
+from coral_lens.analysis.held_out import Seen, parts_of_task, tasks_of
 from coral_lens.analysis.scores import SHOWN, row_from, scores_of
-from coral_lens.analysis.seen import Seen
+from coral_lens.engine.activations import ActivationStore, JoinedStore
 from coral_lens.errors import CoralError
-from coral_lens.fitting import FEWEST, FitSettings, fit_store
-from coral_lens.joined import JoinedStore, predictions_of
-from coral_lens.lens import Lens
-from coral_lens.manifest import digest
-from coral_lens.metrics import Score
+from coral_lens.lens.artefact import Lens
+from coral_lens.lens.fit import fit_store
+from coral_lens.lens.rules import base_probs
+from coral_lens.lens.settings import FEWEST, FitSettings
+from coral_lens.metrics.comparisons import Difference, paired_difference
+from coral_lens.metrics.scores import Score
 from coral_lens.progress import Bar, silent
-from coral_lens.stats import Difference, paired_difference
-from coral_lens.steering import base_probs
-from coral_lens.store import ActivationStore
+from coral_lens.records import predictions_of
+from coral_lens.storage.files import digest
 
 SIZES = (0.1, 0.2, 0.4, 0.7, 1.0)
 """Shares of the questions that may be fitted on."""

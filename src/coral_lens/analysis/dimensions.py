@@ -16,10 +16,10 @@ from jaxtyping import Float, Int
 from coral_lens.analysis.files import ArrayJournal
 from coral_lens.analysis.folds import Folded, identity_of
 from coral_lens.analysis.scores import r2_draws, scores_from
-from coral_lens.joined import Scored
-from coral_lens.metrics import Score
+from coral_lens.lens.probes.ridge import PENALTIES, Moments, RidgeRows, column_scale, ridge_of, sum_moments
+from coral_lens.metrics.scores import Score
 from coral_lens.progress import Bar, silent
-from coral_lens.ridge import PENALTIES, Moments, RidgeRows, column_scale, ridge_of, sum_moments
+from coral_lens.records import Scored
 
 MOST = 100
 GROUP = 5

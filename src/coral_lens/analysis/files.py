@@ -16,7 +16,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from coral_lens.manifest import canonical, digest, digest_bytes, versions, write_atomic, write_json
+from coral_lens.storage.files import canonical, digest, digest_bytes, versions, write_atomic, write_json
 
 
 def write_analysis(name: str, record: Any, folder: Path) -> dict[str, Any]:

@@ -15,18 +15,17 @@ from itertools import combinations
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from coral_lens.choosing import GAMMAS
+from coral_lens.data.splits import rows_of
 from coral_lens.errors import CoralError
-from coral_lens.fitting import check_questions
-from coral_lens.joined import Scored
-from coral_lens.manifest import digest, digest_bytes
-from coral_lens.probes import fit_standardiser, r_squared, refuse_residuals
-from coral_lens.records import OptionTable, Predictions, Question, groups_of, offsets_of
-from coral_lens.ridge import PENALTIES, column_scale, ridge_of, solve_shifted, sum_moments
-from coral_lens.samples import fold_masks
-from coral_lens.scratch import chunks, room
-from coral_lens.splits import rows_of
-from coral_lens.steering import BaseRule, base_probs, correct_rows, residuals, steer
+from coral_lens.lens.choose import GAMMAS
+from coral_lens.lens.fit import check_questions
+from coral_lens.lens.probes.ridge import PENALTIES, column_scale, ridge_of, solve_shifted, sum_moments
+from coral_lens.lens.probes.standardise import fit_standardiser, r_squared, refuse_residuals
+from coral_lens.lens.rules import BaseRule, base_probs, correct_rows, residuals, steer
+from coral_lens.lens.training_data import fold_masks
+from coral_lens.records import OptionTable, Predictions, Question, Scored, groups_of, offsets_of
+from coral_lens.storage.arrays import chunks, room
+from coral_lens.storage.files import digest, digest_bytes
 
 N_FOLDS = 5
 

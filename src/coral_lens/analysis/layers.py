@@ -26,11 +26,11 @@ from coral_lens.analysis.folds import (
 )
 from coral_lens.analysis.scores import SHOWN, r2_scores, scores_of
 from coral_lens.errors import CoralError
-from coral_lens.joined import Scored
-from coral_lens.metrics import Score
+from coral_lens.metrics.comparisons import Difference, paired_difference
+from coral_lens.metrics.scores import Score
 from coral_lens.progress import Bar, silent
-from coral_lens.scratch import side_by_side
-from coral_lens.stats import Difference, paired_difference
+from coral_lens.records import Scored
+from coral_lens.storage.arrays import side_by_side
 
 TOP = (3, 4, 5)
 """How many of the best layers are read side by side, as the paper tries."""

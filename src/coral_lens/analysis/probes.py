@@ -14,21 +14,21 @@ from typing import Any
 import numpy as np
 
 from coral_lens.analysis.files import RowJournal
-from coral_lens.analysis.held_out import applied, kept, parts_of_task, tasks_of
+from coral_lens.analysis.held_out import Seen, applied, kept, parts_of_task, tasks_of
 from coral_lens.analysis.scores import N_BOOT, SHOWN, row_from, scores_of
-from coral_lens.analysis.seen import Seen
-from coral_lens.choosing import GAMMAS, Asked, Candidate, Recipe, choose, predict_rounds, try_layers
-from coral_lens.fitting import FitSettings, training_data
-from coral_lens.joined import JoinedStore, Scored, predictions_of
-from coral_lens.manifest import digest
-from coral_lens.metrics import METRICS, Score, score, score_of
-from coral_lens.mlp import HIDDEN, MlpSettings
+from coral_lens.data.splits import split_mask
+from coral_lens.engine.activations import ActivationStore, JoinedStore
+from coral_lens.lens.choose import GAMMAS, Asked, Candidate, Recipe, choose, predict_rounds, try_layers
+from coral_lens.lens.fit import training_data
+from coral_lens.lens.probes.mlp import HIDDEN, MlpSettings
+from coral_lens.lens.rules import BaseRule, base_probs
+from coral_lens.lens.settings import FitSettings
+from coral_lens.lens.training_data import TrainingData
+from coral_lens.metrics.comparisons import Difference, paired_difference, resampled
+from coral_lens.metrics.scores import METRICS, Score, score, score_of
 from coral_lens.progress import Bar, silent
-from coral_lens.samples import TrainingData
-from coral_lens.splits import split_mask
-from coral_lens.stats import Difference, paired_difference, resampled
-from coral_lens.steering import BaseRule, base_probs
-from coral_lens.store import ActivationStore
+from coral_lens.records import Scored, predictions_of
+from coral_lens.storage.files import digest
 
 DECAYS = (0.0, 0.1, 1.0, 10.0, 45.0)
 PENALTIES = (0.0, 0.1, 0.5)

@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 import numpy as np
 from jaxtyping import Float, Int
 
-from coral_lens.metrics import METRICS, Score, facts_of, iter_weights, score_of
+from coral_lens.metrics.comparisons import Difference
+from coral_lens.metrics.scores import METRICS, Score, facts_of, iter_weights, score_of
 from coral_lens.records import Predictions
-from coral_lens.stats import Difference
 
 SHOWN = ("accuracy", "ece", "brier")
 N_BOOT = 500

@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from coral_lens.mlp import MlpSettings, initial_mlp
+from coral_lens.lens.probes.mlp import MlpSettings, initial_mlp
 
 PREDICTED_ROWS = 1024
 """Rows that are predicted at a time."""

@@ -14,7 +14,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from coral_lens.cli import analysing, answering, comparing, learning, looking, sae, states, studies
+from coral_lens.cli import analyse, check, evaluate, fit, sae, study
 from coral_lens.errors import CoralError
 
 INTERRUPTED = "Interrupted. Finished work is kept; the same command goes on where it was."
@@ -39,13 +39,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Steer and calibrate a frozen language model's answers to multiple-choice questions. Start with `coral demo`.",
 )
-app.add_typer(learning.app)
-app.add_typer(answering.app)
-app.add_typer(comparing.app)
-app.add_typer(studies.app)
-analysing.app.add_typer(states.app)
-app.add_typer(analysing.app, name="analyse")
-app.add_typer(looking.app)
+app.add_typer(fit.app)
+app.add_typer(evaluate.app)
+app.add_typer(study.app)
+app.add_typer(analyse.app, name="analyse")
+app.add_typer(check.app)
 app.add_typer(sae.app, name="sae")
 
 

@@ -22,8 +22,9 @@ import typer
 from coral_lens.errors import CoralError
 
 if TYPE_CHECKING:
-    from coral_lens.models import Model
+    from coral_lens.engine.architectures import Model
     from coral_lens.records import Question, Style
+
 
 ModelName = Annotated[
     str, typer.Option("--model", help="Hub id, local folder, .gguf file, or `smollm2` (embedded).", show_default=True)
@@ -78,7 +79,7 @@ class Machine:
 
     def open(self, name: str) -> Model:
         """Load a model with a word on standard error, since it can take a while."""
-        from coral_lens.loading import load_model
+        from coral_lens.engine.loading import load_model
 
         typer.echo(f"loading {name} ...", err=True)
         return load_model(name, device=self.device, dtype=self.dtype, device_map=self.device_map)
@@ -121,8 +122,8 @@ class Asking:
 
     def gather(self, sources: list[str], *, chat: Callable[[], Model] | None = None) -> list[Question]:
         """Load the questions of all sources, in the chat template of a model if one is given; an id twice is refused."""
-        from coral_lens.questions import load_questions
-        from coral_lens.tasks import TaskOptions
+        from coral_lens.data.questions import load_questions
+        from coral_lens.data.tasks import TaskOptions
 
         options = TaskOptions(
             num_fewshot=self.num_fewshot,

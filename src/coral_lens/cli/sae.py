@@ -12,7 +12,8 @@ from coral_lens.cli.options import Asking, Machine, ModelName, Styling, flat
 from coral_lens.errors import CoralError
 
 if TYPE_CHECKING:
-    from coral_lens.sae.feature_study import FeatureStudy
+    from coral_lens.sae.folder import FeatureStudy
+
 
 app = typer.Typer(
     no_args_is_help=True, help="Sparse autoencoders: train them, select features, ablate them, steer by them."
@@ -63,14 +64,13 @@ def train(
 
     Example: `coral sae train commonsense_qa_cloze:train --data DIR --layer 16 --out sae`
     """
-    from coral_lens.printing import print_quality
+    from coral_lens.cli.printing import print_quality
+    from coral_lens.engine.activations import ActivationStore
+    from coral_lens.engine.readers import TOKENS
     from coral_lens.progress import shown
-    from coral_lens.readers import TOKENS
     from coral_lens.sae.quality import refuse_dead
-    from coral_lens.sae.tokens import Sampling
-    from coral_lens.sae.weights import TrainingSettings
-    from coral_lens.sae.workflow import train_on_store, train_on_tokens
-    from coral_lens.store import ActivationStore
+    from coral_lens.sae.states import Sampling
+    from coral_lens.sae.train import TrainingSettings, train_on_store, train_on_tokens
 
     if bool(source) == bool(store):
         raise CoralError("Give questions, whose token states are used, or --store FOLDER, whose pooled states are.")
@@ -136,10 +136,10 @@ def select(
 
     Example: `coral sae select commonsense_qa_cloze:train --limit 2000 --sae sae/16x --out features --data DIR`
     """
-    from coral_lens.printing import print_selection
+    from coral_lens.cli.printing import print_selection
+    from coral_lens.lens.rules import BASE_SCORES
     from coral_lens.progress import shown
-    from coral_lens.sae.workflow import Selecting, select_features
-    from coral_lens.steering import BASE_SCORES
+    from coral_lens.sae.select import Selecting, select_features
 
     if base not in BASE_SCORES:
         raise CoralError(f"Unknown base {base!r}; use one of {', '.join(BASE_SCORES)}.")
@@ -172,10 +172,10 @@ def ablate(
 
     Example: `coral sae ablate commonsense_qa_cloze:train --study features --data DIR`
     """
-    from coral_lens.printing import print_ablation
+    from coral_lens.cli.printing import print_ablation
     from coral_lens.progress import shown
-    from coral_lens.sae.feature_study import FeatureStudy, unseen
-    from coral_lens.sae.workflow import AblationPlan, ablate_features
+    from coral_lens.sae.ablate import AblationPlan, ablate_features
+    from coral_lens.sae.folder import FeatureStudy, unseen
 
     if where not in ("all", "answer"):
         raise CoralError(f"--where must be all or answer. Got {where!r} instead.")
@@ -210,12 +210,11 @@ def steer(
 
     Example: `coral sae steer --study features --validation commonsense_qa_cloze:train --test commonsense_qa_cloze:validation`
     """
-    from coral_lens.metrics import metric_named
-    from coral_lens.printing import print_steering
+    from coral_lens.cli.printing import print_steering
+    from coral_lens.metrics.scores import metric_named
     from coral_lens.progress import shown
-    from coral_lens.sae.feature_study import FeatureStudy, without_known
-    from coral_lens.sae.steer_run import SteerPlan, steer_by_features
-    from coral_lens.sae.steering import Weighing
+    from coral_lens.sae.folder import FeatureStudy, without_known
+    from coral_lens.sae.steer import SteerPlan, Weighing, steer_by_features
 
     metric_named(criterion)
     known = FeatureStudy(study)
@@ -238,10 +237,10 @@ def report(
 
     Example: `coral sae report features --feature 812`
     """
-    from coral_lens.manifest import read_json
-    from coral_lens.report.feature_page import write_features
+    from coral_lens.report.pages.features import write_features
     from coral_lens.sae.dashboard import ablations_of, dashboard_of
-    from coral_lens.sae.feature_study import FeatureStudy
+    from coral_lens.sae.folder import FeatureStudy
+    from coral_lens.storage.files import read_json
 
     known = FeatureStudy(study)
     steering = study / "steering.json"

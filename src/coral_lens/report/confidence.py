@@ -13,12 +13,12 @@ from itertools import compress
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from coral_lens.confidence_curves import Reliability, reliability
-from coral_lens.metrics import Score, Values, equal_width_bins, facts_of, iter_weights, score_of
+from coral_lens.metrics.curves import Reliability, reliability
+from coral_lens.metrics.scores import Score, Values, equal_width_bins, facts_of, iter_weights, score_of
 from coral_lens.records import FAMILY, Predictions, family_of, offsets_of
-from coral_lens.report.examples import tops
-from coral_lens.report.tables import in_order, subject_of
-from coral_lens.runs import Evaluation, Run
+from coral_lens.report.pages.examples import tops
+from coral_lens.report.runs import Evaluation, Run
+from coral_lens.report.tables.run import in_order, subject_of
 
 N_BINS = 10
 """Of a reliability diagram: wide enough that a bin of a few hundred questions says something. ECE itself uses 25."""

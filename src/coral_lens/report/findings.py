@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from coral_lens.errors import CoralError
-from coral_lens.manifest import fresh_folder, write_atomic
-from coral_lens.report.style import Picture
+from coral_lens.report.figures.style import Picture
+from coral_lens.storage.files import fresh_folder, write_atomic
 
 FOLDER = "analysis"
 """Where in a run's folder its findings are."""

@@ -27,10 +27,11 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from coral_lens.errors import CoralError
-from coral_lens.manifest import fresh_folder, read_json, write_atomic, write_json
+from coral_lens.storage.files import fresh_folder, read_json, write_atomic, write_json
 
 if TYPE_CHECKING:
-    from coral_lens.models import Model
+    from coral_lens.engine.architectures import Model
+
 
 CONFIG, WEIGHTS, STATISTICS = "cfg.json", "sae_weights.safetensors", "statistics.safetensors"
 SAELENS = "6.0.0"

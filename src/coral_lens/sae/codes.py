@@ -16,19 +16,30 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from coral_lens.engine.batches import Batch
+from coral_lens.engine.extract import Extraction, describe, settled
+from coral_lens.engine.packing import Plan, plan_for
+from coral_lens.engine.prompts import prepare
+from coral_lens.engine.readers import answer_positions
 from coral_lens.errors import CoralError
-from coral_lens.layout import Batch, Plan, plan_for
-from coral_lens.manifest import digest, read_json
-from coral_lens.prompts import prepare
-from coral_lens.readers import answer_positions
+from coral_lens.progress import Progress
 from coral_lens.records import Question, Style
 from coral_lens.sae.autoencoder import CHUNK, Autoencoder
-from coral_lens.sae.tokens import iter_states
-from coral_lens.shards import Journal, digest_tensor, locked, open_manifest, read_tensor, shard_path, thread_count
-from coral_lens.store import Extraction, Progress, describe, settled
+from coral_lens.sae.states import iter_states
+from coral_lens.storage.files import digest, read_json
+from coral_lens.storage.shards import (
+    Journal,
+    digest_tensor,
+    locked,
+    open_manifest,
+    read_tensor,
+    shard_path,
+    thread_count,
+)
 
 if TYPE_CHECKING:
-    from coral_lens.models import Model
+    from coral_lens.engine.architectures import Model
+
 
 SHARD_BATCHES = 8
 """Batches of a shard."""

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from coral_lens.engine.activations import ActivationStore
 from coral_lens.errors import CoralError
 from coral_lens.sae.codes import CodeStore
-from coral_lens.sae.feature_study import FeatureStudy
-from coral_lens.store import ActivationStore
+from coral_lens.sae.folder import FeatureStudy
 
 SHOWN = 12
 """Features of a page, unless some are asked for."""

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from coral_lens.metrics import METRICS, facts_of, iter_weights
+from coral_lens.lens.rules import BaseRule, base_probs
+from coral_lens.metrics.scores import METRICS, facts_of, iter_weights
 from coral_lens.records import OptionTable, Predictions
-from coral_lens.steering import BaseRule, base_probs
 
 CHANGES = ("accuracy", "ece", "brier")
 N_BOOT = 400

@@ -13,16 +13,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from coral_lens.edits import ReplaceStates
-from coral_lens.engine import TOKEN_BUDGET, Edit, Site, choose_packing, score
+from coral_lens.engine.edits import ReplaceStates
+from coral_lens.engine.hooks import Edit, Site
+from coral_lens.engine.packing import Plan, plan_for
+from coral_lens.engine.scoring import TOKEN_BUDGET, score
+from coral_lens.engine.self_check import choose_packing
 from coral_lens.errors import CoralError
-from coral_lens.layout import Plan, plan_for
 from coral_lens.records import Prompt
 from coral_lens.sae.autoencoder import CHUNK, Autoencoder
 from coral_lens.sae.states import StateSource
 
 if TYPE_CHECKING:
-    from coral_lens.models import Model
+    from coral_lens.engine.architectures import Model
 
 
 @dataclass(frozen=True)

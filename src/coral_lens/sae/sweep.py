@@ -15,23 +15,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coral_lens.engine import Edit, Site
+from coral_lens.engine.batches import Batch, lay_out, prefix_batch
+from coral_lens.engine.extract import Extraction, describe, settled
+from coral_lens.engine.hooks import Edit, Site
+from coral_lens.engine.packing import plan_for
+from coral_lens.engine.prompts import prepare
+from coral_lens.engine.rerun import capture, prefix_states, rerun
 from coral_lens.errors import CoralError
-from coral_lens.layout import Batch, lay_out, plan_for, prefix_batch
-from coral_lens.manifest import digest
-from coral_lens.metrics import metric_named
-from coral_lens.metrics import score as metric_of
-from coral_lens.prompts import prepare
+from coral_lens.lens.rules import BaseRule
+from coral_lens.metrics.scores import metric_named
+from coral_lens.metrics.scores import score as metric_of
+from coral_lens.progress import Progress
 from coral_lens.records import Question, Style
-from coral_lens.resume import capture, prefix_states, rerun
-from coral_lens.sae.ablating import read_scores
+from coral_lens.sae.ablate import read_scores
 from coral_lens.sae.effects import AblationScores
-from coral_lens.shards import Journal, locked, open_manifest, thread_count
-from coral_lens.steering import BaseRule
-from coral_lens.store import Extraction, Progress, describe, settled
+from coral_lens.storage.files import digest
+from coral_lens.storage.shards import Journal, locked, open_manifest, thread_count
 
 if TYPE_CHECKING:
-    from coral_lens.models import Model
+    from coral_lens.engine.architectures import Model
 
 
 @dataclass(frozen=True)

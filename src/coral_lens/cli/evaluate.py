@@ -1,0 +1,138 @@
+"""Commands that use lenses: eval, predict, and lm-eval's own command line."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from coral_lens.cli.options import Asking, DataDir, LensModel, Limit, Machine, OtherModel, beside, flat, remove_work
+from coral_lens.errors import CoralError
+
+app = typer.Typer()
+
+
+@app.command(name="eval")
+@flat
+def evaluate(
+    more: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
+    lens: Annotated[
+        list[str] | None, typer.Option(help="Folder or hub id of a lens; give several to compare them.")
+    ] = None,
+    task: Annotated[
+        list[str] | None, typer.Option("--task", help="TASK[:SPLIT] or a file; may be given several times.")
+    ] = None,
+    lm_eval_samples: Annotated[
+        list[str] | None, typer.Option(help="Instead of a lens and tasks: logs of lm-eval (`samples_*.jsonl`).")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for predictions, tables and report.html.")] = None,
+    model: LensModel = None,
+    other_model: OtherModel = False,
+    *,
+    asking: Asking,
+    machine: Machine,
+) -> None:
+    """Measure a lens on tasks: base, temperature and CORAL side by side, with 95 % intervals.
+
+    Example: `coral eval --lens my-lens --task arc_challenge:validation --task openbookqa:validation --out run`
+    Or, without any model, what lm-eval logged: `coral eval --lm-eval-samples results/*/samples_*.jsonl --out run`
+    """
+    if lm_eval_samples:
+        if lens or task:
+            raise CoralError("--lm-eval-samples are measured by themselves; leave --lens and --task out.")
+        # a shell puts the first file of a pattern behind the option, and the others behind that
+        return report_logs([*lm_eval_samples, *(more or [])], out)
+    if more:
+        raise CoralError(f"Unexpected argument {more[0]!r}; tasks and files are given with --task.")
+    if not lens or not task:
+        raise CoralError("Give --lens and --task, or --lm-eval-samples.")
+    from coral_lens.cli.printing import show_run
+    from coral_lens.lens.artefact import load_lens
+    from coral_lens.report.runs import Run, save_run
+    from coral_lens.storage.files import versions
+    from coral_lens.study.evaluate import TestSet, evaluate_lenses
+
+    lenses = [load_lens(folder) for folder in lens]
+    fitted = lenses[0]
+    loaded = machine.opener(model or fitted.model["name"])
+    chat = loaded if fitted.style.chat else None
+    tests = [TestSet(name, tuple(asking.gather([name], chat=chat))) for name in dict.fromkeys(task)]
+    lenses = [one.adopted(loaded()) if other_model else one for one in lenses]
+    for one in lenses:
+        one.check(loaded())
+    work = out / "work" if out else None
+    evaluations, left_out = evaluate_lenses(lenses, loaded(), tests, work_dir=work)
+    provenance: dict[str, Any] = {"lens": ", ".join(lens), "versions": versions()}
+    if overridden := [note for one in lenses for note in one.training.get("overrides", [])]:
+        provenance["overridden"] = overridden
+    provenance["num_fewshot"] = asking.num_fewshot or 0
+    provenance["questions left out because the lens was fitted on them"] = left_out
+    run = Run(f"{fitted.model['name']}: {fitted.name}", tuple(evaluations), fitted.record(), provenance)
+    if out:
+        save_run(run, out)
+    show_run(run, out)
+    for name, n in left_out.items():
+        if n:
+            typer.echo(f"{name}: {n} questions were left out, because the lens was fitted on them.")
+
+
+def report_logs(sources: list[str], out: Path | None) -> None:
+    """Measure what lm-eval logged."""
+    from coral_lens.cli.printing import show_run
+    from coral_lens.harness.logs import run_of_logs
+    from coral_lens.report.runs import save_run
+
+    run = run_of_logs(sources)
+    if out:
+        save_run(run, out)
+    show_run(run, out)
+
+
+@app.command()
+@flat
+def predict(
+    lens: Annotated[str, typer.Option(help="Folder of a lens made by `coral fit`, or a hub id.")],
+    questions: Annotated[str, typer.Option(help="A .jsonl or .csv file of questions; answers are not needed.")],
+    out: Annotated[Path, typer.Option(help="JSONL file to write, one line per question.")],
+    model: LensModel = None,
+    other_model: OtherModel = False,
+    limit: Limit = None,
+    data: DataDir = None,
+    *,
+    machine: Machine,
+) -> None:
+    """Answer questions with steered probabilities; each answer says how far it is from what the lens was fitted on.
+
+    After `coral calibrate` it also says which options the prediction set holds, and whether to abstain.
+    Example: `coral predict --lens my-lens --questions new.jsonl --out answers.jsonl`
+    """
+    from coral_lens.lens.artefact import load_lens
+    from coral_lens.progress import questions_bar
+    from coral_lens.storage.files import write_atomic
+
+    fitted, work = load_lens(lens), beside(out)
+    loaded = machine.opener(model or fitted.model["name"])
+    asked = Asking(limit=limit, data=data).gather([questions], chat=loaded if fitted.style.chat else None)
+    fitted = fitted.adopted(loaded()) if other_model else fitted
+    fitted.check(loaded())
+    with questions_bar("answering", len(asked)) as advance:
+        answers = fitted.predict(loaded(), asked, work_dir=work, progress=advance)
+    write_atomic(out, "".join(json.dumps(asdict(a), ensure_ascii=False) + "\n" for a in answers).encode())
+    remove_work(work)
+    typer.echo(f"{len(answers)} answers in {out}")
+
+
+@app.command("lm-eval", add_help_option=False, context_settings={"ignore_unknown_options": True})
+def lm_eval(
+    arguments: Annotated[list[str] | None, typer.Argument(help="As of `lm-eval`; see `coral lm-eval --help`.")] = None,
+) -> None:
+    """Run lm-eval's own command line, which then knows `--model coral` and measures calibration too.
+
+    Example: `coral lm-eval run --model coral --model_args pretrained=smollm2,lens=my-lens --tasks arc_easy`
+    """
+    from coral_lens.harness.command import run_lm_eval
+
+    run_lm_eval(arguments or [])

@@ -1,0 +1,322 @@
+"""What the command line shows of a fitted lens and of a run.
+
+What an analysis found, in a few lines for the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from coral_lens.analysis.data import CurveAnalysis, TransferAnalysis
+from coral_lens.analysis.dimensions import DimensionAnalysis
+from coral_lens.analysis.heads import EPOCHS, HeadAnalysis, HeadPlan
+from coral_lens.analysis.layers import LayerAnalysis
+from coral_lens.analysis.probes import GammaRow, ProbeAnalysis
+from coral_lens.analysis.scores import SHOWN
+from coral_lens.lens.artefact import Lens
+from coral_lens.metrics.comparisons import Difference
+from coral_lens.metrics.scores import Score
+from coral_lens.report.figures.confidence import confidence_findings
+from coral_lens.report.findings import FOLDER, write_findings
+from coral_lens.report.pages.compare import write_comparison
+from coral_lens.report.pages.run import write_report
+from coral_lens.report.runs import Run
+from coral_lens.report.tables.formats import percent, terminal
+from coral_lens.report.tables.run import results_table
+from coral_lens.storage.files import read_json
+
+NOTHING = {
+    "residual": "No strength of this lens beat the unsteered model on validation, so it does nothing.",
+    "listwise": "No strength of this lens's scores helped on validation: it only scales the base probabilities.",
+}
+"""What is said of gamma 0 under each rule."""
+COLUMNS = {"accuracy": "accuracy", "ece": "ECE", "brier": "Brier", "nll": "NLL"}
+
+
+def print_fit(lens: Lens) -> None:
+    """Print the validation table, what was chosen, how flat the choice is, and how many questions were enough."""
+    table = Table("validation", *COLUMNS.values(), box=None)  # intervals stand below, to fit a narrow terminal
+    for method, scores in lens.trace["validation"].items():
+        cells = (scores[m] for m in COLUMNS)
+        shown = (f"{100 * c['value']:.1f}\n{100 * c['low']:.1f} to {100 * c['high']:.1f}" for c in cells)
+        table.add_row(method, *shown)
+    Console().print(table)
+    training, chosen = lens.training, lens.trace["chosen"]
+    typer.echo(
+        f"Chosen: {lens.name} (R2 {chosen['r2']:.3f}), fitted on {training['n_train']} questions and chosen on "
+        f"{training['n_validation']}. The scores above (with 95 % intervals) flatter it; measure it with `coral eval`."
+    )
+    if chosen["gamma"] == 0:
+        typer.echo(NOTHING[lens.rule])
+    print_flatness(lens)
+    if curve := lens.trace.get("learning_curve"):
+        print_curve(curve)
+
+
+def print_flatness(lens: Lens) -> None:
+    """Say how many layers would have done as well."""
+    tried, good = lens.trace["layers"], lens.trace["as_good"]
+    shown = ", ".join(map(str, good))
+    typer.echo(f"{len(good)} of {len(tried)} layers tried are within one standard error of the best (Brier): {shown}.")
+
+
+def print_curve(curve: dict[str, object]) -> None:
+    """Print the scores at each number of training questions."""
+    table = Table("training questions", *COLUMNS.values(), box=None)
+    for point in curve["points"]:  # type: ignore[attr-defined]
+        table.add_row(str(point["questions"]), *(f"{100 * point[m]:.1f}" for m in COLUMNS))
+    Console().print(table)
+    typer.echo(f"{curve['enough']} training questions would have been enough: more gain less than a standard error.")
+
+
+def show_run(run: Run, folder: Path | None, *, again: bool = False) -> None:
+    """Print the results of a run, and if it has a folder, write what its confidence is worth and its report.
+
+    `again`: findings that are there already stay as they are.
+    """
+    table = results_table(run)
+    console = Console()
+    console.print(terminal(table), width=None if console.is_terminal else 100)
+    if folder:
+        findings = folder / FOLDER / "confidence"
+        if not (again and findings.exists()):
+            write_findings(confidence_findings(run), findings)
+        typer.echo(f"Report: {write_report(run, folder, table=table)}")
+
+
+def print_comparison(a: Run, b: Run, folder: Path) -> None:
+    """Compare two runs, and print what changed from the first to the second."""
+    page = write_comparison(a, b, folder)
+    for test in read_json(folder / "comparison.json")["tests"]:
+        table = Table(f"{test['task']} ({test['n_shared']:,} shared)", "accuracy", "ECE", "Brier", box=None)
+        for c in test["comparisons"]:
+            cells = [c["differences"][m] for m in ("accuracy", "ece", "brier")]
+            shown = [f"{percent(d['value'], sign=True)} ({percent(d['low'])} to {percent(d['high'])})" for d in cells]
+            names = [c["method"].removeprefix("B: "), c["against"].removeprefix("A: ")]
+            table.add_row(names[0] if names[0] == names[1] else f"{c['method']} − {c['against']}", *shown)
+        Console().print(table)
+    typer.echo(f"B minus A, x 100, with paired 95 % intervals.\nReport: {page}")
+
+
+def print_plan(record: dict[str, Any]) -> None:
+    """Print which questions a study trains on and tests on, and how many were dropped because they would leak."""
+    training = Table("training", "dropped", "questions", "of", box=None)
+    for name, about in record["mixtures"].items():
+        for i, (source, n) in enumerate(about["questions"].items()):
+            training.add_row(*(("", "") if i else (name, f"{about['n_dropped']:,}")), f"{n:,}", source)
+    tests = Table("test", "shots", "questions", "left out", box=None)
+    for name, about in record["tests"].items():
+        tests.add_row(name, str(about["shots"]), f"{about['questions']:,}", f"{about['n_left_out']:,}")
+    console = Console()
+    console.print(training)
+    console.print(tests)
+    typer.echo("Dropped: a test set holds them too. Left out: a prompt shows them as worked examples.")
+
+
+def print_study(page: Path) -> None:
+    """Print what each method gained on average, and where the report is."""
+    table = Table("trained on", "tests", "method", "accuracy", "ECE", box=None)
+    for one in read_json(page.parent / "tables.json")["improvements"]:
+        gains = [f"{percent(one['mean'][m], sign=True)} %" if m in one["mean"] else "n/a" for m in ("accuracy", "ece")]
+        mark = "" if one["ece_ranks"] else " (too few questions)"
+        table.add_row(one["mixture"], f"{one['kind']}, {one['n_cells']}", one["method"], gains[0], gains[1] + mark)
+    Console().print(table)
+    typer.echo(f"Mean relative improvement on the unsteered model with the same prompts (few-shot).\nReport: {page}")
+
+
+def print_quality(quality: dict[str, Any]) -> None:
+    """Print how good autoencoders are on states that they were not trained on."""
+    head = f"{'':<6}{'features':>9}{'L0':>8}{'explained':>11}{'raw':>8}{'dead':>8}   loss: clean, patched, zeroed; recovered"
+    typer.echo(head)
+    for name, found in quality.items():
+        loss = found["loss"]
+        shown = (
+            f"{loss['clean']:.3f}, {loss['patched']:.3f}, {loss['zeroed']:.3f}; {loss['share']:.1%}" if loss else "-"
+        )
+        typer.echo(
+            f"{name:<6}{found['n_features']:>9}{found['l0']:>8.1f}{found['explained']:>11.1%}{found['explained_raw']:>8.1%}"
+            f"{found['dead']:>8.1%}   {shown}"
+        )
+    n = next(iter(quality.values()))
+    typer.echo(
+        f"Trained on {n['about']['steps']['states']:,} states; measured on {n['n_states']:,} held-out states and "
+        f"{n['loss'].get('n_questions', 0)} held-out questions; {n['n_massive']:,} held-out attention sinks stay as they are."
+    )
+
+
+def print_selection(selection: dict[str, Any]) -> None:
+    """Print the best features by either criterion."""
+    n, alive = selection["n_samples"], sum(a > 0 for a in selection["n_active"])
+    typer.echo(f"{n:,} options; {alive:,} of {len(selection['r']):,} features are active in one of them.")
+    for name, features in selection["chosen"].items():
+        typer.echo(f"by {name}: {len(features)} features, the first five:")
+        for j in features[:5]:
+            typer.echo(
+                f"  feature {j}: r {selection['r'][j]:+.3f}, active in {selection['n_active'][j] / n:.1%}, mean "
+                f"{selection['mean'][j]:.3f}, impact {selection['impact'][j]:+.2e}"
+            )
+
+
+def print_ablation(record: dict[str, Any]) -> None:
+    """Print what taking out single features does, on average and in quartiles, beside random ones."""
+    typer.echo(f"{record['n_questions']} questions; changes against the reconstruction, with 95 % intervals.")
+    for name, run in record["runs"].items():
+        typer.echo(f"  {name}: accuracy {run['accuracy']:.4f}, ECE {run['ece']:.4f}, Brier {run['brier']:.4f}")
+    for name, group in record["groups"].items():
+        for metric, found in group.items():
+            mean, (first, median, third) = found["mean"], found["quartiles"]
+            typer.echo(
+                f"  {found['n_features']} by {name}, {metric}: mean {mean['value']:+.2e} [{mean['low']:+.2e}, "
+                f"{mean['high']:+.2e}], quartiles {first:+.2e}, {median:+.2e}, {third:+.2e}, largest {found['largest']:.1e}"
+            )
+    for name, found in record.get("against random", {}).items():
+        ece = found["ece"]
+        typer.echo(
+            f"  {name} less random, ECE: {ece['value']:+.2e} [{ece['low']:+.2e}, {ece['high']:+.2e}]; of the middle 95 % of "
+            f"random ones {ece['above']:.1%} lie above, {ece['below']:.1%} below; rank {ece['rank']:.2f} (by chance 0.50)"
+        )
+
+
+def print_steering(record: dict[str, Any]) -> None:
+    """Print the settings that were measured on test questions, and whether the chosen one helps."""
+    typer.echo(
+        f"{record['n_beneficial']} beneficial features; chosen by {record['criterion']} on {record['n_validation']} validation "
+        f"questions, measured on {record['n_test']} test questions."
+    )
+    for row in record["rows"]:
+        name = f"top {row['features']}, gamma {row['gamma']:g}" if row["gamma"] else "unsteered"
+        scores = ", ".join(f"{m} {s['value']:.4f}" for m, s in row["test"].items())
+        changes = "".join(
+            f"; {m} {d['value']:+.4f} [{d['low']:+.4f}, {d['high']:+.4f}]"
+            for m, d in row["less base"].items()
+            if m in ("accuracy", "ece")
+        )
+        typer.echo(f"  {name}{' (chosen)' if row['chosen'] else ''}: {scores}{changes}")
+
+
+# ---------------------------------------------------------------------------------------------------- printing
+
+
+def with_interval(score: Score | Difference) -> str:
+    """Return a score times 100 with its interval."""
+    return f"{100 * score.value:.1f} [{100 * score.low:.1f} to {100 * score.high:.1f}]"
+
+
+def say_layers(found: LayerAnalysis) -> str:
+    """Return the base, every layer, the best layers side by side and the cheapest early exit."""
+    lines = [
+        f"base: accuracy {with_interval(found.base['accuracy'])}, ECE {with_interval(found.base['ece'])}",
+        "layer  R2                      gamma  accuracy, gamma = 1    chosen gamma           ECE, gamma = 1  chosen  "
+        "no base: accuracy, share of the pass",
+    ]
+    for row in found.rows:
+        lines.append(
+            f"{row.layer:5}  {row.r2!s:22}  {row.gamma:5.2f}  {with_interval(row.at_one['accuracy']):21}  "
+            f"{with_interval(row.chosen['accuracy']):21}  {100 * row.at_one['ece'].value:14.1f}  "
+            f"{100 * row.chosen['ece'].value:6.1f}  {with_interval(row.exit_best['accuracy'])}, {100 * row.share:.0f} %"
+        )
+    chosen = ", ".join(map(str, found.single_layers))
+    lines.append(f"best single layer (by fold: {chosen}): accuracy {with_interval(found.single['accuracy'])}, ECE "
+                 f"{with_interval(found.single['ece'])}")  # fmt: skip
+    for top in found.top:
+        lines.append(
+            f"top {top.n_layers} side by side: accuracy {with_interval(top.scores['accuracy'])}, less the best single "
+            f"{with_interval(top.behind_single['accuracy'])}; Brier less the best single "
+            f"{with_interval(top.behind_single['brier'])}"
+        )
+    return "\n".join(lines)
+
+
+def say_dimensions(found: DimensionAnalysis) -> str:
+    """Return a line per group of layers."""
+    lines = [
+        "layers     R2 at 10      at 50      at most     saturates at  second half adds        90 % of variance in"
+    ]
+    for group in found.groups:
+        curve = [row.r2.value for row in found.rows if row.layers == group.layers]
+        at = [curve[min(k, len(curve)) - 1] for k in (10, 50, len(curve))]
+        shown = "  ".join(f"{value:9.3f}" for value in at)
+        lines.append(f"{group.layers:9}  {shown}  {group.saturates_at:12}  {group.last_half!s:22}  {group.for_90}")
+    return "\n".join(lines)
+
+
+def say_heads(found: HeadAnalysis) -> str:
+    """Return how the signal is spread over heads."""
+    best = sorted(found.rows, key=lambda row: -row.r2.value)[:5]
+    return (
+        f"{len(found.rows)} heads: mean R2 {found.mean.value:.4f} [{found.mean.low:.4f} to {found.mean.high:.4f}], highest "
+        f"{found.highest:.3f}; {found.clear} with an interval above 0.\n{found.needed.value:.0f} heads "
+        f"[{found.needed.low:.0f} to {found.needed.high:.0f}], {with_interval(found.needed_share)} %, hold 80 % of the positive "
+        f"signal; the best 48 hold {with_interval(found.top_share)} %.\nbest: "
+        + ", ".join(f"layer {row.layer} head {row.head} ({row.r2})" for row in best)
+    )
+
+
+def say_plan(plan: HeadPlan) -> str:
+    """Return what an analysis of heads would need."""
+    return (
+        f"{plan.networks:,} networks in stacks of {plan.stack}: {plan.memory / 2**30:.1f} GiB of memory, "
+        f"{plan.disk / 2**30:.1f} GiB of stored heads.\n{1e3 * plan.step:.2f} ms a step and network here and now: about "
+        f"{hours(plan.seconds)} if networks stop after {EPOCHS} epochs, {hours(plan.most_seconds)} at most."
+    )
+
+
+def hours(seconds: float) -> str:
+    """Return a time for people."""
+    return f"{seconds / 3600:.1f} hours" if seconds >= 5400 else f"{seconds / 60:.0f} minutes"
+
+
+def say_curves(found: CurveAnalysis) -> str:
+    """Return a line per size, the mean over drawings."""
+    lines = ["task                      questions  accuracy  ECE   Brier  (base: accuracy, ECE, Brier)"]
+    for task, n in sorted({(row.task, row.n_train) for row in found.rows}):
+        some = [row for row in found.rows if (row.task, row.n_train) == (task, n)]
+        mean = {name: sum(100 * row.scores[name].value for row in some) / len(some) for name in SHOWN}
+        base = ", ".join(f"{100 * found.base[task][name].value:.1f}" for name in SHOWN)
+        values = f"{mean['accuracy']:8.1f}  {mean['ece']:4.1f}  {mean['brier']:5.1f}"
+        lines.append(f"{task:24}  {n:9}  {values}  ({base})")
+    return "\n".join(lines)
+
+
+def say_transfer(found: TransferAnalysis) -> str:
+    """Return a line per pair of tasks."""
+    lines = ["fitted on                 tested on                 shift  over base: accuracy, ECE, Brier"]
+    for row in found.rows:
+        gains = "  ".join(f"{with_interval(row.gain[name]):21}" for name in SHOWN)
+        lines.append(f"{row.train:24}  {row.test:24}  {row.shift:5.2f}  {gains}")
+    return "\n".join(lines)
+
+
+def say_probes(found: ProbeAnalysis) -> str:
+    """Return a line per probe and test set, the mean over seeds, and the best gamma of each test set."""
+    lines = [f"layer {found.layer}; less ridge, on the same questions:"]
+    names = list(
+        dict.fromkeys((row.probe, row.weight_decay if row.probe == "grid" else None, row.test) for row in found.rows)
+    )
+    for name, decay, test in names:
+        some = [
+            r for r in found.rows if (r.probe, r.test) == (name, test) and (name != "grid" or r.weight_decay == decay)
+        ]
+        mean = {m: sum(100 * r.scores[m].value for r in some) / len(some) for m in SHOWN}
+        behind = sum(100 * r.gain["brier"].value for r in some) / len(some)
+        what = name if decay is None else f"{name}, weight decay {decay:g}"
+        values = f"accuracy {mean['accuracy']:.1f}, ECE {mean['ece']:.1f}, Brier {mean['brier']:.1f} ({behind:+.1f})"
+        lines.append(f"{what}, {test}: {values}, {len(some)} fit(s)")
+    for test in dict.fromkeys(row.test for row in found.gammas):
+        best = min((row for row in found.gammas if row.test == test), key=lambda row: row.scores["brier"].value)
+        lines.append(
+            f"{test}: by Brier, {with_interval(best.scores['brier'])}, gamma {best.gamma:g} is best; {against_one(best)}"
+        )
+    return "\n".join(lines)
+
+
+def against_one(row: GammaRow) -> str:
+    """Return whether a strength that was picked on the test questions themselves is clearly better there than 1."""
+    if row.gamma == 1.0:
+        return "nothing is better than 1"
+    over = row.over_one["brier"]
+    return f"less gamma = 1: {with_interval(over)}, {'clear' if over.high < 0 else 'not clear'}, though picked on these questions"

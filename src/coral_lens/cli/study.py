@@ -1,0 +1,203 @@
+"""Commands of whole experiments: run, report, demo.
+
+The command that fits what lenses are compared with: baseline."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from coral_lens.cli.options import DataDir, Machine, ModelName, Styling, beside, flat, folder_of_data
+from coral_lens.errors import CoralError
+
+app = typer.Typer()
+
+
+@app.command()
+@flat
+def run(
+    study: Annotated[Path, typer.Argument(help="A study as TOML; ready-made ones are in configs/.")],
+    out: Annotated[Path | None, typer.Option(help="Folder for results. Default: the study's name.")] = None,
+    work: Annotated[
+        Path | None,
+        typer.Option(help="Folder for states, lenses and predictions, which studies may share. Default: OUT.work."),
+    ] = None,
+    data: DataDir = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Say which questions it would use and stop before a model is loaded.")
+    ] = False,
+    *,
+    machine: Machine,
+) -> None:
+    """Walk the whole line for the models, mixtures, tests and methods of a study; go on where it was if it was stopped.
+
+    Example: `coral run configs/probe1-small.toml --data DIR`
+    """
+    from coral_lens.cli.printing import print_plan, print_study
+    from coral_lens.progress import shown
+    from coral_lens.study.config import load_study
+    from coral_lens.study.folders import Places
+    from coral_lens.study.run import prepare_study, run_study
+
+    data, asked = folder_of_data(data), load_study(study)
+    target = out or Path(asked.name)
+    places = Places(out=target, work=work or beside(target), data=data, dtype=machine.dtype)
+    typer.echo("reading questions ...", err=True)
+    prepared = prepare_study(asked, data)
+    print_plan(prepared.record())
+    if not check:
+        print_study(run_study(prepared, places, open_model=machine.open, bar=shown))
+
+
+@app.command()
+def report(
+    run: Annotated[Path, typer.Argument(help="Folder made by `coral eval --out` or `coral demo`.")],
+    other: Annotated[Path | None, typer.Argument(help="A second run: compare the two, question by question.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for a comparison; default: coral-comparison.")] = None,
+) -> None:
+    """Make report.html and the tables of a run again, or compare two runs.
+
+    Whatever lies under the run's `analysis/` (see `coral analyse`) is gathered.
+    Example: `coral report run`, or `coral report run-a run-b --out comparison`
+    """
+    from coral_lens.cli.printing import print_comparison, show_run
+    from coral_lens.report.runs import load_run
+
+    if other:
+        return print_comparison(load_run(run), load_run(other), out or Path("coral-comparison"))
+    if out:
+        raise CoralError("--out is for a comparison of two runs; the report of one is written into its own folder.")
+    show_run(load_run(run), run, again=True)
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for the lens, the predictions and the report.")] = Path(
+        "coral-demo"
+    ),
+) -> None:
+    """Fit a lens on real questions with a real model, and measure it on held-out questions and on tasks it never saw.
+
+    Takes a few minutes on two cores; a second run reuses what is there. Example: `coral demo`
+    """
+    from coral_lens.cli.printing import show_run
+    from coral_lens.data.assets import embedded_data, embedded_model, fetch_assets
+    from coral_lens.study.demo import run_demo
+
+    if embedded_model() is None or embedded_data() is None:
+        if not sys.stdin.isatty() or not typer.confirm(
+            "The demo's model and data are not here. Fetch them (180 MB)?", default=True
+        ):
+            raise CoralError("The demo's model and data are not installed; run `coral assets` first.")
+        fetch_assets(lambda message: typer.echo(message, err=True))
+    show_run(run_demo(out), out)
+
+
+# ---------------------------------------------------------------------------------------------------- comparing
+
+
+NAMES = (
+    "`isotonic`, `vector-scaling`; for options under letters `contextual-calibration`, `batch-calibration`, `pride`, `cyclic`; "
+    "`iti`, `ccps`, `steerconf`, `corrsteer`; controls `control-random`, `control-untrained`, `control-base`; or a lens"
+)
+
+
+@app.command()
+@flat
+def baseline(
+    name: Annotated[list[str], typer.Argument(help=f"One or more of: {NAMES}.")],
+    train: Annotated[list[str], typer.Option(help="TASK:SPLIT or a file of labelled questions to fit and choose on.")],
+    task: Annotated[list[str], typer.Option(help="TASK[:SPLIT] or a file to test on; may be given several times.")],
+    out: Annotated[Path, typer.Option(help="Folder for the run and its report. States are kept in OUT.work.")],
+    model: ModelName = "smollm2",
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", help="An option of the method, as in a study: `questions=20`.")
+    ] = None,
+    base: Annotated[str, typer.Option(help="Base score: `sum`, `token` or `char`.")] = "token",
+    num_fewshot: Annotated[int, typer.Option(help="Worked examples before each question, as in lm-eval.")] = 0,
+    limit: Annotated[int | None, typer.Option(help="At most so many questions of each source, at random.")] = None,
+    seed: Annotated[int, typer.Option(help="Of samples, splits and fits.")] = 0,
+    data: DataDir = None,
+    *,
+    styling: Styling,
+    machine: Machine,
+) -> None:
+    """Fit one or more baselines and measure them beside the model as it is and temperature scaling.
+
+    Example: `coral baseline isotonic control-base --train arc_easy:train --task arc_challenge:test --out run`
+    """
+    from coral_lens.cli.printing import show_run
+    from coral_lens.progress import shown
+    from coral_lens.report.runs import load_run
+    from coral_lens.study.config import study_of
+    from coral_lens.study.folders import Places
+    from coral_lens.study.run import prepare_study, run_alone
+
+    style, options = styling.made(), dict(map(parsed, setting or ()))
+    sources = [source_of(s, shots=num_fewshot, limit=limit, tested=False) for s in train]
+    study = study_of(
+        {
+            "name": "baseline",
+            "models": (model,),
+            "seed": seed,
+            "seeds": (seed,),
+            "base": base,
+            "style": style.kind,
+            "chat": style.chat,
+            "mixture": ({"name": "train", "sources": tuple(sources)},),
+            "test": tuple(source_of(t, shots=num_fewshot, limit=limit, tested=True) for t in task),
+            "method": tuple({"kind": kind, "name": row_of(kind, options), **options} for kind in dict.fromkeys(name)),
+        }
+    )
+    places = Places(out=out, work=beside(out), data=folder_of_data(data), dtype=machine.dtype)
+    typer.echo("reading questions ...", err=True)
+    prepared = prepare_study(study, places.data)
+    folder = run_alone(prepared, places, open_model=machine.open, bar=shown)
+    show_run(load_run(folder), None)
+    typer.echo(f"Report: {folder / 'report.html'}\nCosts:  {folder / 'costs.md'}")
+
+
+def source_of(text: str, *, shots: int, limit: int | None, tested: bool) -> dict[str, Any]:
+    """Return the source that `task:split`, a task or a file names; only a test may leave its split to the task."""
+    from coral_lens.data.questions import is_file
+    from coral_lens.data.task_index import is_task
+    from coral_lens.data.tasks import TaskOptions, definitions
+
+    TaskOptions(
+        num_fewshot=shots, limit=limit
+    )  # refuses numbers below what can be asked, by the names of their options
+    if is_file(text):
+        return {"task": text, "n": limit, "shots": 0}
+    name, colon, split = text.rpartition(":")
+    if not colon or is_task(text):
+        name, split = text, ""
+    known = definitions(name)
+    if not split and tested:
+        split = next((d.test_split for d in known if d.test_split), None) or "validation"
+    if not split:
+        raise CoralError(f"--train {text} names no split; say which, such as {name}:train.")
+    return {"task": name, "split": split, "n": limit, "shots": shots}
+
+
+def row_of(kind: str, options: dict[str, Any]) -> str:
+    """Return what tables call a method: with what --set asks for, files by their last name: `iti (sigma=true)`."""
+    shown = (f"{k}={Path(v).name if isinstance(v, str) else json.dumps(v)}" for k, v in options.items())
+    return f"{kind} ({', '.join(shown)})" if options else kind
+
+
+def parsed(text: str) -> tuple[str, Any]:
+    """Return the key and value of `key=value`, the value as TOML has it, or as text."""
+    from coral_lens.study.config import frozen
+
+    key, equals, value = text.partition("=")
+    if not equals or not key.strip():
+        raise CoralError(f"--set must look like questions=20. Got {text!r} instead.")
+    try:
+        return key.strip(), frozen(tomllib.loads(f"value = {value}")["value"])
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()

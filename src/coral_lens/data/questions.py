@@ -1,0 +1,289 @@
+"""The user's own questions from JSONL or CSV, and `load_questions`, the one door for questions of every kind.
+
+Files are validated line by line, and every complaint names file and line. Nothing is guessed: a file that is not
+understood is refused.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import os
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+
+from coral_lens.data.task_index import is_task
+from coral_lens.data.tasks import TaskOptions, load_task
+from coral_lens.errors import CoralError, nearest
+from coral_lens.records import UNKNOWN, Question
+
+_FILE_SUFFIXES = (".jsonl", ".csv", ".gz")
+_LETTER_COLUMN = re.compile(r"(?:option_)?([a-z])")
+
+Record = tuple[int, dict[str, Any]]
+"""A line number and the fields found there."""
+
+
+def _encodable(text: str) -> str:
+    # JSON can escape half a character; no tokenizer and no file could take it
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise ValueError("it holds half of a surrogate pair, which is not text")
+    return text
+
+
+_Text = Annotated[str, AfterValidator(_encodable)]
+
+
+class _Row(BaseModel):
+    """One question as it stands in a file."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    question: _Text
+    options: list[_Text | int | float]
+    answer: int | _Text | None = None
+    id: _Text | int | None = None
+    group: _Text | int | None = None
+    context: _Text | None = None
+
+
+def load_questions(source: str | Path, options: TaskOptions | None = None) -> list[Question]:
+    """Return questions from a JSONL or CSV file, or from a task: `arc_easy`, `arc_easy:validation`, `mmlu`.
+
+    A name is taken for a file if that file exists or if it ends in .jsonl, .csv or .gz. Of the options only `limit`
+    concerns a file; its questions have no shots and no splits.
+    """
+    options = options or TaskOptions()
+    if is_file(source):
+        if options.split or options.num_fewshot:
+            raise CoralError(
+                f"{source} is a file of questions: it has no splits, and its questions are asked without shots."
+            )
+        return _collect(Path(source), options.limit)
+    name, colon, split = str(source).rpartition(":")
+    if not colon or is_task(str(source)):
+        return load_task(str(source), options)
+    if not split:
+        raise CoralError(f"{source!r} ends in a colon: name a split after it, such as {source}validation.")
+    if options.split not in (None, split):
+        raise CoralError(
+            f"{source!r} names the split {split!r}, but the split {options.split!r} was asked for; give one."
+        )
+    return load_task(name, replace(options, split=split))
+
+
+def read_questions(path: str | Path) -> list[Question]:
+    """Return the questions of a JSONL or CSV file, either of them optionally gzipped.
+
+    Fields: `question`, `options`, and optionally `answer`, `id`, `group`, `context`. In CSV, options are a JSON list or
+    separated by `|`, or they stand in columns `option_a`, `option_b`, ... or `A`, `B`, ...
+
+    `answer` is the number of the option, counted from 0; or the exact text of an option; or a letter. A text that is an
+    option's text is always taken as such, even if it is a letter (or, in CSV, where everything is text, a number). No
+    answer, null or an empty text: unknown.
+    """
+    return _collect(Path(path), None)
+
+
+def is_file(source: str | Path) -> bool:
+    """Whether a source is taken for a file of questions rather than for a task."""
+    # os.path, because a long or odd task name is then simply not a file
+    return str(source).endswith(_FILE_SUFFIXES) or (os.path.exists(source) and not os.path.isdir(source))
+
+
+def _collect(path: Path, limit: int | None) -> list[Question]:
+    questions = list(islice(_iter_questions(path), limit))
+    if not questions:
+        raise CoralError(f"{path} holds no questions.")
+    return questions
+
+
+def _iter_questions(path: Path) -> Iterator[Question]:
+    seen: dict[str, int] = {}
+    is_csv = path.name.removesuffix(".gz").endswith(".csv")
+    for number, fields in (_csv_records if is_csv else _json_records)(path):
+        question = _question(path, number, fields, digits_are_index=is_csv)
+        if question.id in seen:
+            raise CoralError(f"{path}, lines {seen[question.id]} and {number}: both have the id {question.id!r}.")
+        seen[question.id] = number
+        yield question
+
+
+def _question(path: Path, number: int, fields: dict[str, Any], *, digits_are_index: bool) -> Question:
+    where = f"{path}, line {number}"
+    try:
+        row = _Row.model_validate(fields)
+    except ValidationError as error:
+        raise CoralError(f"{where}: {_complaint(error, fields)}") from error
+    if not row.question.strip():
+        raise CoralError(f"{where}: the question is empty.")
+    options = tuple(str(option) for option in row.options)
+    name = path.name.removesuffix(".gz").rpartition(".")[0] or path.name
+    identity = f"{name}:{number}" if row.id in (None, "") else str(row.id)
+    try:
+        return Question(
+            id=identity,
+            group=identity if row.group in (None, "") else str(row.group),
+            text=row.question,
+            options=options,
+            answer=_answer(row.answer, options, digits_are_index=digits_are_index),
+            passage=row.context or "",
+        )
+    except CoralError as error:
+        raise CoralError(f"{where}: {error}") from error
+
+
+def _complaint(error: ValidationError, fields: dict[str, Any]) -> str:
+    """Say what is wrong with a row, in one sentence."""
+    found = error.errors(include_url=False, include_input=False)
+    # a misspelt field is both unknown and missing: name the spelling
+    first = min(found, key=lambda e: e["type"] != "extra_forbidden")
+    name = str(first["loc"][0]) if first["loc"] else "?"
+    if first["type"] == "missing":
+        present = ", ".join(map(repr, fields)) or "nothing"
+        return f"the field {name!r} is missing; found {present}."
+    if first["type"] == "extra_forbidden":
+        return f"there is no field called {name!r}.{nearest(name, _Row.model_fields)}"
+    return f"the field {name!r} cannot be used: {first['msg']}."
+
+
+def _answer(answer: int | str | None, options: tuple[str, ...], *, digits_are_index: bool) -> int:
+    """Return the index of the right option; the order of the rules is documented at `read_questions`."""
+    if answer is None or answer == "":
+        return UNKNOWN
+    if isinstance(answer, str):
+        match options.count(answer):
+            case 0:
+                answer = _index(answer, options, digits_are_index=digits_are_index)
+            case 1:
+                return options.index(answer)
+            case _:
+                raise CoralError(
+                    f"The answer {answer!r} is the text of several options; give its number, counted from 0."
+                )
+    if not 0 <= answer < len(options):
+        raise CoralError(
+            f"The answer {answer} is out of range: the {len(options)} options are numbered 0 to {len(options) - 1}. "
+            "Leave it out if it is not known."
+        )
+    return answer
+
+
+def _index(answer: str, options: tuple[str, ...], *, digits_are_index: bool) -> int:
+    plain = answer.strip()
+    if len(plain) == 1 and plain.isascii() and plain.isalpha():
+        return ord(plain.upper()) - ord("A")
+    if digits_are_index and plain.isascii() and plain.isdigit() and len(plain) < 4:
+        return int(plain)
+    shown = ", ".join(repr(option) for option in options[:6])
+    raise CoralError(f"The answer {answer!r} is neither a letter nor the text of an option ({shown}).")
+
+
+def _json_records(path: Path) -> Iterator[Record]:
+    for number, line in _lines(path):
+        if not line.strip():
+            continue
+        try:
+            fields = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise CoralError(f"{path}, line {number}: malformed JSON ({error}).") from error
+        if not isinstance(fields, dict):
+            raise CoralError(
+                f"{path}, line {number}: each line must be one JSON object. Got a {type(fields).__name__} instead."
+            )
+        yield number, fields
+
+
+def _csv_records(path: Path) -> Iterator[Record]:
+    reader = csv.reader((line for _, line in _lines(path)), strict=True)
+    header: list[str] | None = None
+    start = 1
+    while True:
+        try:
+            cells = next(reader, None)
+        except csv.Error as error:
+            raise CoralError(f"{path}, line {reader.line_num}: malformed CSV ({error}).") from error
+        if cells is None:
+            return
+        number, start = start, reader.line_num + 1
+        if not any(cell.strip() for cell in cells):
+            continue
+        if header is None:
+            header = _header(path, number, cells)
+            continue
+        if len(cells) != len(header):
+            raise CoralError(f"{path}, line {number}: {len(cells)} cells, but the header has {len(header)} columns.")
+        yield number, _csv_fields(dict(zip(header, cells, strict=True)))
+
+
+def _header(path: Path, number: int, cells: list[str]) -> list[str]:
+    """Return the column names: fields in lower case, options as single letters."""
+    names = [cell.strip().lower() for cell in cells]
+    letters = [m[1] for name in names if (m := _LETTER_COLUMN.fullmatch(name))]
+    known = [*_Row.model_fields, "option_a", "option_b"]
+    where = f"{path}, line {number}"
+    for name in names:
+        if name not in _Row.model_fields and not _LETTER_COLUMN.fullmatch(name):
+            raise CoralError(f"{where}: there is no column called {name!r}.{nearest(name, known)}")
+    if len(set(names)) != len(names) or len(set(letters)) != len(letters):
+        raise CoralError(f"{where}: a column appears twice in the header.")
+    if "question" not in names or ("options" in names) == bool(letters):
+        raise CoralError(
+            f"{where}: the header needs `question`, and either `options` or columns `option_a`, `option_b`, ..."
+        )
+    if sorted(letters) != [chr(ord("a") + i) for i in range(len(letters))]:
+        raise CoralError(
+            f"{where}: the option columns must be a, b, c, ... without a gap. Got {', '.join(letters)} instead."
+        )
+    return [m[1] if (m := _LETTER_COLUMN.fullmatch(name)) else name for name in names]
+
+
+def _csv_fields(cells: dict[str, str]) -> dict[str, Any]:
+    fields: dict[str, Any] = {name: cell for name, cell in cells.items() if len(name) > 1}
+    if "options" in cells:
+        fields["options"] = _split_options(cells["options"])
+    else:
+        texts = [cells[name] for name in sorted(n for n in cells if len(n) == 1)]
+        while texts and not texts[-1].strip():
+            texts.pop()  # a question may have fewer options than there are columns
+        fields["options"] = texts
+    return fields
+
+
+def _split_options(cell: str) -> list[Any]:
+    if cell.lstrip().startswith("["):
+        try:
+            listed = json.loads(cell)
+        except (ValueError, RecursionError):
+            listed = None
+        if isinstance(listed, list):
+            return listed
+    return [part.strip() for part in cell.split("|")]
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield (line number, text), decoding line by line so that a bad byte can be located."""
+    offset = 0
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                try:
+                    yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
+                except UnicodeDecodeError as error:
+                    raise CoralError(
+                        f"{path}, line {number}: not UTF-8 (byte 0x{line[error.start]:02x} at offset "
+                        f"{offset + error.start}); save the file as UTF-8."
+                    ) from error
+                offset += len(line)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise CoralError(f"{path} is truncated or damaged: {error}. Copy it again.") from error
+    except (OSError, ValueError) as error:  # ValueError: a path with a null character
+        raise CoralError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error

@@ -1,0 +1,172 @@
+"""Attention over trees laid end to end in one row: each question is computed against its own keys, and nothing else is.
+
+Under a dense mask a kernel multiplies every query with every key and then throws most products away. Here the queries of a
+question go a few at a time, and only with the keys before them: parents come before children, so later keys are never seen.
+What a query sees is the same, so results differ from the dense mask by rounding alone.
+
+Compute a model's norms and gates with fewer passes over memory, while a `with` runs; the model itself is not changed.
+
+Only modules of the classes named here are touched, whose definition in transformers is known, and only in float32 on the
+CPU. Results differ from transformers' own by rounding alone. Everything else is computed as ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+NAME = "coral_blocks"
+"""What the function is called among the attention functions of transformers."""
+STEP = 64
+"""Queries at a time: their scores against all keys of a question stay in the core's own cache."""
+
+
+class Piece(NamedTuple):
+    """Queries start to stop of a row; they see the keys from the start of their block to their own last one."""
+
+    start: int
+    stop: int
+    mask: Float[Tensor, "query key"]
+    """Added to the scores of the last keys; all earlier keys are seen by every query of the piece."""
+
+
+class Block(NamedTuple):
+    """Tokens start to stop of a row that see each other, and nothing else of the row."""
+
+    start: int
+    stop: int
+    pieces: tuple[Piece, ...]
+
+
+def cut_blocks(allowed: Bool[Tensor, "query key"], extents: Sequence[tuple[int, int]]) -> tuple[Block, ...]:
+    """Cut the mask of a row, whose own keys come last, into the blocks that lie between the given borders."""
+    own = allowed[:, allowed.shape[1] - allowed.shape[0] :]
+    blocks = []
+    for start, stop in extents:
+        pieces = []
+        for low in range(start, stop, STEP):
+            high = min(low + STEP, stop)
+            seen = own[low:high, start:high]
+            hidden = (~seen.all(dim=0)).nonzero()
+            seen = seen[:, int(hidden[0]) if len(hidden) else high - start :]
+            mask = torch.zeros(seen.shape).masked_fill_(~seen, torch.finfo(torch.float32).min)
+            pieces.append(Piece(low, high, mask))
+        blocks.append(Block(start, stop, tuple(pieces)))
+    return tuple(blocks)
+
+
+def attend(
+    module: Any,
+    query: Float[Tensor, "1 head token size"],
+    key: Float[Tensor, "1 kv_head key size"],
+    value: Float[Tensor, "1 kv_head key size"],
+    attention_mask: Tensor | None,
+    *,
+    scaling: float,
+    blocks: tuple[Block, ...],
+    **_: Any,
+) -> tuple[Float[Tensor, "1 token head size"], None]:
+    """Attend block by block; the keys of a prefix, if there is one, come first and are seen by every query.
+
+    The signature is that of transformers' attention functions.
+    """
+    q, k, v = query[0], key[0], value[0]
+    n_heads, width, size = q.shape
+    past = k.shape[1] - width
+    out = torch.empty(width, n_heads, size, dtype=q.dtype)
+    for block in blocks:
+        keys, values = (with_prefix(x, past, block) for x in (k, v))
+        for start, stop, mask in block.pieces:
+            n, seen = stop - start, past + stop - block.start
+            # query heads that share keys are stacked, so that their products are one
+            rows = q[:, start:stop].reshape(len(k), -1, size)
+            scores = torch.baddbmm(rows.new_zeros(()), rows, keys[:, :seen].mT, beta=0, alpha=scaling)
+            if mask.shape[1]:
+                scores.view(n_heads, n, seen)[..., seen - mask.shape[1] :].add_(mask)
+            mixed = torch.bmm(scores.softmax(dim=-1), values[:, :seen])
+            out[start:stop] = mixed.view(n_heads, n, size).transpose(0, 1)
+    return out[None], None
+
+
+def with_prefix(
+    states: Float[Tensor, "kv_head key size"], past: int, block: Block
+) -> Float[Tensor, "kv_head seen size"]:
+    """Return the keys or values of the prefix and those of a block, next to each other."""
+    own = states[:, past + block.start : past + block.stop]
+    return torch.cat([states[:, :past], own], dim=1) if past else own
+
+
+@contextmanager
+def block_attention(hf: PreTrainedModel) -> Iterator[None]:
+    """Let a model attend block by block while the `with` runs; it must be called with `blocks=`."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, attend)
+    config = hf.config.get_text_config()
+    before = config._attn_implementation
+    config._attn_implementation = NAME
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+# ---------------------------------------------------------------------------------------------------- fused
+
+FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3", "Phi3")
+"""Families whose RMSNorm is weight * x / rms(x), without Gemma's 1 + weight."""
+GATED = ("Llama", "Mistral", "Qwen2", "Qwen3")
+"""Families whose MLP is down(act(gate(x)) * up(x)), each a layer of its own."""
+
+
+def rms_norm(module: Any, states: Tensor) -> Tensor:
+    """Return weight * x / sqrt(mean(x^2) + eps); the squares are summed without being written out."""
+    scale = torch.linalg.vector_norm(states, dim=-1, keepdim=True).square_().div_(states.shape[-1])
+    return (states * scale.add_(module.variance_epsilon).rsqrt_()).mul_(module.weight)
+
+
+def gated_mlp(module: Any, states: Tensor) -> Tensor:
+    """Return down(silu(gate(x)) * up(x)), in the memory of the gate."""
+    gate = nn.functional.silu(module.gate_proj(states), inplace=True)
+    return module.down_proj(gate.mul_(module.up_proj(states)))
+
+
+def is_silu(module: nn.Module) -> bool:
+    """Tell whether the activation of an MLP is SiLU, under either of its names."""
+    return type(getattr(module, "act_fn", None)).__name__ in ("SiLU", "SiLUActivation")
+
+
+def substitute(module: nn.Module) -> Callable[[Any, Tensor], Tensor] | None:
+    """Return the function that computes what a module does, or None where none is known to."""
+    kind = type(module)
+    if not kind.__module__.startswith("transformers.models."):
+        return None
+    if kind.__name__ in {f"{family}RMSNorm" for family in FAMILIES}:
+        return rms_norm
+    if kind.__name__ in {f"{family}MLP" for family in GATED} and is_silu(module):
+        return gated_mlp
+    return None
+
+
+@contextmanager
+def fused(hf: PreTrainedModel) -> Iterator[None]:
+    """Let the norms and MLPs of a model be computed by the functions above; their hooks run as ever."""
+    with ExitStack() as stack:
+        if hf.dtype == torch.float32 and hf.device.type == "cpu":
+            for module in hf.modules():
+                function = substitute(module)
+                # a module with a forward of its own (weights kept elsewhere) has been changed by somebody else
+                if function is not None and "forward" not in vars(module):
+                    module.forward = partial(function, module)
+                    stack.callback(delattr, module, "forward")
+        yield

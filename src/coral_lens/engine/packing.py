@@ -1,0 +1,147 @@
+"""Which questions share a row and which rows share a batch."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from coral_lens.engine.trees import PrefixGroup, Tree, build_tree, find_prefixes, shared_context
+from coral_lens.records import Prompt
+
+Packing = Literal["tree", "plain"]
+"""`tree`: options share their context under a mask. `plain`: one ordinary causal row per option, for models that refuse."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBatch:
+    """The rows of a batch, each a tuple of question numbers, and how many tokens of each row lie in its prefix."""
+
+    rows: tuple[tuple[int, ...], ...]
+    prefixes: tuple[int, ...]
+    """For each row, the length of the prefix that its questions share and that is computed apart; mostly 0."""
+    plain: bool = False
+    """Whether every option has a row of its own, whatever the plan's packing."""
+
+    @property
+    def questions(self) -> tuple[int, ...]:
+        return tuple(q for row in self.rows for q in row)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which question goes into which row of which batch. Row shapes change rounding, so a resumed run reuses its plan."""
+
+    batches: tuple[PlannedBatch, ...]
+    packing: Packing
+
+
+def plan_for(
+    prompts: Sequence[Prompt], *, token_budget: int, packing: Packing = "tree", border: int | None = None
+) -> Plan:
+    """Return the packing plan of prompts; it depends on their token ids alone.
+
+    A question with an option beyond `border` gets a batch of its own, for models (LongRoPE) in which the longest sequence
+    of a batch changes how all of it is computed; if its options lie on both sides, each of them has a row of its own.
+    """
+    crossing = [q for q, p in enumerate(prompts) if border is not None and longest(p) > border]
+    own = [
+        PlannedBatch(((q,),), (0,), plain=min(lengths(prompts[q])) <= (border or 0))
+        for q in sorted(crossing, key=lambda q: -longest(prompts[q]))
+    ]
+    alone = set(crossing) if packing == "tree" else set(range(len(prompts)))
+    groups = find_prefixes([None if q in alone else shared_context(p) for q, p in enumerate(prompts)])
+    rows = [(g, row) for g in groups if g.length for row in pack_rows(g, prompts)]
+    single = {q for g in groups if not g.length for q in g.members} - set(crossing)
+    sizes = {q: tree_size(build_tree(prompts[q]), packing) for q in sorted(single)}
+    shared = batch_rows(rows, prompts, token_budget=token_budget)
+    return Plan((*own, *shared, *batch_questions(sizes, token_budget=token_budget, packing=packing)), packing)
+
+
+def longest(prompt: Prompt) -> int:
+    """Return the length of a prompt's longest sequence."""
+    return max(lengths(prompt))
+
+
+def lengths(prompt: Prompt) -> list[int]:
+    """Return the length of each option's whole sequence."""
+    return [len(c) + len(o) for c, o in zip(prompt.contexts, prompt.options, strict=True)]
+
+
+def tree_size(tree: Tree, packing: Packing) -> int:
+    """Return how many tokens a question costs: its tree's, or those of all its options' whole sequences."""
+    if packing == "tree":
+        return len(tree)
+    return sum(int(tree.depths[path[-1]]) + 1 for path in tree.paths)
+
+
+ROW_WIDTH = 256
+"""Questions that share a prefix are put side by side up to this width: every row holds a copy of the prefix's cache."""
+
+
+def pack_rows(group: PrefixGroup, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
+    """Lay the questions of a prefix group side by side, the longest first."""
+    sizes = {q: len(build_tree(prompts[q], skip=group.length)) for q in group.members}
+    rows: list[list[int]] = []
+    room: list[int] = []
+    for q in sorted(sizes, key=lambda q: (-sizes[q], q)):
+        at = next((i for i, free in enumerate(room) if free >= sizes[q]), None)
+        if at is None:
+            rows.append([])
+            room.append(max(ROW_WIDTH, sizes[q]))
+            at = len(rows) - 1
+        rows[at].append(q)
+        room[at] -= sizes[q]
+    return [tuple(row) for row in rows]
+
+
+def batch_rows(
+    rows: Sequence[tuple[PrefixGroup, tuple[int, ...]]], prompts: Sequence[Prompt], *, token_budget: int
+) -> list[PlannedBatch]:
+    """Put rows with prefixes into batches, rows of one prefix next to each other so that it is computed once."""
+    batches: list[PlannedBatch] = []
+    some: list[tuple[PrefixGroup, tuple[int, ...]]] = []
+
+    def cost(candidates: Sequence[tuple[PrefixGroup, tuple[int, ...]]]) -> int:
+        widths = [sum(len(build_tree(prompts[q], skip=g.length)) for q in row) for g, row in candidates]
+        lengths = {g.members: g.length for g, _ in candidates}
+        return max(widths) * len(widths) + (max(lengths.values()) * len(lengths) if len(lengths) > 1 else 0)
+
+    def close() -> None:
+        if some:
+            batches.append(PlannedBatch(tuple(row for _, row in some), tuple(g.length for g, _ in some)))
+            some.clear()
+
+    for row in rows:
+        if some and cost([*some, row]) > token_budget:
+            close()
+        some.append(row)
+    close()
+    return batches
+
+
+def batch_questions(sizes: Mapping[int, int], *, token_budget: int, packing: Packing = "tree") -> list[PlannedBatch]:
+    """Group questions of similar size into batches of about `token_budget` tokens, padding included.
+
+    The longest come first, so that memory peaks at the start and the time left is never underestimated. Room left in a
+    row is given to the largest question that still fits.
+    """
+    order = sorted(sizes, key=lambda i: (sizes[i], -i))
+    keys = [sizes[i] for i in order]
+    batches = []
+    while order:
+        width = keys[-1]
+        rows = []
+        for _ in range(max(1, token_budget // width)):
+            row, room = [], width
+            while (at := bisect_right(keys, room) - 1) >= 0:
+                row.append(order.pop(at))
+                room -= keys.pop(at)
+                if packing == "plain":
+                    break
+            if not row:
+                break
+            rows.append(tuple(row))
+        batches.append(PlannedBatch(tuple(rows), (0,) * len(rows)))
+    return batches

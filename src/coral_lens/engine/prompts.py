@@ -1,0 +1,165 @@
+"""From Question to Prompt: the exact strings, then the exact token ids, that lm-eval would send. Never runs the model."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from coral_lens.errors import CoralError
+from coral_lens.records import Prompt, Question, Rendered, Style
+
+if TYPE_CHECKING:
+    from coral_lens.engine.architectures import Model
+
+
+TOKENIZER_BATCH = 4096
+QUESTIONS_AT_A_TIME = 128
+
+
+def render(question: Question, style: Style, model: Model) -> Rendered:
+    """Return the strings to score: the task's own where it brings a template, else made by the style.
+
+    Both styles follow lm-eval's templates: `text` that of ARC, `letters` that of CommonsenseQA.
+    """
+    if question.rendered is not None:
+        return question.rendered
+    lines = [f"Question: {question.text.strip()}"]
+    choices = question.options
+    if style.kind == "letters":
+        if len(choices) > len(string.ascii_uppercase):
+            raise CoralError(
+                f"Question {question.id!r} has {len(choices)} options, more than there are letters; use the text style."
+            )
+        choices = tuple(string.ascii_uppercase[: len(choices)])
+        lines += [f"{letter}. {option.strip()}" for letter, option in zip(choices, question.options, strict=True)]
+    passage = f"{question.passage.strip()}\n\n" if question.passage.strip() else ""
+    context = passage + "\n".join([*lines, "Answer:"])
+    if style.chat:
+        # as lm-eval does it: the delimiter is dropped, because the template ends the user's turn
+        context = model.chat_template([{"role": "user", "content": context}])
+    delimiter = "" if style.chat else " "
+    n = len(choices)
+    return Rendered((context,) * n, tuple(delimiter + c for c in choices), tuple(choices), chat=style.chat)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Questions that can be asked, with their strings and token ids, and why others cannot."""
+
+    questions: tuple[Question, ...]
+    rendered: tuple[Rendered, ...]
+    prompts: tuple[Prompt, ...]
+    left_out: dict[str, str]
+    """By question id, the reason in one sentence."""
+
+
+def prepare(questions: Sequence[Question], style: Style, model: Model) -> Prepared:
+    """Render and tokenise questions; one that cannot be asked is left out by name, and does not stop the others."""
+    asked: list[tuple[Question, Rendered]] = []
+    left_out: dict[str, str] = {}
+    for question in questions:
+        try:
+            asked.append((question, render(question, style, model)))
+        except CoralError as error:
+            left_out[question.id] = str(error)
+    kept: list[tuple[Question, Rendered, Prompt]] = []
+    for (question, rendered), pairs in zip(asked, encode_pairs([r for _, r in asked], model), strict=True):
+        try:
+            kept.append((question, rendered, fit_length(question.id, pairs, model.max_length)))
+        except CoralError as error:
+            left_out[question.id] = str(error)
+    if not kept:
+        reason = next(iter(left_out.values()), "check the file, the split and the limit.")
+        raise CoralError(f"There are no questions to score: {reason}")
+    return Prepared(tuple(k[0] for k in kept), tuple(k[1] for k in kept), tuple(k[2] for k in kept), left_out)
+
+
+def tokenize(questions: Sequence[Question], rendered: Sequence[Rendered], model: Model) -> list[Prompt]:
+    """Return the token ids of each question; one that cannot be asked is an error."""
+    encoded = encode_pairs(rendered, model)
+    return [fit_length(q.id, pairs, model.max_length) for q, pairs in zip(questions, encoded, strict=True)]
+
+
+Pairs = list[tuple[tuple[int, ...], tuple[int, ...]]]
+
+
+def encode_pairs(rendered: Sequence[Rendered], model: Model) -> Iterator[Pairs]:
+    """Yield the context and option ids of each question, as lm-eval's HFLM encodes (context, continuation) pairs.
+
+    lm-eval moves the context's trailing white space to the continuation, encodes the context and the whole string, and
+    takes what the whole has beyond the context's length. Questions are encoded some at a time, because the strings of all
+    options are several times as long as what is kept of them; among those, every distinct string is encoded once.
+    """
+    for start in range(0, len(rendered), QUESTIONS_AT_A_TIME):
+        yield from encode_some(rendered[start : start + QUESTIONS_AT_A_TIME], model)
+
+
+def encode_some(rendered: Sequence[Rendered], model: Model) -> Iterator[Pairs]:
+    """Yield the context and option ids of each question; the ids of all their strings are held at once."""
+    pairs = [[shift_space(c, o) for c, o in zip(r.contexts, r.continuations, strict=True)] for r in rendered]
+    texts = dict.fromkeys(t for row in pairs for c, o in row for t in ((c, c + o) if c else ()))
+    ids = encode(list(texts), model)
+    bare = dict.fromkeys(o for row in pairs for c, o in row if not c)
+    bare_ids = encode(list(bare), model, special=False)
+    for row in pairs:
+        yield [(ids[c], ids[c + o][len(ids[c]) :]) if c else after_prefix(bare_ids[o], model) for c, o in row]
+
+
+def shift_space(context: str, continuation: str) -> tuple[str, str]:
+    """Move the context's trailing white space to the front of the continuation."""
+    bare = context.rstrip()
+    return bare, context[len(bare) :] + continuation
+
+
+def encode(texts: list[str], model: Model, *, special: bool | None = None) -> dict[str, tuple[int, ...]]:
+    """Encode texts in batches, with the tokenizer's default special tokens unless the text already begins with BOS."""
+    tokenizer = model.tokenizer
+    bos = str(tokenizer.decode([prefix_token(model)]))
+    found: dict[str, tuple[int, ...]] = {}
+    seen: dict[int, int] = {}
+    for marked in (False, True):
+        some = [t for t in texts if (special is None and t.startswith(bos)) == marked]
+        extra = {"add_special_tokens": False} if marked or special is False else {}
+        for start in range(0, len(some), TOKENIZER_BATCH):
+            batch = some[start : start + TOKENIZER_BATCH]
+            encoded = tokenizer(batch, return_attention_mask=False, verbose=False, **extra)["input_ids"]
+            # one object for each number that occurs, however often it does: a tuple then takes a fifth of the memory
+            found.update(
+                (text, tuple(map(seen.setdefault, ids, ids))) for text, ids in zip(batch, encoded, strict=True)
+            )
+    return found
+
+
+def prefix_token(model: Model) -> int:
+    """Return the token that stands for an empty context: BOS, or EOS where there is none."""
+    tokenizer = model.tokenizer
+    token = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.eos_token_id
+    if token is None:
+        raise CoralError(f"The tokenizer of {model.name!r} has neither a BOS nor an EOS token.")
+    return int(token)
+
+
+def after_prefix(ids: tuple[int, ...], model: Model) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Give an empty context its stand-in token, unless the continuation already begins with it."""
+    prefix = prefix_token(model)
+    return (ids[:1], ids[1:]) if ids and ids[0] == prefix else ((prefix,), ids)
+
+
+def fit_length(name: str, pairs: Pairs, limit: int) -> Prompt:
+    """Cut on the left what exceeds the model's length, exactly as lm-eval does: limit + 1 tokens stay, the last unread."""
+    contexts, options = [], []
+    for number, (context, option) in enumerate(pairs, start=1):
+        if not option:
+            raise CoralError(f"Question {name!r}: option {number} has no tokens of its own; change its text.")
+        if len(option) > limit:
+            raise CoralError(
+                f"Question {name!r}: option {number} has {len(option)} tokens, but the model reads {limit} at most."
+            )
+        room = limit + 1 - len(option)
+        contexts.append(context if len(context) <= room else context[-room:])
+        options.append(option)
+    truncated = any(len(c) < len(pair[0]) for c, pair in zip(contexts, pairs, strict=True))
+    shared = contexts[0] if all(c == contexts[0] for c in contexts) else None
+    return Prompt(name, tuple(shared or c for c in contexts), tuple(options), truncated)

@@ -1,0 +1,208 @@
+"""What later methods read while options are scored: heads (ITI), final states (CCPS), residual states by token (SAEs).
+
+Each is an engine.Reader: it takes its part inside the hook, so that memory grows with what is taken from one batch, and
+never with the number of questions. Readers never change a state. Pooled residuals, which the lens reads, are in engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from coral_lens.engine.batches import Batch
+from coral_lens.engine.hooks import Site
+
+if TYPE_CHECKING:
+    from coral_lens.engine.architectures import Model
+
+
+HEAD_ROWS = 256
+"""Rows of the vocabulary head at a time: its logits stay small, however many states there are."""
+
+FINAL = Site("final", 0)
+
+
+# ------------------------------------------------------------------------------------------------- one row per option
+
+
+def at_last(flat: Float[Tensor, "position width"], batch: Batch) -> Float[Tensor, "option width"]:
+    """Return the states at the last token of each option."""
+    return flat[batch.answer_tokens[batch.answer_offsets[1:] - 1].to(flat.device)].float()
+
+
+def at_mean(flat: Float[Tensor, "position width"], batch: Batch) -> Float[Tensor, "option width"]:
+    """Return the mean of the states over each option's own tokens."""
+    tokens = flat[batch.answer_tokens.to(flat.device)].float()
+    return torch.segment_reduce(tokens, "mean", lengths=batch.answer_offsets.diff().to(flat.device), axis=0)
+
+
+def at_stem(flat: Float[Tensor, "position width"], batch: Batch) -> Float[Tensor, "option width"]:
+    """Return the states at the last context token of each option; options that share it have equal rows."""
+    return flat[batch.stems.to(flat.device)].float()
+
+
+OptionPlace = Literal["last", "mean", "stem"]
+POOLS: dict[OptionPlace, Callable[[Tensor, Batch], Tensor]] = {"last": at_last, "mean": at_mean, "stem": at_stem}
+
+
+@dataclass
+class HeadInputs:
+    """Reads the outputs of the attention heads: the input of each block's output projection, split by query head.
+
+    `take` gives `heads.<layer>` of shape [option, head, head_dim] in float32 for each layer. With grouped-query attention
+    there are still as many as there are query heads.
+    """
+
+    layers: tuple[int, ...]
+    n_heads: int
+    """Query heads of a block: `model.n_heads`."""
+    where: OptionPlace = "last"
+    """The option's last token, the mean over its own tokens, or the last context token."""
+    _found: dict[str, Tensor] = field(default_factory=dict, repr=False)
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        return tuple(Site("heads", layer) for layer in self.layers)
+
+    def read(self, site: Site, states: Tensor, batch: Batch) -> None:
+        rows = POOLS[self.where](states.reshape(-1, states.shape[-1]), batch)
+        self._found[heads_name(site.layer)] = rows.reshape(len(rows), self.n_heads, -1)
+
+    def take(self) -> dict[str, Tensor]:
+        found, self._found = self._found, {}
+        return found
+
+
+def heads_name(layer: int) -> str:
+    """Return the name under which the head inputs of a layer are read."""
+    return f"heads.{layer}"
+
+
+# -------------------------------------------------------------------------------------------------- one row per token
+
+
+@dataclass
+class FinalStates:
+    """Reads the normed state from which the vocabulary head predicts each answer token.
+
+    `take` gives `final` [token, width], one row per answer token in the model's own dtype (the head gives the very logits
+    that were scored), and `final.offsets` [option + 1]: the rows of option j are offsets[j] to offsets[j + 1].
+    """
+
+    _found: dict[str, Tensor] = field(default_factory=dict, repr=False)
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        return (FINAL,)
+
+    def read(self, site: Site, states: Tensor, batch: Batch) -> None:
+        flat = states.reshape(-1, states.shape[-1])
+        self._found = {"final": flat[batch.before_tokens.to(flat.device)], "final.offsets": batch.answer_offsets}
+
+    def take(self) -> dict[str, Tensor]:
+        found, self._found = self._found, {}
+        return found
+
+
+TokenPlace = Literal["answer", "context", "all"]
+
+
+def answer_positions(batch: Batch) -> Int[Tensor, " position"]:
+    """Return the flat positions of answer tokens in order, those that options share once."""
+    return batch.answer_tokens.unique()
+
+
+def all_positions(batch: Batch) -> Int[Tensor, " position"]:
+    """Return the flat positions of all tokens; padding is none."""
+    rows, width = batch.input_ids.shape
+    return (torch.arange(width).expand(rows, -1) < batch.lengths[:, None]).reshape(-1).nonzero()[:, 0]
+
+
+def context_positions(batch: Batch) -> Int[Tensor, " position"]:
+    """Return the flat positions of the tokens that are in no option."""
+    everything = all_positions(batch)
+    return everything[~torch.isin(everything, batch.answer_tokens)]
+
+
+TOKENS: dict[TokenPlace, Callable[[Batch], Tensor]] = {
+    "answer": answer_positions,
+    "context": context_positions,
+    "all": all_positions,
+}
+
+
+@dataclass
+class ResidualTokens:
+    """Reads residual states token by token, each position of the tree once: what a sparse autoencoder is trained on.
+
+    `take` gives `tokens.<layer>` [token, width] in the model's own dtype, and `tokens.offsets` [row + 1]: the tokens of the
+    batch's row r are offsets[r] to offsets[r + 1]. Prefixes that questions share through a cache are not among them.
+    """
+
+    layers: tuple[int, ...]
+    where: TokenPlace = "all"
+    """Answer tokens, context tokens, or both."""
+    _found: dict[str, Tensor] = field(default_factory=dict, repr=False)
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        return tuple(Site("residual", layer) for layer in self.layers)
+
+    def read(self, site: Site, states: Tensor, batch: Batch) -> None:
+        positions = TOKENS[self.where](batch)
+        rows, width = batch.input_ids.shape
+        self._found[tokens_name(site.layer)] = states.reshape(-1, states.shape[-1])[positions.to(states.device)]
+        self._found["tokens.offsets"] = torch.searchsorted(positions, torch.arange(rows + 1) * width)
+
+    def take(self) -> dict[str, Tensor]:
+        found, self._found = self._found, {}
+        return found
+
+
+def tokens_name(layer: int) -> str:
+    """Return the name under which the token states of a layer are read."""
+    return f"tokens.{layer}"
+
+
+def iter_logits(
+    model: Model, states: Float[Tensor, "row width"], rows: int = HEAD_ROWS
+) -> Iterator[tuple[slice, Float[Tensor, "some vocabulary"]]]:
+    """Yield the float32 logits of normed states, `rows` at a time, with the slice of the states that they belong to.
+
+    Full-vocabulary logits are large: use each piece and let it go.
+    """
+    device = next(model.head.parameters()).device
+    for start in range(0, len(states), rows):
+        piece = slice(start, min(start + rows, len(states)))
+        yield piece, model.logits(states[piece].to(device))
+
+
+@dataclass
+class PooledResidual:
+    """Reads the mean residual state over each option's own tokens, at the given layers (the paper's Eq. 2)."""
+
+    layers: tuple[int, ...]
+    _pooled: dict[str, Tensor] = field(default_factory=dict, repr=False)
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        return tuple(Site("residual", layer) for layer in self.layers)
+
+    def read(self, site: Site, states: Tensor, batch: Batch) -> None:
+        tokens = states.reshape(-1, states.shape[-1])[batch.answer_tokens.to(states.device)].float()
+        lengths = batch.answer_offsets.diff().to(states.device)
+        self._pooled[layer_name(site.layer)] = torch.segment_reduce(tokens, "mean", lengths=lengths, axis=0)
+
+    def take(self) -> dict[str, Tensor]:
+        pooled, self._pooled = self._pooled, {}
+        return pooled
+
+
+def layer_name(layer: int) -> str:
+    """Return the name under which a layer's pooled states are kept."""
+    return f"layer.{layer}"

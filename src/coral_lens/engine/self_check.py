@@ -1,0 +1,222 @@
+"""What `coral doctor` says of a model: the parts that were found, and whether the engine reads them as Hugging Face does."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from coral_lens.engine.batches import Batch, collate
+from coral_lens.engine.hooks import Site
+from coral_lens.engine.packing import Packing, plan_for
+from coral_lens.engine.readers import PooledResidual, layer_name
+from coral_lens.engine.scoring import NotFiniteError, ScoredBatch, score, score_batch
+from coral_lens.engine.trees import build_tree
+from coral_lens.errors import CoralError
+from coral_lens.records import Prompt
+
+if TYPE_CHECKING:
+    from coral_lens.engine.architectures import Model
+
+
+# ----------------------------------------------------------------------------------------------------- self-check
+
+CHECK_TEXTS = (
+    ("Question: Which of these is a colour?\nAnswer:", (" red", " a wooden table", " red wine glasses")),
+    ("The sun rises in the", (" east", " west, as everybody knows")),
+)
+TOLERANCE = {torch.float32: 2e-3, torch.float64: 1e-6}
+"""Log-probabilities of the tree and of plain passes may differ by this much."""
+ROUNDINGS = 1.5
+"""In half precision log-probabilities move by tenths of a nat from rounding alone, so that no fixed tolerance tells it from
+a wrong mask. States of the tree may differ from plain ones by so many times what one more rounding of every layer does."""
+
+MASK_REFUSALS = (RuntimeError, ValueError, TypeError, LookupError, AttributeError)
+"""What models raise that cannot take the tree's attention mask; some look for an attribute of a mask of another form."""
+
+
+def check_prompts(model: Model) -> list[Prompt]:
+    """Return two small prompts of ragged options, two of which begin alike."""
+    encode = model.tokenizer.encode
+    prompts = []
+    for i, (context, options) in enumerate(CHECK_TEXTS):
+        ids = tuple(encode(context))
+        tails = tuple(tuple(encode(o, add_special_tokens=False)) for o in options)
+        prompts.append(Prompt(f"check {i}", (ids,) * len(tails), tails))
+    return prompts
+
+
+@dataclass(frozen=True, slots=True)
+class SelfCheck:
+    """How far the packed tree is from plain passes over the same prompts."""
+
+    difference: float
+    """Largest difference in an option's log-probability."""
+    excess: float
+    """The difference, of log-probabilities or in half precision of states, divided by what rounding explains."""
+
+    @property
+    def sound(self) -> bool:
+        return self.excess <= 1
+
+
+def self_check(model: Model, prompts: Sequence[Prompt]) -> SelfCheck:
+    """Compare the tree with plain passes over the same prompts."""
+    reader = PooledResidual(tuple(range(model.n_layers + 1)))
+    trees = dict(enumerate(build_tree(p) for p in prompts))
+    packed = score_batch(model, collate(trees, [tuple(trees)], packing="tree"), readers=[reader])
+    rows = collate(trees, [(i,) for i in trees], packing="plain")
+    plain = score_batch(model, rows, readers=[reader])
+    difference = float((packed.logprobs - plain.logprobs).abs().max())
+    if model.dtype in TOLERANCE:
+        return SelfCheck(difference, difference / TOLERANCE[model.dtype])
+    rounded = score_batch(model, rows, readers=[reader], edits=[Rounding(reader.sites)])
+    # layer by layer: rounding grows on its way up, and would hide in the last layer what is plain to see in the first
+    ratios = [distance(packed, plain, name) / (distance(rounded, plain, name) or 1.0) for name in plain.readings]
+    return SelfCheck(difference, max(ratios) / ROUNDINGS)
+
+
+def distance(one: ScoredBatch, other: ScoredBatch, name: str) -> float:
+    """Return the distance between two readings of the same name."""
+    return float((one.readings[name] - other.readings[name]).norm())
+
+
+@dataclass
+class Rounding:
+    """Moves every state by up to one unit in its last place, as if it had been rounded once more."""
+
+    sites: tuple[Site, ...]
+    _random: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0), repr=False)
+
+    def edit(self, site: Site, states: Tensor, batch: Batch) -> Tensor:
+        moves = torch.rand(states.shape, generator=self._random).to(states.device) * 2 - 1
+        return (states.float() * (1 + torch.finfo(states.dtype).eps * moves)).to(states.dtype)
+
+
+def choose_packing(model: Model) -> Packing:
+    """Return `tree` if the model scores a question the same way packed and plain, else `plain`, and say so."""
+    try:
+        check = self_check(model, check_prompts(model))
+    except MASK_REFUSALS as error:
+        reason = f"it refuses the tree's attention mask ({type(error).__name__})"
+    except NotFiniteError:
+        refuse_checkpoint(model)
+        reason = "not all scores and states of its self-check are finite"
+    else:
+        if check.sound and model.knows_window:
+            return "tree"
+        reason = "its family has a sliding window that is not known here"
+        if model.knows_window:
+            reason = f"packed and plain log-probabilities differ by {check.difference:.2g}"
+    warnings.warn(
+        f"{model.name}: {reason}, so every option is scored in a row of its own, which is slower.", stacklevel=2
+    )
+    return "plain"
+
+
+def refuse_checkpoint(model: Model) -> None:
+    """Refuse a model that gives nothing finite for any prompt of the self-check, before it does so for every question."""
+    prompts = check_prompts(model)
+    sound = score(model, prompts, plan_for(prompts, token_budget=1, packing="plain"), on_broken=lambda _: None)
+    if not any(True for _ in sound):
+        raise CoralError(
+            f"The model {model.name!r} gives scores that are not finite, whatever it is asked: its weights or dtype are "
+            "broken; try --dtype float32."
+        )
+
+
+ROUND_TRIP = "Hello, wörld! 3 < 4 and  two spaces."
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the examination."""
+
+    what: str
+    found: str
+    ok: bool = True
+
+
+def examine(model: Model) -> list[Finding]:
+    """Return what was found, and the outcome of each check."""
+    found = [*parts(model), *tokenizer_checks(model)]
+    try:
+        return [*found, packing_check(model), layer_check(model)]
+    except NotFiniteError as error:
+        return [*found, Finding("scores and states", str(error), ok=False)]
+
+
+def parts(model: Model) -> list[Finding]:
+    """Name the parts that the engine uses."""
+    names = {module: name for name, module in model.hf.named_modules()}
+    config = model.hf.config.get_text_config()
+    heads = getattr(config, "num_attention_heads", "?")
+    projections = [names[module] for module in model.projections]
+    n_params = sum(p.numel() for p in model.hf.parameters())
+    return [
+        Finding("architecture", f"{type(model.hf).__name__} ({config.model_type}), {n_params / 1e6:,.0f} M parameters"),
+        Finding("layers", f"0 (embeddings) to {model.n_layers}, width {model.width}, {heads} heads"),
+        Finding("blocks", f"{names[model.blocks[0]]} ... {names[model.blocks[-1]]}"),
+        Finding("final norm, head", f"{names[model.norm]}, {names[model.head]}"),
+        Finding("output projections", f"{projections[0]} ... {projections[-1]}" if projections else "none"),
+        Finding("attention mask", model.mask_form),
+        Finding("dtype, device", f"{model.dtype}, {model.device}"),
+        Finding("longest input", f"{model.max_length} tokens"),
+        Finding("weights", model.fingerprint["weights"][:16]),
+        Finding("tokenizer", model.fingerprint["tokenizer"][:16]),
+    ]
+
+
+def tokenizer_checks(model: Model) -> list[Finding]:
+    """Say whether prompts begin with BOS, and whether text survives the tokenizer."""
+    tokenizer = model.tokenizer
+    ids = tokenizer.encode("a")
+    adds = tokenizer.bos_token_id is not None and ids[0] == tokenizer.bos_token_id
+    bos = f"{'added' if adds else 'not added'} by the tokenizer (bos_token is {tokenizer.bos_token!r})"
+    back = str(tokenizer.decode(tokenizer.encode(ROUND_TRIP, add_special_tokens=False)))
+    same = back.strip() == ROUND_TRIP
+    return [
+        Finding("BOS", bos),
+        Finding("text round trip", "kept" if same else f"{ROUND_TRIP!r} became {back!r}", same),
+    ]
+
+
+def packing_check(model: Model) -> Finding:
+    """Compare the packed tree with plain passes."""
+    try:
+        check = self_check(model, check_prompts(model))
+    except MASK_REFUSALS as error:
+        return Finding("packed against plain", f"refused: {error}", ok=False)
+    said = f"log-probs differ by {check.difference:.1e}, {check.excess:.2g} times what rounding may do"
+    return Finding("packed against plain", said, check.sound)
+
+
+@torch.inference_mode()
+def layer_check(model: Model) -> Finding:
+    """Compare the states that the engine reads with Hugging Face's own, the last ones after the final norm."""
+    first = check_prompts(model)[0]
+    context, option = first.contexts[0], first.options[0]
+    # the second option is one token: its mean is that token's state, so that the norm can be applied to it
+    prompt = Prompt("check", (context, context), (option, option[:1]))
+    reader = PooledResidual(tuple(range(model.n_layers + 1)))
+    batch = collate({0: build_tree(prompt)}, [(0,)], packing="plain")  # the other check is for the tree's mask
+    readings = score_batch(model, batch, readers=[reader]).readings
+    ids = torch.tensor([[*context, *option]], device=model.device)
+    states = model.hf(ids, output_hidden_states=True).hidden_states
+    start, normed = len(context), states[-1]
+    # Mamba's list begins after the first block: the state before the normed one is then that of the last block
+    first_layer = 1 if torch.allclose(model.norm(states[-2]), normed) else 0
+    ours = [readings[layer_name(layer)][0] for layer in range(first_layer, model.n_layers + first_layer)]
+    theirs = [s[0, start:].float().mean(dim=0).cpu() for s in states[:-1]]
+    ours.append(model.norm(readings[layer_name(model.n_layers)][1].to(normed.device, normed.dtype)).float().cpu())
+    theirs.append(normed[0, start].float().cpu())
+    worst = max(float((a - b).abs().max() / b.abs().max()) for a, b in zip(ours, theirs, strict=True))
+    return Finding(
+        "layer map",
+        f"states equal Hugging Face's to {worst:.1e} of their range; the last is read before the final norm",
+        worst < (1e-4 if model.dtype == torch.float32 else 5e-2),
+    )

@@ -1,0 +1,1 @@
+"""The lm-eval plugin: the model `coral`, metrics of calibration, and lm-eval's logs as predictions."""

@@ -1,0 +1,151 @@
+"""Score lm-eval's requests through the engine: log-probabilities, greedy flags and, for a lens, pooled states.
+
+The strings are lm-eval's own and are encoded as its HFLM encodes them, so that the numbers are HFLM's; but options share
+their context here, so that it is computed once. Never decides what to answer: see lm_eval_model.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from coral_lens.engine.budget import choose_budget
+from coral_lens.engine.hooks import Reader
+from coral_lens.engine.packing import Packing, plan_for
+from coral_lens.engine.prompts import encode_pairs, fit_length
+from coral_lens.engine.readers import FinalStates, PooledResidual, layer_name
+from coral_lens.engine.scoring import TOKEN_BUDGET, ScoredBatch, score
+from coral_lens.engine.self_check import choose_packing
+from coral_lens.harness.requests import Pair, choices_of
+from coral_lens.records import UNKNOWN, OptionTable, Prompt, Question, Rendered, offsets_of
+from coral_lens.storage.shards import compact
+
+if TYPE_CHECKING:
+    from coral_lens.engine.architectures import Model
+
+
+Options = tuple[Pair, ...]
+"""The requests of one question, option by option; or a single request that stands for itself."""
+
+
+@dataclass(frozen=True)
+class ScoredRequests:
+    """Scored questions, in the shape in which a lens reads a store (joined.Scored)."""
+
+    table: OptionTable
+    """Answers are unknown: requests do not tell them."""
+    greedy: Bool[np.ndarray, " row"]
+    """Whether the model itself, taking the likeliest token each time, would write the option."""
+    states: Mapping[int, Float[np.ndarray, "row width"]]
+    """By layer."""
+    manifest: dict[str, Any] = field(default_factory=dict)
+    questions: tuple[Question, ...] = ()
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return tuple(self.states)
+
+    def layer(self, layer: int) -> Float[np.ndarray, "row width"]:
+        """Return one layer's pooled states."""
+        return self.states[layer]
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """How prompts are laid out: what a store records in its manifest."""
+
+    packing: Packing
+    token_budget: int
+
+
+def choose_shape(model: Model) -> Shape:
+    """Return how this model is scored on this machine, by the rules of an activation store."""
+    packing = choose_packing(model)
+    return Shape(packing, choose_budget(model) if packing == "tree" else TOKEN_BUDGET)
+
+
+def score_requests(
+    model: Model,
+    questions: Mapping[Options, str],
+    shape: Shape,
+    *,
+    layers: tuple[int, ...] = (),
+    progress: Callable[[int], None] | None = None,
+) -> ScoredRequests:
+    """Score questions, each with a name for errors; `progress` is told how many more are done.
+
+    The states of `layers` are rounded as a store rounds them, so that a lens sees the same.
+    """
+    rendered = [render(options) for options in questions]
+    encoded = zip(questions.values(), encode_pairs(rendered, model), strict=True)
+    prompts = [fit_length(name, pairs, model.max_length) for name, pairs in encoded]
+    warn_truncated(prompts)
+    plan = plan_for(prompts, token_budget=shape.token_budget, packing=shape.packing, border=model.rope_border)
+    offsets = offsets_of([len(p.options) for p in prompts])
+    logprobs, greedy = np.zeros(offsets[-1]), np.zeros(offsets[-1], dtype=bool)
+    states = {layer: torch.zeros(int(offsets[-1]), model.width) for layer in layers}
+    readers: list[Reader] = [FinalStates(), *([PooledResidual(layers)] if layers else [])]
+    for scored in score(model, prompts, plan, readers=readers):
+        rows = np.concatenate([np.arange(offsets[q], offsets[q + 1]) for q in scored.batch.questions])
+        logprobs[rows] = scored.logprobs.numpy()
+        greedy[rows] = greedy_options(model, scored)
+        for layer in layers:
+            states[layer][torch.from_numpy(rows)] = scored.readings[layer_name(layer)]
+        if progress:
+            progress(len(scored.batch.questions))
+    choices = [choice for r in rendered for choice in r.choices]
+    table = OptionTable(
+        logprobs=logprobs,
+        n_tokens=np.array([len(ids) for p in prompts for ids in p.options]),
+        n_chars=np.array([len(choice) for choice in choices]),
+        n_bytes=np.array([len(choice.encode()) for choice in choices]),
+        offsets=offsets,
+        answers=np.full(len(prompts), UNKNOWN),
+    )
+    return ScoredRequests(table, greedy, {layer: compact(s).float().numpy() for layer, s in states.items()})
+
+
+def render(options: Options) -> Rendered:
+    """Return the strings of a question."""
+    continuations = tuple(continuation for _, continuation in options)
+    return Rendered(tuple(context for context, _ in options), continuations, choices_of(continuations))
+
+
+def warn_truncated(prompts: Sequence[Prompt]) -> None:
+    """Say how many prompts were too long."""
+    n_cut = sum(p.truncated for p in prompts)
+    if n_cut:
+        message = f"{n_cut} of {len(prompts)} prompts were longer than the model reads and were cut on the left."
+        warnings.warn(message, stacklevel=3)
+
+
+@torch.inference_mode()
+def greedy_options(model: Model, scored: ScoredBatch) -> Bool[np.ndarray, " option"]:
+    """Return which options are what the model itself would write.
+
+    Few options begin with the likeliest token, and only of those is the rest looked at: the vocabulary head, which costs
+    most, runs about once per question.
+    """
+    batch, final = scored.batch, scored.readings["final"]
+    starts, ends = batch.answer_offsets[:-1], batch.answer_offsets[1:]
+    # options with the same last context token are predicted from one state
+    _, first, which = np.unique(batch.stems.numpy(), return_index=True, return_inverse=True)
+    likeliest = likeliest_tokens(model, final[starts[torch.from_numpy(first)]])[torch.from_numpy(which)]
+    greedy = likeliest == batch.targets[starts]
+    for option in greedy.nonzero().flatten().tolist():
+        rest = slice(int(starts[option]) + 1, int(ends[option]))
+        if rest.start < rest.stop:
+            greedy[option] = bool((likeliest_tokens(model, final[rest]) == batch.targets[rest]).all())
+    return greedy.numpy()
+
+
+def likeliest_tokens(model: Model, states: Tensor) -> Tensor:
+    """Return the token that the vocabulary head likes best after each normed state."""
+    return model.logits(states.to(model.device)).argmax(dim=-1).cpu()

@@ -1,0 +1,69 @@
+"""Calibrate a fitted lens for prediction sets and abstention, on labelled questions that it has never seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+from jaxtyping import Bool
+
+from coral_lens.data.splits import question_keys, rows_of
+from coral_lens.engine.activations import ActivationStore
+from coral_lens.errors import CoralError
+from coral_lens.lens.artefact import Lens
+from coral_lens.metrics.conformal import fit_abstention, fit_conformal
+from coral_lens.records import UNKNOWN, Question, offsets_of
+
+
+@dataclass(frozen=True)
+class Guarantees:
+    """What is to be promised of the lens's answers; None promises nothing."""
+
+    coverage: float | None = 0.9
+    """Share of questions whose prediction set holds the right option."""
+    kind: str = "lac"
+    """How sets are formed: lac (smallest on average), aps, raps (see `conformal`)."""
+    risk: float | None = None
+    """Highest error rate among the questions on which the lens does not abstain."""
+    delta: float = 0.1
+    """Chance that the risk is exceeded all the same."""
+
+
+def fresh_of(lens: Lens, questions: Sequence[Question]) -> Bool[np.ndarray, " question"]:
+    """Return which questions the lens was not fitted on; refuse questions that nothing can be promised from.
+
+    Questions that calibrated it before may do so again: a new promise takes the place of the old one.
+    """
+    unlabelled = [q.id for q in questions if q.answer == UNKNOWN]
+    if unlabelled:
+        raise CoralError(f"Question {unlabelled[0]!r} has no answer; calibration needs the correct option of each.")
+    fresh = ~np.isin(question_keys(questions, version=lens.keys), lens.seen)
+    if not fresh.any():
+        raise CoralError(
+            "The lens was fitted on all of these questions, so they cannot say how good it is on others; calibrate it on "
+            "questions that it has not seen."
+        )
+    return fresh
+
+
+def calibrate(lens: Lens, store: ActivationStore, guarantees: Guarantees) -> tuple[Lens, int]:
+    """Return the lens with its sets and abstention, and how many questions were left out because it had seen them.
+
+    The questions that calibrate it are remembered, so that no evaluation counts them.
+    """
+    table, questions = store.table, store.questions
+    fresh = fresh_of(lens, questions)
+    rows = rows_of(table.offsets, fresh)
+    offsets = offsets_of(np.diff(table.offsets)[fresh].tolist())
+    p, answers = lens.apply(store)[lens.method][rows], table.answers[fresh]
+    sets, abstention = lens.sets, lens.abstention
+    if guarantees.coverage is not None:
+        sets = fit_conformal(p, offsets, answers, coverage=guarantees.coverage, kind=guarantees.kind)
+    if guarantees.risk is not None:
+        surest = np.maximum.reduceat(p, offsets[:-1])
+        chosen = np.array([int(p[a:b].argmax()) for a, b in pairwise(offsets)])
+        abstention = fit_abstention(surest, chosen == answers, risk=guarantees.risk, delta=guarantees.delta)
+    calibrated_on = np.union1d(lens.calibrated_on, question_keys(questions, version=lens.keys)[fresh])
+    return replace(lens, sets=sets, abstention=abstention, calibrated_on=calibrated_on), int((~fresh).sum())

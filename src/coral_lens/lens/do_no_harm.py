@@ -1,0 +1,107 @@
+"""Do no harm, learned: lenses that were fitted without a part of the training mixture predict that part.
+
+What they say there, beside what the lens says of held-out questions of the whole mixture, teaches how much a correction is
+worth at what distance. Test tasks are never used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from coral_lens.data.splits import rows_of
+from coral_lens.lens.choose import Candidate, fit_parts, moved
+from coral_lens.lens.shift import ShiftModel, fit_shift, places
+from coral_lens.lens.tempering import FEWEST, Evidence, Tempering, domains_of, evidence_of, fit_tempering
+from coral_lens.lens.training_data import TrainingData
+from coral_lens.records import offsets_of
+
+Questions = Bool[np.ndarray, " question"]
+
+
+class Simulated(NamedTuple):
+    """What a lens says of questions that it was not fitted on, their answers and their shifts."""
+
+    evidence: Evidence
+    answers: np.ndarray
+    shifts: np.ndarray
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """The training questions with their places in the model's states and the parts of the mixture they belong to."""
+
+    data: TrainingData
+    at: Float[np.ndarray, "question width"]
+    domains: np.ndarray
+
+    def shift(self, train: Questions, held_out: Questions) -> ShiftModel:
+        """Fit the shift model on some questions; others say what is typical."""
+        return fit_shift(self.at, self.domains.tolist(), train=np.flatnonzero(train), held_out=np.flatnonzero(held_out))
+
+    def can_spare(self, name: str) -> bool:
+        """Whether enough questions are left to fit a lens and to choose its stop when a part is left out."""
+        kept, held_out = self.domains != name, self.data.rounds[0]
+        return int((kept & ~held_out).sum()) >= FEWEST and bool((kept & held_out).any())
+
+
+def fit_do_no_harm(
+    data: TrainingData, chosen: Candidate, gamma: float, *, temper: bool, seed: int
+) -> tuple[ShiftModel, Tempering | None, dict[str, Any]]:
+    """Fit the shift model and, if the lens is to be tempered, the tempering; also say what was simulated."""
+    at = places(data.layer(chosen.recipe.layers[0]), data.table.offsets)
+    mixture = Mixture(data, at, np.array(domains_of(data.questions, at, seed=seed)))
+    held_out = data.rounds[0]
+    shift = mixture.shift(~held_out, held_out)
+    if not temper:
+        return shift, None, {}
+    names = [name for name in sorted(set(mixture.domains)) if mixture.can_spare(name)]
+    inside = within(mixture, chosen, gamma)
+    outside = [without(mixture, chosen, gamma, name) for name in names]
+    # both halves weigh the same, however many questions each has: the lens must serve near and far questions
+    balance = sum(len(s.answers) for s in outside) / len(inside.answers) if outside else 1.0
+    tempering = fit_tempering([(*inside[:2], balance), *((*s[:2], 1.0) for s in outside)])
+    shown = [
+        {"part": name, "questions": len(s.answers), "shift": float(np.median(s.shifts))}
+        for name, s in zip(["held out", *(f"without {n}" for n in names)], [inside, *outside], strict=True)
+    ]
+    return shift, tempering, {"simulated": shown}
+
+
+def within(mixture: Mixture, chosen: Candidate, gamma: float) -> Simulated:
+    """Return what the lens says of validation questions: no shift beyond that between questions of one kind."""
+    data = mixture.data
+    shifts = np.ones(len(data.questions))
+    for mask in data.rounds:
+        model = mixture.shift(~mask, mask)
+        shifts[mask] = model.of(mixture.at, np.flatnonzero(mask))
+    return simulated(data, chosen.base, chosen.probs(data, gamma), shifts, data.covered)
+
+
+def without(mixture: Mixture, chosen: Candidate, gamma: float, name: str) -> Simulated:
+    """Return what a lens that was fitted without a part of the mixture says of that part."""
+    data, recipe = mixture.data, chosen.recipe
+    kept, held_out = mixture.domains != name, data.rounds[0]
+    parts = fit_parts(data, recipe, kept & ~held_out, kept & held_out)
+    scores = parts.scores(data.features(recipe.layers, recipe.inputs))
+    base = parts.base_weight * np.log(np.maximum(data.p, 1e-300))
+    probs = moved(recipe.rule, data.p, base, scores, data.table.offsets, gamma)
+    shifts = mixture.shift(kept & ~held_out, kept & held_out).of(mixture.at)
+    return simulated(data, base, probs, shifts, ~kept)
+
+
+def simulated(
+    data: TrainingData,
+    base: Float[np.ndarray, " row"],
+    probs: Float[np.ndarray, " row"],
+    shifts: Float[np.ndarray, " question"],
+    mask: Questions,
+) -> Simulated:
+    """Return the evidence on the marked questions."""
+    rows = rows_of(data.table.offsets, mask)
+    offsets = offsets_of(np.diff(data.table.offsets)[mask].tolist())
+    evidence = evidence_of(base[rows], probs[rows], shifts[mask], offsets)
+    return Simulated(evidence, data.table.answers[mask], shifts[mask])

@@ -1,0 +1,62 @@
+"""What a probe sees of an option: its pooled state, and by name what the authors' published code adds to it. Only arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from coral_lens.errors import CoralError, nearest
+from coral_lens.ragged import centre
+from coral_lens.storage.arrays import let_go, question_chunks, room
+
+INPUTS = ("centred", "rank")
+"""`centred`: states minus their mean over the question's options. `rank`: the option's rank by base probability, as one
+number and as a one-hot. Both are in the authors' code and not in the paper, so both are off unless asked for; the listwise
+lens is always centred, because what all options share cannot tell them apart."""
+N_RANKS = 5
+"""One-hots of ranks: first to fourth, and one for every later place."""
+
+
+def check_inputs(names: Sequence[str]) -> None:
+    """Refuse an unknown name."""
+    for name in names:
+        if name not in INPUTS:
+            raise CoralError(f"Unknown input {name!r}; use {' or '.join(INPUTS)}.{nearest(name, INPUTS)}")
+
+
+def build_inputs(
+    states: Float[np.ndarray, "row width"],
+    p: Float[np.ndarray, " row"],
+    offsets: Int[np.ndarray, " edge"],
+    names: Sequence[str],
+) -> Float[np.ndarray, "row feature"]:
+    """Return what the probe standardises and sees; without names, the states themselves."""
+    if not names:
+        return states
+    width = states.shape[1]
+    out = room(len(states), width + (1 + N_RANKS if "rank" in names else 0))
+    for questions, rows in question_chunks(offsets, out.shape[1]):
+        edges = offsets[questions.start : questions.stop + 1] - rows.start
+        out[rows, :width] = centre(states[rows], edges) if "centred" in names else states[rows]
+        if "rank" in names:
+            out[rows, width:] = rank_features(p[rows], edges)
+        let_go(states, out)
+    return out
+
+
+def rank_features(p: Float[np.ndarray, " row"], offsets: Int[np.ndarray, " edge"]) -> Float[np.ndarray, "row rank"]:
+    """Return each option's rank by probability: scaled from 0 (first) to 1 (last), then as a one-hot."""
+    ranks = ranks_of(p, offsets)
+    sizes = np.repeat(np.diff(offsets), np.diff(offsets))
+    return np.column_stack([ranks / (sizes - 1), np.eye(N_RANKS)[np.minimum(ranks, N_RANKS - 1)]])
+
+
+def ranks_of(p: Float[np.ndarray, " row"], offsets: Int[np.ndarray, " edge"]) -> Int[np.ndarray, " row"]:
+    """Return 0 for the most probable option of each question, 1 for the next; of equal ones the first comes first."""
+    question = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    order = np.lexsort((np.arange(len(p)), -p, question))
+    ranks = np.empty(len(p), dtype=np.int64)
+    ranks[order] = np.arange(len(p)) - offsets[:-1][question]
+    return ranks

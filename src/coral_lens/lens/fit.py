@@ -1,0 +1,297 @@
+"""Fit a lens: extract states, learn a probe per layer on training questions, choose layer and strength on validation.
+
+Test questions cannot be seen here: no function takes any.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from coral_lens.data.licences import terms_of
+from coral_lens.data.splits import question_keys, rows_of, split_mask
+from coral_lens.engine.extract import Extraction, all_layers, extract
+from coral_lens.errors import CoralError
+from coral_lens.lens.artefact import Lens, cooled, load_lens
+from coral_lens.lens.choose import SHOWN, Asked, Candidate, Parts, choose, cost_of, fit_parts, screen_of
+from coral_lens.lens.do_no_harm import fit_do_no_harm
+from coral_lens.lens.layer_view import LayerFit, LayerView, view_of
+from coral_lens.lens.learning_curve import brier_by_question, learning_curve
+from coral_lens.lens.probes.registry import AUTO
+from coral_lens.lens.rules import apply_temperature, base_probs, fit_temperature, residuals
+from coral_lens.lens.settings import FEWEST, FitSettings
+from coral_lens.lens.tempering import SMALLEST
+from coral_lens.lens.training_data import TrainingData, fold_masks
+from coral_lens.metrics.scores import evaluate
+from coral_lens.progress import Bar, silent
+from coral_lens.records import UNKNOWN, Question, Scored, offsets_of
+from coral_lens.storage.files import digest, versions
+
+if TYPE_CHECKING:
+    from coral_lens.engine.architectures import Model
+
+AUTO_FOLDS = 5
+CHECK_BOOT = 500
+"""Resamples behind the intervals of the validation scores."""
+
+
+def fit(
+    model: Model,
+    questions: Sequence[Question],
+    settings: FitSettings | None = None,
+    *,
+    work_dir: str | Path | None = None,
+    bar: Bar = silent,
+) -> Lens:
+    """Fit a lens on labelled questions.
+
+    With `work_dir` the activations are kept there, and an interrupted or repeated fit reuses them.
+    """
+    settings = settings or FitSettings()
+    check_questions(questions)
+    what = Extraction(layers=settings.layers or all_layers(model), style=settings.style)
+    with TemporaryDirectory(prefix="coral-") as temporary:
+        folder = Path(work_dir) if work_dir else Path(temporary)
+        with bar("extracting", len(questions), "questions") as advance:
+            store = extract(model, questions, folder, what=what, progress=advance)
+        return fit_store(store, settings, journal=folder / "search.jsonl" if work_dir else None, bar=bar)
+
+
+def check_questions(questions: Sequence[Question]) -> None:
+    """Refuse questions that nothing can be learned from."""
+    unlabelled = [q.id for q in questions if q.answer == UNKNOWN]
+    if unlabelled:
+        raise CoralError(
+            f"{len(unlabelled)} of {len(questions)} training questions have no answer, first {unlabelled[0]!r}; "
+            "fitting needs the correct option of each."
+        )
+    if len(questions) < FEWEST:
+        raise CoralError(
+            f"Fitting needs at least {FEWEST} labelled questions, better a thousand. Got {len(questions)}."
+        )
+
+
+def fit_store(
+    store: Scored,
+    settings: FitSettings,
+    *,
+    journal: Path | None = None,
+    bar: Bar = silent,
+) -> Lens:
+    """Fit a lens from a store of labelled questions, or from several joined.
+
+    `journal` is a file in which a search for a network keeps what it has done; `bar` shows how far the fit is.
+    """
+    check_questions(store.questions)
+    data, base_temperature = training_data(store, settings)
+    asked = Asked(
+        criterion=settings.criterion,
+        inputs=settings.inputs,
+        layers=settings.layers or store.layers,
+        top_layers=settings.top_layers,
+        depth=settings.depth,
+        seed=settings.seed,
+        journal=journal,
+        bar=bar,
+    )
+    kinds = AUTO if settings.lens == "auto" else (settings.lens,)
+    found: list[tuple[Candidate, list[Candidate]]] = []
+    tried: dict[str, list[Candidate]] = {}
+    for kind in kinds:
+        # an ensemble goes without ranks, so that what was tried with them is not its own
+        known = tried.get(screen_of(kind)) if "rank" not in settings.inputs else None
+        found.append(choose(data, kind, asked, known))
+        tried[screen_of(kind)] = found[-1][1]
+    chosen, singles = min(found, key=lambda f: cost_of(f[0], settings.criterion))
+    first = data.rounds[0]
+    parts = chosen.parts or fit_parts(data, chosen.recipe, np.ones(len(first), dtype=bool), first)
+    return make_lens(store, data, chosen, parts, Fit(settings, base_temperature, singles, [f[0] for f in found]))
+
+
+def load_or_fit(
+    store: Scored, settings: FitSettings, folder: Path, *, journal: Path | None = None, bar: Bar = silent
+) -> Lens:
+    """Return the lens in `folder` if it was fitted on the same store in the same way, else fit one and save it there."""
+    if (folder / "lens.json").exists():
+        with suppress(CoralError):
+            old = load_lens(folder)
+            wanted = json.loads(json.dumps(asdict(replace(settings, layers=settings.layers or store.layers))))
+            if (old.training["store"], old.training["settings"]) == (digest(store.manifest), wanted):
+                return old
+    lens = fit_store(store, settings, journal=journal, bar=bar)
+    lens.save(folder)
+    return lens
+
+
+def training_data(store: Scored, settings: FitSettings) -> tuple[TrainingData, float]:
+    """Divide the questions into training and validation, and scale the base probabilities if that is asked for."""
+    questions, table = store.questions, store.table
+    folds = AUTO_FOLDS if settings.lens == "auto" and settings.folds == 1 else settings.folds
+    if folds > 1:
+        rounds = fold_masks(questions, folds, seed=settings.seed)
+    else:
+        rounds = (split_mask(questions, fraction=settings.validation, seed=settings.seed),)
+    p, temperature = base_probs(table, settings.base), 1.0
+    if settings.scale_base:
+        train = ~rounds[0] if folds == 1 else np.ones(len(questions), dtype=bool)
+        temperature = temperature_on(p, table.offsets, table.answers, train)
+        p = apply_temperature(p, table.offsets, temperature=temperature)
+    return TrainingData(questions, table, p, residuals(table, p), store.layer, rounds), temperature
+
+
+def temperature_on(
+    p: Float[np.ndarray, " row"], offsets: np.ndarray, answers: np.ndarray, mask: Bool[np.ndarray, " question"]
+) -> float:
+    """Fit a temperature on some questions."""
+    sizes = np.diff(offsets)[mask]
+    return fit_temperature(p[rows_of(offsets, mask)], offsets_of(sizes.tolist()), answers[mask])
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What was asked and tried, for the record."""
+
+    settings: FitSettings
+    base_temperature: float
+    singles: Sequence[Candidate]
+    """The lenses of single layers."""
+    found: Sequence[Candidate]
+    """The best of each kind that was compared."""
+
+
+# ----------------------------------------------------------------------------------------------------------- the lens
+
+
+def make_lens(store: Scored, data: TrainingData, chosen: Candidate, parts: Parts, fit: Fit) -> Lens:
+    """Put the chosen candidate together with its controls and its provenance."""
+    settings, recipe = fit.settings, chosen.recipe
+    best = chosen.best(settings.criterion)
+    shift, tempering, simulated = fit_do_no_harm(
+        data, chosen, best["gamma"], temper=settings.tempers(recipe.kind), seed=settings.seed
+    )
+    offsets, answers = data.table.offsets, data.table.answers
+    raw = base_probs(data.table, settings.base)
+    plain = chosen.probs(data, best["gamma"])
+    floored = np.maximum(plain, SMALLEST)
+    then = temperature_on(floored, offsets, answers, data.covered) if settings.then_temperature else 1.0
+    identity = {k: store.manifest["model"][k] for k in ("name", "weights", "tokenizer", "dtype")}
+    lens = Lens(
+        kind=recipe.kind,
+        rule=recipe.rule,
+        layers=recipe.layers,
+        inputs=recipe.inputs,
+        gamma=best["gamma"] * parts.scale,
+        base_weight=parts.base_weight,
+        base=settings.base,
+        base_temperature=fit.base_temperature,
+        then_temperature=then,
+        style=settings.style,
+        standardiser=parts.standardiser,
+        probe=parts.probe,
+        shift=shift,
+        tempering=tempering,
+        temperature=temperature_on(raw, offsets, answers, data.covered),
+        model=identity,
+        training=provenance(store, data, chosen, settings),
+        seen=np.unique(question_keys(store.questions)),
+        trace={},
+        view=layer_view(fit.singles),
+    )
+    trace = trace_of(lens, data, chosen, fit) | simulated
+    if settings.learning_curve:
+        trace["learning_curve"] = learning_curve(data, chosen, best["gamma"], seed=settings.seed)
+    return replace(lens, trace=trace)
+
+
+def layer_view(singles: Sequence[Candidate]) -> LayerView | None:
+    """Return the probes of single layers as they were fitted to choose among them; with folds there are none to keep."""
+    fits = [
+        LayerFit(c.recipe.layers[0], c.parts.standardiser, c.parts.probe, c.parts.base_weight, c.parts.scale)
+        for c in singles
+        if c.parts is not None
+    ]
+    return view_of(fits, singles[0].recipe.rule, singles[0].recipe.inputs) if fits else None
+
+
+def trace_of(lens: Lens, data: TrainingData, chosen: Candidate, fit: Fit) -> dict[str, Any]:
+    """Return how the choice was made: the validation scores of layers, gammas, kinds and of the controls."""
+    criterion = fit.settings.criterion
+    offsets = data.table.offsets
+    raw = base_probs(data.table, lens.base)
+    plain = chosen.probs(data, chosen.best(criterion)["gamma"])
+    if lens.then_temperature != 1.0:
+        plain = cooled(plain, offsets, temperature=lens.then_temperature)
+    shifts = lens.shift(data.layer(lens.layers[0]), offsets)
+    methods = {
+        "base": raw,
+        "temperature": apply_temperature(raw, offsets, temperature=lens.temperature),
+        lens.plain_method: plain,
+        lens.method: lens.tempered(data.p, plain, shifts, offsets),
+    }
+    return {
+        "criterion": criterion,
+        "rule": lens.rule,
+        "chosen": {
+            "layers": list(lens.layers),
+            "r2": chosen.r2,
+            "gamma": chosen.best(criterion)["gamma"],
+            "settings": list(chosen.recipe.settings),
+        },
+        "layers": [
+            {
+                "layer": c.recipe.layers[0],
+                "r2": c.r2,
+                **c.recipe.settings[0],
+                "best": c.best(criterion),
+                "at_one": next(point for point in c.gammas if point["gamma"] == 1.0),
+            }
+            for c in fit.singles
+        ],
+        "gammas": chosen.gammas,
+        "kinds": {c.recipe.kind: c.best(criterion) for c in fit.found},
+        "as_good": as_good_layers(data, fit.singles, criterion),
+        "validation": {method: with_intervals(data, probs) for method, probs in methods.items()},
+    }
+
+
+def as_good_layers(data: TrainingData, singles: Sequence[Candidate], criterion: str) -> list[int]:
+    """Return the layers whose Brier score is within one standard error of the best one's, question by question."""
+    per_question = {
+        c.recipe.layers[0]: brier_by_question(data, c.probs(data, c.best(criterion)["gamma"]), data.covered)
+        for c in singles
+    }
+    best = min(per_question, key=lambda layer: per_question[layer].mean())
+    behind = {layer: v - per_question[best] for layer, v in per_question.items()}
+    return [layer for layer, d in behind.items() if d.mean() <= d.std() / np.sqrt(len(d))]
+
+
+def with_intervals(data: TrainingData, probs: Float[np.ndarray, " row"]) -> dict[str, dict[str, float]]:
+    """Return the shown scores on the validation questions, each with its 95 % interval."""
+    scores = evaluate(data.predictions(probs, data.covered), n_boot=CHECK_BOOT).scores
+    return {m: {"value": scores[m].value, "low": scores[m].low, "high": scores[m].high} for m in SHOWN}
+
+
+def provenance(store: Scored, data: TrainingData, chosen: Candidate, settings: FitSettings) -> dict[str, Any]:
+    """Return what the lens was fitted on and how."""
+    questions = store.questions
+    sources = {f"{q.task}:{q.split}" if q.split else q.task: q.task for q in questions}
+    return {
+        "tasks": dict(Counter(f"{q.task}:{q.split}" if q.split else q.task for q in questions)),
+        "terms": {source: terms_of(task) for source, task in sources.items()},
+        # a network chosen by folds is that of the first round; only a lens of closed form is fitted on everything
+        "n_train": len(questions) if chosen.parts is None else int((~data.rounds[0]).sum()),
+        "n_validation": int(data.covered.sum()),
+        "settings": asdict(replace(settings, layers=settings.layers or store.layers)),
+        "store": digest(store.manifest),
+        "questions": store.manifest["questions"],
+        "versions": versions(),
+    }

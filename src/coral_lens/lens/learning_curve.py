@@ -1,0 +1,57 @@
+"""How many labelled questions would have been enough: the chosen lens, fitted again on fewer of its training questions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from coral_lens.data.splits import rows_of
+from coral_lens.lens.choose import SHOWN, Candidate, fit_parts, moved
+from coral_lens.lens.training_data import TrainingData
+from coral_lens.records import offsets_of
+
+SIZES = (0.1, 0.2, 0.4, 0.7, 1.0)
+"""Shares of the training questions."""
+
+
+def learning_curve(data: TrainingData, chosen: Candidate, gamma: float, *, seed: int) -> dict[str, Any]:
+    """Return the validation scores at five sizes, and the smallest size that is as good as all by one standard error.
+
+    Layer, setting and gamma stay as they were chosen with all questions, so small sizes look a little better than they are.
+    """
+    held_out = data.rounds[0]
+    train = np.flatnonzero(~held_out)
+    order = np.random.default_rng(seed).permutation(train)
+    points, losses = [], []
+    for share in SIZES:
+        n = max(2, round(share * len(train)))
+        some = np.zeros(len(held_out), dtype=bool)
+        some[order[:n]] = True
+        probs = predicted(data, chosen, gamma, some)
+        points.append({"questions": n, **data.scores(probs, SHOWN, held_out)})
+        losses.append(brier_by_question(data, probs, held_out))
+    return {"points": points, "enough": points[first_as_good(losses)]["questions"]}
+
+
+def predicted(data: TrainingData, chosen: Candidate, gamma: float, train: np.ndarray) -> np.ndarray:
+    """Return the probabilities of every row from a fit on some training questions."""
+    recipe = chosen.recipe
+    parts = fit_parts(data, recipe, train, data.rounds[0])
+    scores = parts.scores(data.features(recipe.layers, recipe.inputs))
+    base = parts.base_weight * np.log(np.maximum(data.p, 1e-300))
+    return moved(recipe.rule, data.p, base, scores, data.table.offsets, gamma)
+
+
+def brier_by_question(data: TrainingData, probs: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    """Return the Brier score of each marked question."""
+    right = np.zeros(len(probs))
+    right[data.table.offsets[:-1] + data.table.answers] = 1.0
+    starts = offsets_of(np.diff(data.table.offsets)[mask].tolist())[:-1]
+    return np.add.reduceat(((probs - right) ** 2)[rows_of(data.table.offsets, mask)], starts)
+
+
+def first_as_good(losses: list[np.ndarray]) -> int:
+    """Return the first whose mean is not behind the last one's by more than a standard error of the paired difference."""
+    behind = [one - losses[-1] for one in losses]
+    return next(i for i, d in enumerate(behind) if d.mean() <= d.std() / np.sqrt(len(d)))

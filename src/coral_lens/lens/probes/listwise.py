@@ -1,0 +1,195 @@
+"""The listwise lens: softmax_j(a * log p_j + w . z_j) over the options of each question, fitted by cross-entropy.
+
+Not in the paper. It optimises a proper score of the whole distribution instead of each option's residual, learns a
+temperature of the base on the way (1 / a), and never clips a probability to 0. States are centred within the question first:
+what all its options share cannot tell them apart.
+
+The listwise lens with a network: softmax_j(a * log p_j + c * f(z_j)), f the paper's kind of network with a tanh output.
+
+The output is bounded, so the correction of an option never exceeds c, which is learned like the weight a of the base.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from coral_lens.lens.probes.mlp import NetworkProbe, build_mlp
+from coral_lens.lens.training_data import Sample
+from coral_lens.ragged import softmax
+from coral_lens.storage.arrays import let_go, pieces, question_chunks
+
+DECAYS = (10.0, 3.0, 1.0, 0.3, 0.1)
+"""Weight decays, strongest first: each fit starts from the one before."""
+MAX_ITERATIONS = 60
+
+
+def tilt(
+    p: Float[np.ndarray, " row"],
+    scores: Float[np.ndarray, " row"],
+    offsets: Int[np.ndarray, " edge"],
+    *,
+    base_weight: float,
+    gamma: float,
+) -> Float[np.ndarray, " row"]:
+    """Return softmax(base_weight * log p + gamma * scores) per question; gamma 0 leaves plain temperature scaling."""
+    return softmax(base_weight * np.log(np.maximum(p, 1e-300)) + gamma * scores, offsets)
+
+
+@dataclass(frozen=True)
+class ListwiseFit:
+    """Weights of one fit."""
+
+    weight: Float[np.ndarray, " width"]
+    base_weight: float
+    decay: float
+
+
+def fit_listwise_path(
+    z: Float[np.ndarray, "row width"],
+    p: Float[np.ndarray, " row"],
+    offsets: Int[np.ndarray, " edge"],
+    answers: Int[np.ndarray, " question"],
+    decays: Sequence[float] = DECAYS,
+) -> list[ListwiseFit]:
+    """Minimise mean cross-entropy + decay / 2 * |w|^2 over w and a >= 0, for every weight decay, by L-BFGS.
+
+    The problem is convex, so the path of starts changes only how fast the minimum is found.
+    """
+    from scipy.optimize import minimize
+
+    log_p = np.log(np.maximum(p, 1e-300))
+    right = offsets[:-1] + answers
+    n = len(answers)
+
+    def loss(theta: np.ndarray, decay: float) -> tuple[float, np.ndarray]:
+        weight, a = theta[:-1], theta[-1]
+        scores = np.concatenate([z[rows] @ weight.astype(z.dtype) for rows in pieces(z)])
+        q = softmax(a * log_p + scores.astype(np.float64), offsets)
+        error = q.copy()
+        error[right] -= 1.0
+        value = -np.log(np.maximum(q[right], 1e-300)).mean() + 0.5 * decay * float(weight @ weight)
+        slope = sum((error[rows].astype(z.dtype) @ z[rows]).astype(np.float64) for rows in pieces(z))
+        return value, np.append(slope / n + decay * weight, error @ log_p / n)
+
+    theta = np.append(np.zeros(z.shape[1]), 1.0)
+    bounds = [(None, None)] * z.shape[1] + [(0.0, None)]
+    fits = []
+    for decay in decays:
+        options = {"maxiter": MAX_ITERATIONS, "ftol": 1e-7, "gtol": 1e-5}
+        theta = minimize(loss, theta, args=(decay,), jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
+        fits.append(ListwiseFit(theta[:-1].copy(), float(theta[-1]), decay))
+    return fits
+
+
+# ---------------------------------------------------------------------------------------------------- listwise_mlp
+
+
+@dataclass(frozen=True)
+class ListwiseMlpSettings:
+    """Hyper-parameters of one fit."""
+
+    weight_decay: float = 1.0
+    learning_rate: float = 3e-4
+    dropout: float = 0.2
+    hidden: tuple[int, ...] = (128,)
+    batch_size: int = 64
+    """Questions in a mini-batch."""
+    max_epochs: int = 60
+    patience: int = 6
+    """Epochs without a better validation loss before the fit stops."""
+
+
+LISTWISE_GRID: tuple[dict[str, Any], ...] = tuple({"weight_decay": decay} for decay in (0.1, 1.0, 10.0))
+
+
+@dataclass(frozen=True)
+class ListwiseNetwork:
+    """A fitted network with the two numbers that stand beside it."""
+
+    probe: NetworkProbe
+    base_weight: float
+    scale: float
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """The rows of some questions as tensors."""
+
+    z: Float[Tensor, "row feature"]
+    log_p: Float[Tensor, " row"]
+    question: Int[Tensor, " row"]
+    right: Int[Tensor, " question"]
+
+
+def fit_listwise_mlp(train: Sample, validation: Sample, settings: ListwiseMlpSettings, *, seed: int) -> ListwiseNetwork:
+    """Minimise cross-entropy with AdamW; what is kept is a copy of the state with the best validation loss."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = build_mlp(train.z.shape[1], settings.hidden, dropout=settings.dropout)
+        logs = torch.nn.Parameter(torch.tensor([-1.0, 0.0]))  # of the base's weight and of the scale
+        groups: list[dict[str, Any]] = [
+            {"params": list(network.parameters()), "weight_decay": settings.weight_decay},
+            {"params": [logs], "weight_decay": 0.0, "lr": 10 * settings.learning_rate},
+        ]
+        optimiser = torch.optim.AdamW(groups, lr=settings.learning_rate)
+        best, kept, stale = float("inf"), (copy.deepcopy(network.state_dict()), logs.detach().clone()), 0
+        for _ in range(settings.max_epochs):
+            network.train()
+            for some in torch.randperm(len(train.answers)).split(settings.batch_size):
+                optimiser.zero_grad(set_to_none=True)
+                loss(network, logs, rows_of_sample(train, some.numpy())).backward()
+                optimiser.step()
+                let_go(train.z)
+            value = mean_loss(network, logs, validation)
+            stale += 1
+            if value < best:
+                best, kept, stale = value, (copy.deepcopy(network.state_dict()), logs.detach().clone()), 0
+            if stale >= settings.patience:
+                break
+    network.load_state_dict(kept[0])
+    base_weight, scale = kept[1].double().exp().tolist()
+    return ListwiseNetwork(NetworkProbe(network.eval(), tuple(settings.hidden)), base_weight, scale)
+
+
+@torch.no_grad()
+def mean_loss(network: torch.nn.Module, logs: Tensor, sample: Sample) -> float:
+    """Return the mean cross-entropy of all questions of a sample, without dropout, some questions at a time."""
+    network.eval()
+    total = 0.0
+    for questions, _ in question_chunks(sample.offsets, sample.z.shape[1]):
+        rows = rows_of_sample(sample, np.arange(questions.start, questions.stop))
+        total += float(loss(network, logs, rows)) * len(rows.right)
+        let_go(sample.z)
+    return total / len(sample.answers)
+
+
+def rows_of_sample(sample: Sample, questions: Int[np.ndarray, " some"]) -> _Rows:
+    """Return the rows of some questions of a sample, in that order."""
+    starts, sizes = sample.offsets[:-1][questions], np.diff(sample.offsets)[questions]
+    first = np.cumsum(sizes) - sizes
+    rows = np.repeat(starts - first, sizes) + np.arange(sizes.sum())
+    log_p = np.log(np.maximum(sample.p[rows], 1e-30)).astype(np.float32)
+    return _Rows(
+        torch.from_numpy(np.asarray(sample.z[rows], np.float32)),
+        torch.from_numpy(log_p),
+        torch.from_numpy(np.repeat(np.arange(len(questions)), sizes)),
+        torch.from_numpy(first + sample.answers[questions]),
+    )
+
+
+def loss(network: torch.nn.Module, logs: Tensor, rows: _Rows) -> Float[Tensor, ""]:
+    """Return the mean cross-entropy of the right options."""
+    weights = logs.exp()
+    logits = weights[0] * rows.log_p + weights[1] * network(rows.z)[:, 0]
+    n = len(rows.right)
+    highest = torch.full((n,), -torch.inf).scatter_reduce(0, rows.question, logits.detach(), "amax")
+    total = torch.zeros(n).index_add(0, rows.question, (logits - highest[rows.question]).exp())
+    return (total.log() + highest - logits[rows.right]).mean()

@@ -1,0 +1,174 @@
+"""The README of a lens folder: what the lens is, what it learned from, how good it is, and what it must not be used for.
+
+Lenses on the Hugging Face hub: a few files, nothing executable. The hub is asked only for what is not a folder here."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path, PurePath
+from typing import Any
+
+from coral_lens.errors import CoralError
+from coral_lens.records import Style
+
+COLUMNS = {"accuracy": "accuracy", "ece": "ECE", "brier": "Brier", "nll": "NLL"}
+
+
+def card(record: Mapping[str, Any], *, name: str) -> str:
+    """Return the card of the lens that a lens.json describes."""
+    training, trace = record["training"], record["trace"]
+    return f"""---
+library_name: coral-lens
+tags: [calibration, multiple-choice, interpretability]
+base_model: {json.dumps(public_name(record["model"]["name"]), ensure_ascii=False)}
+---
+
+# A CORAL lens for {public_name(record["model"]["name"])}
+
+A {name}. It corrects the probabilities that a frozen model gives to the options of a multiple-choice question, from the
+model's own hidden states. Use it with `coral predict --lens THIS-FOLDER --questions FILE --out answers.jsonl`.
+
+- Base probabilities: softmax of the `{record["base"]}` score{scaled(record)}. Prompts: `{Style(**record["style"])}`.
+- Layer 0 is the embedding output, layer l the residual stream after block l, before the final norm.
+- Inputs of the probe: {", ".join(["pooled states", *record["inputs"]])}.
+- Fitted on {training["n_train"]} questions, {chosen_on(training)}.
+{overrides(training)}
+| training data | questions | terms |
+|---|---|---|
+{data_rows(training)}
+
+## Scores on the validation questions
+
+Percent, with 95 % intervals. The lens was chosen on these questions, so they flatter it: measure it with `coral eval` on
+questions that it has never seen.
+
+| method | {" | ".join(COLUMNS.values())} |
+|---|{"---|" * len(COLUMNS)}
+{score_rows(trace["validation"])}
+
+## Limits and misuse
+
+- It works only with the model of the fingerprints in `lens.json`.
+- It is only as good as the questions it learned from. Each answer comes with a `shift`: 1 is typical of the training
+  questions, from 1.5 on is far from them, and there its corrections deserve less trust. {tempered(record)}
+- A calibrated probability is right on average, not for each question. Do not let it decide alone about people's health,
+  money, rights or marks.
+- A lens can be fitted to any labels, wrong or biased ones too: it then makes the model confidently wrong. Look at the data.
+- The terms of the training data apply to what was learned from them.
+"""
+
+
+def public_name(name: str) -> str:
+    """Return a hub id as it is, and of a path its last part: a card is shown to others, who have nothing of the rest."""
+    path = PurePath(name)
+    is_local = path.is_absolute() or name.startswith(("~", ".")) or name.endswith(".gguf") or len(path.parts) > 2
+    return path.name if is_local and path.name else name
+
+
+def without_paths(text: str) -> str:
+    """Return a sentence in which every local path is cut to its last part."""
+    return " ".join(map(public_name, text.split(" ")))
+
+
+def chosen_on(training: Mapping[str, Any]) -> str:
+    """Say whether one split or folds chose the lens."""
+    n_questions, n_validation = sum(training["tasks"].values()), training["n_validation"]
+    if training["n_train"] + n_validation > n_questions:
+        return f"chosen by folds on {n_validation}, each predicted by a fit that had not seen it"
+    return f"chosen on {n_validation} others"
+
+
+def tempered(record: Mapping[str, Any]) -> str:
+    """Say what the lens does about shift."""
+    return "It weakens them there by itself." if record["tempering"] else "It does not weaken them there by itself."
+
+
+def scaled(record: Mapping[str, Any]) -> str:
+    """Say that temperatures stand before or after the lens."""
+    before = f", scaled by temperature {record['base_temperature']:.3g}" if record["base_temperature"] != 1.0 else ""
+    after = f"; the result is scaled by {record['then_temperature']:.3g}" if record["then_temperature"] != 1.0 else ""
+    return before + after
+
+
+def overrides(training: Mapping[str, Any]) -> str:
+    """Say which fingerprints were overridden, if any."""
+    lines = [f"- **Overridden**: {without_paths(o)}" for o in training.get("overrides", [])]
+    return "\n".join([*lines, ""]) if lines else ""
+
+
+def data_rows(training: Mapping[str, Any]) -> str:
+    """Return one row for each source of questions."""
+    terms = training.get("terms", {})
+    return "\n".join(f"| {t} | {n} | {terms.get(t) or 'not known'} |" for t, n in sorted(training["tasks"].items()))
+
+
+def score_rows(validation: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
+    """Return one row for each method."""
+    lines = []
+    for method, scores in validation.items():
+        cells = (scores[m] for m in COLUMNS)
+        shown = (f"{100 * c['value']:.1f} ({100 * c['low']:.1f} to {100 * c['high']:.1f})" for c in cells)
+        lines.append(f"| {method} | " + " | ".join(shown) + " |")
+    return "\n".join(lines)
+
+
+# ---------------------------------------------------------------------------------------------------- hub
+
+FILES = ("lens.json", "lens.safetensors", "README.md")
+OPTIONAL = ("layers.safetensors",)
+
+
+def local_folder(source: str | Path) -> Path:
+    """Return the folder of a lens: the source itself, or a download if it is a hub id, `owner/name` or `owner/name@revision`."""
+    folder = Path(source)
+    if folder.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", str(source)):
+        return folder
+    if any(part in ("", ".", "..") for part in str(source).split("@")[0].split("/")):
+        return folder
+    from huggingface_hub import snapshot_download
+
+    repo, _, revision = str(source).partition("@")
+    try:
+        return Path(snapshot_download(repo, revision=revision or None, allow_patterns=[*FILES, *OPTIONAL]))
+    except hub_errors() as error:
+        reason = str(error).strip().split("\n")[0]
+        raise CoralError(
+            f"{source} is neither a folder here nor a lens that the hub gives out ({reason}); check the name, or make a lens "
+            "with `coral fit --out FOLDER`."
+        ) from None
+
+
+def push_to_hub(folder: str | Path, repo: str, *, private: bool = True, message: str = "A CORAL lens") -> str:
+    """Upload a saved lens and return its address. Private unless asked otherwise: a lens says what data it learned from."""
+    source = Path(folder)
+    missing = [name for name in FILES if not (source / name).exists()]
+    if missing:
+        raise CoralError(f"{source} is not a lens: it has no {missing[0]}; make one with `coral fit --out {source}`.")
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    try:
+        api.create_repo(repo, private=private, exist_ok=True)
+        return str(
+            api.upload_folder(
+                repo_id=repo, folder_path=source, allow_patterns=[*FILES, *OPTIONAL], commit_message=message
+            )
+        )
+    except hub_errors() as error:
+        reason = str(error).strip().split("\n")[0]
+        raise CoralError(
+            f"{source} could not be uploaded to {repo} ({reason}); log in with `hf auth login` and check the name."
+        ) from None
+
+
+def hub_errors() -> tuple[type[BaseException], ...]:
+    """Return all that the hub's client raises for a wrong name, a missing login or a network that is down.
+
+    A connection that fails is an error of the HTTP library, whose name has changed from release to release: it is the
+    base of the hub's own errors.
+    """
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    return HfHubHTTPError.__bases__[0], HFValidationError, OSError

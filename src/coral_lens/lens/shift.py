@@ -1,0 +1,145 @@
+"""How far a question lies from those that a lens was fitted on, measured in the model's own hidden states.
+
+A question's place is the mean of its options' states. Its distance to a training task is a Mahalanobis distance with the
+covariance within tasks: the leading directions each with its own variance, the rest with their mean (probabilistic PCA).
+The distance to the nearest task, over what held-out questions of that task show, is the shift: 1 is typical, 1.5 is far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from coral_lens.lens.probes.standardise import Standardiser, fit_standardiser, parts
+from coral_lens.storage.arrays import let_go, question_chunks, room
+
+RANK = 64
+"""Leading directions that have a variance of their own, where there are questions enough for them."""
+QUESTIONS_PER_DIRECTION = 4
+
+
+@dataclass(frozen=True)
+class ShiftModel:
+    """The places of the training tasks and the covariance within them."""
+
+    standardiser: Standardiser
+    means: Float[np.ndarray, "domain width"]
+    basis: Float[np.ndarray, "width rank"]
+    variances: Float[np.ndarray, " rank"]
+    rest: float
+    """Mean variance in the directions outside the basis."""
+    typical: Float[np.ndarray, " domain"]
+    """Median distance of held-out questions of each domain to it."""
+
+    def __call__(
+        self, states: Float[np.ndarray, "row width"], offsets: Int[np.ndarray, " edge"]
+    ) -> Float[np.ndarray, " question"]:
+        """Return the shift of each question: the ratio of its distance to that of a typical training question."""
+        return self.of(places(states, offsets))
+
+    def of(
+        self, at: Float[np.ndarray, "question width"], some: Int[np.ndarray, " some"] | None = None
+    ) -> Float[np.ndarray, " some"]:
+        """Return the shift of some questions at these places, or of all."""
+        return (self.distances(at, some) / self.typical).min(axis=1)
+
+    def distances(
+        self, at: Float[np.ndarray, "question width"], some: Int[np.ndarray, " some"] | None = None
+    ) -> Float[np.ndarray, "some domain"]:
+        """Return the distance of some questions, or of all, to each domain, per direction."""
+        found = np.empty((len(at) if some is None else len(some), len(self.means)))
+        for rows, part in parts(at, some):
+            z = self.standardiser(part).astype(np.float64)
+            for i, mean in enumerate(self.means):
+                moved = z - mean
+                inside = moved @ self.basis
+                outside = np.maximum((moved**2).sum(axis=1) - (inside**2).sum(axis=1), 0.0)
+                found[rows, i] = ((inside**2 / self.variances).sum(axis=1) + outside / self.rest) / z.shape[1]
+        return found
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what is kept of it in a lens."""
+        return {
+            "shift.mean": torch.from_numpy(self.standardiser.mean),
+            "shift.scale": torch.from_numpy(self.standardiser.scale),
+            "shift.means": torch.from_numpy(self.means),
+            "shift.basis": torch.from_numpy(self.basis),
+            "shift.variances": torch.from_numpy(self.variances),
+            "shift.rest": torch.tensor([self.rest], dtype=torch.float64),
+            "shift.typical": torch.from_numpy(self.typical),
+        }
+
+    @staticmethod
+    def from_tensors(tensors: dict[str, Tensor]) -> ShiftModel:
+        """Make it again from its tensors."""
+        of = {name.removeprefix("shift."): t.numpy() for name, t in tensors.items() if name.startswith("shift.")}
+        standardiser = Standardiser(of["mean"], of["scale"])
+        return ShiftModel(standardiser, of["means"], of["basis"], of["variances"], float(of["rest"][0]), of["typical"])
+
+
+def places(
+    states: Float[np.ndarray, "row width"], offsets: Int[np.ndarray, " edge"]
+) -> Float[np.ndarray, "question width"]:
+    """Return the mean state over the options of each question."""
+    at = room(len(offsets) - 1, states.shape[1])
+    for questions, rows in question_chunks(offsets, states.shape[1]):
+        sums = np.add.reduceat(states[rows], offsets[questions] - rows.start, axis=0)
+        at[questions] = sums / np.diff(offsets)[questions, None].astype(states.dtype)
+        let_go(states, at)
+    return at
+
+
+def fit_shift(
+    at: Float[np.ndarray, "question width"],
+    domains: Sequence[str],
+    *,
+    train: Int[np.ndarray, " some"],
+    held_out: Int[np.ndarray, " other"],
+) -> ShiftModel:
+    """Fit on the places of the questions that train and their domains; held-out ones say what distance is typical."""
+    standardiser = fit_standardiser(at, train)
+    labels = np.asarray(domains)
+    names = sorted(set(labels[train].tolist()))
+    number = np.searchsorted(names, labels[train])
+    means, covariance = moments_within(at, train, number, standardiser)
+    values, vectors = np.linalg.eigh(covariance)
+    width = at.shape[1]
+    rank = max(1, min(RANK, len(train) // QUESTIONS_PER_DIRECTION, width - 1))
+    variances = np.maximum(values[::-1][:rank], 1e-8)
+    rest = max(float(values[::-1][rank:].mean()) if rank < width else 1.0, 1e-8)
+    basis = np.ascontiguousarray(vectors[:, ::-1][:, :rank])
+    fitted = ShiftModel(standardiser, means, basis, variances, rest, np.ones(len(names)))
+    distances = fitted.distances(at, held_out)
+    out = labels[held_out]
+    typical = np.array(
+        [
+            np.median(distances[out == n, i]) if (out == n).any() else np.median(distances.min(axis=1))
+            for i, n in enumerate(names)
+        ]
+    )
+    return ShiftModel(standardiser, means, basis, variances, rest, np.maximum(typical, 1e-8))
+
+
+def moments_within(
+    at: Float[np.ndarray, "question width"],
+    train: Int[np.ndarray, " some"],
+    number: Int[np.ndarray, " some"],
+    standardiser: Standardiser,
+) -> tuple[Float[np.ndarray, "domain width"], Float[np.ndarray, "width width"]]:
+    """Return the standardised mean of each domain, by number, and the covariance of questions around their domain's mean."""
+    width = at.shape[1]
+    means, covariance = np.zeros((number.max() + 1, width)), np.zeros((width, width))
+    for some, part in parts(at, train):
+        z = standardiser(part).astype(np.float64)
+        for i in range(len(means)):
+            means[i] += z[number[some] == i].sum(axis=0)
+    means /= np.bincount(number)[:, None]
+    for some, part in parts(at, train):
+        within = standardiser(part).astype(np.float64) - means[number[some]]
+        covariance += within.T @ within
+    return means, covariance / len(train)

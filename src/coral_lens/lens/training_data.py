@@ -1,0 +1,110 @@
+"""What lenses are fitted on: the rows of a store as a probe sees them, and which questions train and which choose.
+
+No function here or behind it takes test questions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from coral_lens.data.splits import rows_of
+from coral_lens.errors import CoralError
+from coral_lens.lens.features import build_inputs
+from coral_lens.lens.probes.standardise import Standardiser, fit_standardiser, parts
+from coral_lens.metrics.scores import score
+from coral_lens.records import OptionTable, Predictions, Question, offsets_of
+from coral_lens.storage.arrays import room, side_by_side
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Standardised inputs of the options of some questions, with what is to be learned from them."""
+
+    z: Float[np.ndarray, "row feature"]
+    p: Float[np.ndarray, " row"]
+    r: Float[np.ndarray, " row"]
+    offsets: Int[np.ndarray, " edge"]
+    answers: Int[np.ndarray, " question"]
+
+
+@dataclass(frozen=True)
+class TrainingData:
+    """Labelled questions with base probabilities, residuals and, layer by layer, their states."""
+
+    questions: Sequence[Question]
+    table: OptionTable
+    p: Float[np.ndarray, " row"]
+    """Base probabilities, temperature-scaled already if the lens starts from scaled ones."""
+    r: Float[np.ndarray, " row"]
+    layer: Callable[[int], Float[np.ndarray, "row width"]]
+    rounds: tuple[Bool[np.ndarray, " question"], ...]
+    """Which questions validate in each round; the others train. One round is the paper's single split."""
+
+    @cached_property
+    def covered(self) -> Bool[np.ndarray, " question"]:
+        """The questions that validate in some round."""
+        return np.any(self.rounds, axis=0)
+
+    def features(self, layers: Sequence[int], inputs: Sequence[str]) -> Float[np.ndarray, "row feature"]:
+        """Return the inputs of a probe that reads these layers side by side."""
+        states = side_by_side(self.layer, layers)
+        if not all(np.isfinite(part).all() for _, part in parts(states)):
+            raise CoralError(
+                f"The states of layer {' and '.join(map(str, layers))} are not all finite numbers; the model or its dtype "
+                "is broken there: extract again with --dtype float32, or leave the layer out with --layers."
+            )
+        return build_inputs(states, self.p, self.table.offsets, inputs)
+
+    def sample(
+        self, features: Float[np.ndarray, "row feature"], mask: Bool[np.ndarray, " question"], by: Standardiser
+    ) -> Sample:
+        """Return the rows of the marked questions."""
+        rows = np.flatnonzero(rows_of(self.table.offsets, mask))
+        offsets = offsets_of(np.diff(self.table.offsets)[mask].tolist())
+        z = room(len(rows), features.shape[1])
+        for some, part in parts(features, rows):
+            by(part, out=z[some])
+        return Sample(z, self.p[rows], self.r[rows], offsets, self.table.answers[mask])
+
+    def standardiser(
+        self, features: Float[np.ndarray, "row feature"], mask: Bool[np.ndarray, " question"]
+    ) -> Standardiser:
+        """Return the standardiser of the marked questions: those that train."""
+        return fit_standardiser(features, np.flatnonzero(rows_of(self.table.offsets, mask)))
+
+    def scores(
+        self, probs: Float[np.ndarray, " row"], names: Sequence[str], mask: Bool[np.ndarray, " question"] | None = None
+    ) -> dict[str, float]:
+        """Score probabilities of all rows on the marked questions, by default those that validate."""
+        predictions = self.predictions(probs, self.covered if mask is None else mask)
+        return {name: score(predictions, name) for name in names}
+
+    def predictions(self, probs: Float[np.ndarray, " row"], mask: Bool[np.ndarray, " question"]) -> Predictions:
+        """Return probabilities of all rows as the predictions of the marked questions."""
+        return Predictions(
+            method="candidate",
+            model="",
+            task="validation",
+            split="",
+            ids=tuple(map(str, np.flatnonzero(mask))),
+            answers=self.table.answers[mask],
+            offsets=offsets_of(np.diff(self.table.offsets)[mask].tolist()),
+            probs=probs[rows_of(self.table.offsets, mask)],
+        )
+
+
+def fold_masks(questions: Sequence[Question], n_folds: int, *, seed: int) -> tuple[Bool[np.ndarray, " question"], ...]:
+    """Return the validation questions of each of n folds; a group (question or article) is never divided."""
+    groups = sorted({q.group for q in questions})
+    if len(groups) < n_folds:
+        raise CoralError(
+            f"{n_folds} folds need at least {n_folds} groups of questions. Got {len(groups)}; give more questions."
+        )
+    at = dict(zip(groups, np.random.default_rng(seed).permutation(len(groups)) % n_folds, strict=True))
+    fold = np.array([at[q.group] for q in questions])
+    return tuple(fold == k for k in range(n_folds))

@@ -1,0 +1,327 @@
+"""CCPS: an option's confidence from how its tokens' predictions bear small pushes of the state behind them.
+
+As in the paper's appendix B.2, B.4 and B.5: features of each option (`perturbation`), a contrastive embedding and a classifier
+(`contrastive`) trained on the training questions. Features, radii and sizes are chosen by AUROC over the options of the
+validation questions. The confidences of a question's options are divided by their sum, and are then a distribution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor, nn
+
+from coral_lens.data.splits import rows_of
+from coral_lens.engine.extract import Extraction, Readings
+from coral_lens.errors import CoralError
+from coral_lens.lens.probes.standardise import Standardiser, fit_standardiser
+from coral_lens.lens.rules import correct_rows
+from coral_lens.methods.ccps.contrastive import (
+    Activation,
+    Confidence,
+    Examples,
+    NetworkSettings,
+    OnStep,
+    adapt_classifier,
+    fit_classifier,
+    fit_embedding,
+)
+from coral_lens.methods.ccps.perturbation import (
+    DIVERGENCES,
+    RADII,
+    RADIUS_SETS,
+    SENSITIVITY,
+    STATE,
+    PerturbationFeatures,
+    Push,
+    head_of,
+    option_features,
+    radii_of,
+)
+from coral_lens.methods.interface import Job, Method, Predict, QuestionSet, options_of
+from coral_lens.records import Predictions, Question, predictions_of
+from coral_lens.storage.files import digest, file_name, read_json, write_atomic, write_json
+
+FEWEST = 10
+"""Fewer right or wrong options than this are refused."""
+EMBEDDINGS = (8, 16, 32)
+CLASSIFIERS = ((48, 24, 12), (48, 24), (64, 32, 16))
+
+
+@dataclass(frozen=True)
+class CcpsSettings:
+    """How features are made and what is tried; the defaults are those of the paper's list of hyper-parameters."""
+
+    radii: tuple[float, ...] = RADII
+    push: Push = "down"
+    """`down`: towards a lower probability, as the original pushes. `up`: the paper's sign."""
+    search: bool = True
+    """Whether features and sizes are chosen on validation questions; otherwise all features and the sizes below are taken."""
+    activation: Activation = "elu"
+    """`elu` with dropout 0.05, or as the description of the method says `relu` with 0.1."""
+    dropout: float = 0.05
+    embedding: int = 8
+    classifier: tuple[int, ...] = (48, 24, 12)
+    steps: int = 5000
+    tune_embedding: bool = False
+    """Whether the classifier's training moves the embedding network too."""
+    adapt: bool = False
+    """Whether a row ` adapted` is added for tests that say what may be adapted on: there the classifier goes on training for
+    as many steps on those questions, while the embedding stays."""
+
+    def __post_init__(self) -> None:
+        if not self.radii or min(self.radii) <= 0 or list(self.radii) != sorted(set(self.radii)):
+            raise CoralError(f"CCPS's radii must be above 0 and rise. Got {list(self.radii)} instead.")
+        if self.steps < 1 or self.embedding < 1 or min(self.classifier, default=0) < 1 or not 0 <= self.dropout < 1:
+            raise CoralError(
+                "CCPS needs steps, embedding and classifier of at least 1, and a dropout from 0 to below 1."
+            )
+
+    @property
+    def network(self) -> NetworkSettings:
+        return NetworkSettings(
+            activation=self.activation,
+            dropout=self.dropout,
+            embedding=self.embedding,
+            classifier=self.classifier,
+            steps=self.steps,
+            tune_embedding=self.tune_embedding,
+        )
+
+
+# ----------------------------------------------------------------------------------------------------------- features
+
+
+@dataclass(frozen=True)
+class FeatureSet:
+    """Which features the networks see."""
+
+    types: str
+    """`all`, or `steady`: without the divergences."""
+    radii: str
+    """A set of radii (`perturbation.RADIUS_SETS`): of PEI and of the divergences."""
+
+
+FEATURE_SETS = (*(FeatureSet("all", which) for which in RADIUS_SETS), FeatureSet("steady", "all"))
+
+
+def columns_of(chosen: FeatureSet, radii: Sequence[float]) -> Int[np.ndarray, " column"]:
+    """Return the columns of the features that a set holds."""
+    kept = {*STATE, *SENSITIVITY, f"pei.{chosen.radii}"}
+    if chosen.types == "all":
+        kept |= {f"{name}.{k}" for name in DIVERGENCES for k in radii_of(chosen.radii, radii)}
+    return np.array([i for i, name in enumerate(option_features(radii)) if name.split()[0] in kept])
+
+
+def varying(
+    features: Float[np.ndarray, "row feature"], columns: Int[np.ndarray, " column"]
+) -> Int[np.ndarray, " kept"]:
+    """Return those columns that differ between options.
+
+    The spread over the tokens of an option is 0 for every option of one token: nothing is learned of such a column, and what
+    it holds for longer options would reach the networks unscaled, through weights that were never trained.
+    """
+    some = features[:, columns]
+    return columns[np.ptp(some, axis=0) > 1e-6 * np.abs(some).max(axis=0)]
+
+
+def read_features(
+    job: Job, name: str, questions: Sequence[Question], settings: CcpsSettings
+) -> Float[np.ndarray, "row feature"]:
+    """Score questions and return the features of their options; what is finished is kept in the job's folder."""
+    model = job.model()
+    reader = PerturbationFeatures(head_of(model), settings.radii, settings.push)
+    about = {"method": "ccps", "radii": list(settings.radii), "push": settings.push}
+    readings = Readings((reader,), about, row_bytes=8 * len(option_features(settings.radii)))
+    what = Extraction((), job.common.style, readings=readings)
+    return job.extract(model, questions, file_name(name), what=what).reading("features")
+
+
+# ----------------------------------------------------------------------------------------------------------- choosing
+
+
+@dataclass(frozen=True)
+class Ccps:
+    """Fitted: which features, how they are standardised, and the two networks."""
+
+    columns: Int[np.ndarray, " column"]
+    standardiser: Standardiser
+    confidence: Confidence
+
+    def __call__(self, features: Float[np.ndarray, "row feature"]) -> Float[np.ndarray, " row"]:
+        """Return p(right) of each option."""
+        return self.confidence(self.standardiser(features[:, self.columns]))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return what is saved."""
+        mean, scale = (torch.from_numpy(a) for a in (self.standardiser.mean, self.standardiser.scale))
+        return {"columns": torch.from_numpy(self.columns), "mean": mean, "scale": scale, **self.confidence.tensors()}
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The options of the training questions and of the validation questions."""
+
+    train: Examples
+    """With features that are not standardised yet."""
+    held_out: Examples
+
+    def auroc(self, fitted: Ccps) -> float:
+        """Return how well right options are told from wrong ones on the validation questions."""
+        from sklearn.metrics import roc_auc_score
+
+        return float(roc_auc_score(self.held_out.y, fitted(self.held_out.z)))
+
+
+def normalised(confidence: Float[np.ndarray, " row"], offsets: Int[np.ndarray, " edge"]) -> Float[np.ndarray, " row"]:
+    """Return confidences divided by their sum over the options of each question."""
+    return confidence / np.repeat(np.add.reduceat(confidence, offsets[:-1]), np.diff(offsets))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One way to build CCPS."""
+
+    features: FeatureSet
+    network: NetworkSettings
+
+    def record(self) -> dict[str, Any]:
+        """Return what distinguishes it, as JSON."""
+        sizes = {"embedding": self.network.embedding, "classifier": list(self.network.classifier)}
+        return {"features": self.features.types, "radii": self.features.radii, **sizes}
+
+
+class Trainer:
+    """Trains choices, each embedding network once, and remembers how each did on the validation questions."""
+
+    def __init__(self, parts: Parts, radii: Sequence[float], *, seed: int, on_step: OnStep) -> None:
+        self.parts, self.radii, self.seed, self.on_step = parts, radii, seed, on_step
+        self._embeddings: dict[tuple[FeatureSet, int], nn.Sequential] = {}
+        self.found: dict[Choice, tuple[float, Ccps]] = {}
+
+    def best(self, choices: Sequence[Choice]) -> Choice:
+        """Return the choice with the highest AUROC, the first of equals."""
+        for choice in choices:
+            if choice not in self.found:
+                fitted = self.fit(choice)
+                self.found[choice] = self.parts.auroc(fitted), fitted
+        return max(choices, key=lambda c: self.found[c][0])
+
+    def fit(self, choice: Choice) -> Ccps:
+        """Train the networks of a choice."""
+        columns = varying(self.parts.train.z, columns_of(choice.features, self.radii))
+        standardiser = fit_standardiser(self.parts.train.z[:, columns])
+        examples = Examples(standardiser(self.parts.train.z[:, columns]), self.parts.train.y)
+        key, network, how = (choice.features, choice.network.embedding), choice.network, (self.seed, self.on_step)
+        if key not in self._embeddings:
+            self._embeddings[key] = fit_embedding(examples, network, seed=how[0], on_step=how[1])
+        confidence = fit_classifier(self._embeddings[key], examples, network, seed=how[0], on_step=how[1])
+        return Ccps(columns, standardiser, confidence)
+
+
+def choose(trainer: Trainer, settings: CcpsSettings) -> Choice:
+    """Choose features and radii with the sizes that were asked for, then sizes with those features."""
+    asked = [Choice(features, settings.network) for features in FEATURE_SETS]
+    if not settings.search:
+        return trainer.best(asked[:1])
+    first = trainer.best(asked)
+    sizes = [(e, c) for e in EMBEDDINGS for c in CLASSIFIERS]
+    return trainer.best(
+        [first, *(replace(first, network=replace(first.network, embedding=e, classifier=c)) for e, c in sizes)]
+    )
+
+
+def n_steps(settings: CcpsSettings) -> int:
+    """Return how many steps all trainings take together; what was asked for is trained once, also where the search has it."""
+    if not settings.search:
+        return 2 * settings.steps
+    asked = (settings.network.embedding, settings.network.classifier)
+    embeddings = set(EMBEDDINGS) - {asked[0]}
+    classifiers = {(e, c) for e in EMBEDDINGS for c in CLASSIFIERS} - {asked}
+    return (2 * len(FEATURE_SETS) + len(embeddings) + len(classifiers)) * settings.steps
+
+
+# ---------------------------------------------------------------------------------------------------------- the method
+
+
+def parts_of(job: Job, features: Float[np.ndarray, "row feature"]) -> Parts:
+    """Divide the options as all methods do, and refuse too few."""
+    table, held_out = job.data.table, rows_of(job.data.table.offsets, job.data.covered)
+    y = correct_rows(table)
+    right, wrong = int(y[~held_out].sum()), int((1 - y[~held_out]).sum())
+    if min(right, wrong) < FEWEST:
+        raise CoralError(
+            f"CCPS needs at least {FEWEST} right and {FEWEST} wrong options among the training questions. Got {right} right "
+            f"and {wrong} wrong; give more questions."
+        )
+    return Parts(Examples(features[~held_out], y[~held_out]), Examples(features[held_out], y[held_out]))
+
+
+def load_or_fit(job: Job, settings: CcpsSettings) -> Ccps:
+    """Return the networks in the job's folder if they were fitted on the same questions, else fit and keep them."""
+    path, tensors = job.folder / "ccps.json", job.folder / "ccps.safetensors"
+    key = digest([job.train.states.manifest, job.common.validation, job.common.seed])
+    if path.exists() and tensors.exists() and (known := read_json(path)).get("key") == key:
+        job.note("chosen", known["chosen"])
+        return loaded(load_tensors(tensors.read_bytes()), known["chosen"], settings)
+    parts = parts_of(job, read_features(job, job.train.name, job.train.asked(), settings))
+    with job.bar("training", n_steps(settings), "steps") as advance:
+        trainer = Trainer(parts, settings.radii, seed=job.common.seed, on_step=advance)
+        chosen = choose(trainer, settings)
+    fitted = trainer.found[chosen][1]
+    write_atomic(tensors, save_tensors(fitted.tensors()))
+    tried = [choice.record() | {"auroc": auroc} for choice, (auroc, _) in trainer.found.items()]
+    write_json(path, {"key": key, "chosen": chosen.record(), "tried": tried})
+    job.note("chosen", chosen.record())
+    return fitted
+
+
+def loaded(tensors: dict[str, Tensor], chosen: dict[str, Any], settings: CcpsSettings) -> Ccps:
+    """Return what was saved."""
+    sizes = {"embedding": chosen["embedding"], "classifier": tuple(chosen["classifier"])}
+    standardiser = Standardiser(tensors["mean"].numpy(), tensors["scale"].numpy())
+    confidence = Confidence.from_tensors(tensors, replace(settings.network, **sizes))
+    return Ccps(tensors["columns"].numpy(), standardiser, confidence)
+
+
+def fit_ccps(job: Job, settings: CcpsSettings) -> Predict:
+    """Fit on the training questions; test questions are scored in a pass of their own, which reads their features."""
+    fitted = load_or_fit(job, settings)
+
+    def predict(test: QuestionSet) -> dict[str, Predictions]:
+        features, offsets = read_features(job, test.name, test.asked(), settings), test.states.table.offsets
+        methods = {"": fitted}
+        if settings.adapt and test.adapt:
+            methods[" adapted"] = adapted(job, fitted, test.adapt(), settings)
+        return {
+            name: predictions_of(f"ccps{name}", test.states, normalised(method(features), offsets))
+            for name, method in methods.items()
+        }
+
+    return predict
+
+
+def adapted(job: Job, fitted: Ccps, questions: Sequence[Question], settings: CcpsSettings) -> Ccps:
+    """Return the method with its classifier trained further on questions of another task."""
+    if len(questions) < FEWEST:
+        raise CoralError(
+            f"CCPS adapts on at least {FEWEST} questions. Got {len(questions)}; leave adapt out of the test."
+        )
+    features = read_features(job, f"{questions[0].task} adaptation", questions, settings)
+    y = np.concatenate([np.arange(len(q.options)) == q.answer for q in questions]).astype(np.float64)
+    examples = Examples(fitted.standardiser(features[:, fitted.columns]), y)
+    with job.bar("adapting", settings.steps, "steps") as advance:
+        confidence = adapt_classifier(
+            fitted.confidence, examples, settings.network, seed=job.common.seed, on_step=advance
+        )
+    return replace(fitted, confidence=confidence)
+
+
+CCPS = Method(options_of(CcpsSettings), fit_ccps, from_scores=False)

@@ -1,0 +1,130 @@
+"""Controls: the same lens on states that know nothing. They say how much of a gain the activations deserve.
+
+`control-random`     normal random numbers of the same shape, under the seed
+`control-untrained`  the states of a copy of the model whose weights are initialised anew, under the seed
+`control-base`       no states: the logarithm of the base probability and the option's rank by it
+
+The base probabilities that the lens corrects are the model's own in all three, and the fit is that of every lens: only the states
+that it is shown are others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float
+
+from coral_lens.engine.architectures import untrained_copy
+from coral_lens.engine.extract import Extraction
+from coral_lens.lens.features import rank_features
+from coral_lens.lens.rules import base_probs
+from coral_lens.lens.settings import FitSettings
+from coral_lens.methods.interface import Job, Method, Predict, QuestionSet, refuse_unknown, validated
+from coral_lens.methods.lens import LENS_OPTIONS, fit_lens
+from coral_lens.records import OptionTable, Predictions, Question, Scored
+
+if TYPE_CHECKING:
+    from coral_lens.methods.entry import MethodEntry
+
+
+Disguise = Callable[[QuestionSet], Scored]
+"""Gives scored questions with other states."""
+
+
+@dataclass(frozen=True)
+class OtherStates:
+    """Scored questions, with other states in place of their own."""
+
+    scored: Scored
+    layers: tuple[int, ...]
+    layer: Callable[[int], Float[np.ndarray, "row width"]]
+    about: dict[str, Any]
+    """What the states are, for the lens's record."""
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        return {**self.scored.manifest, "states": self.about}
+
+    @property
+    def questions(self) -> Sequence[Question]:
+        return self.scored.questions
+
+    @property
+    def table(self) -> OptionTable:
+        return self.scored.table
+
+
+def random_states(job: Job) -> Disguise:
+    """Put normal random numbers in place of states."""
+
+    def disguise(some: QuestionSet) -> Scored:
+        scored, seed = some.states, job.common.seed
+        layers = job.common.layers or scored.layers
+        shape = scored.layer(layers[0]).shape
+        number = int(scored.manifest["questions"][:15], 16)  # other questions, other numbers
+
+        def layer(which: int) -> Float[np.ndarray, "row width"]:
+            rng = np.random.default_rng([seed, which, number])
+            return rng.standard_normal(shape, dtype=np.float32)
+
+        return OtherStates(scored, layers, layer, {"random": seed})
+
+    return disguise
+
+
+def untrained_states(job: Job) -> Disguise:
+    """Put the states of an untrained copy of the model in place of its own; questions are asked in the same way."""
+    copies: list[Any] = []
+
+    def disguise(some: QuestionSet) -> Scored:
+        if not copies:
+            copies.append(untrained_copy(job.model(), seed=job.common.seed))
+        layers = job.common.layers or some.states.layers
+        what = Extraction(layers, job.common.style)
+        store = job.extract(copies[0], some.asked(), "untrained", what=what)
+        return OtherStates(some.states, layers, store.layer, {"untrained": store.manifest["model"]["weights"]})
+
+    return disguise
+
+
+def base_only(job: Job) -> Disguise:
+    """Show the lens nothing but what the base probabilities say."""
+
+    def disguise(some: QuestionSet) -> Scored:
+        table = some.states.table
+        p = base_probs(table, job.common.base)
+        shown = np.column_stack([np.log(np.maximum(p, 1e-12)), rank_features(p, table.offsets)]).astype(np.float32)
+        return OtherStates(some.states, (0,), lambda _: shown, {"base": job.common.base})
+
+    return disguise
+
+
+def read_control(entry: MethodEntry) -> FitSettings:
+    """Return the settings of the lens that is put to the test, `lens` among them."""
+    refuse_unknown(entry, ("lens", *LENS_OPTIONS))
+    return validated(FitSettings, entry, entry.options)
+
+
+def fit_disguised(job: Job, settings: FitSettings, disguised: Callable[[Job], Disguise]) -> Predict:
+    """Fit a lens on other states."""
+    disguise = disguised(job)
+
+    def shown(some: QuestionSet) -> QuestionSet:
+        return replace(some, states=disguise(some))
+
+    # which layers there are, the disguise knows
+    other = replace(job, train=shown(job.train), common=replace(job.common, layers=None))
+    predict = fit_lens(other, settings)
+
+    def predict_disguised(test: QuestionSet) -> dict[str, Predictions]:
+        return predict(shown(test))
+
+    return predict_disguised
+
+
+RANDOM = Method(read_control, lambda job, settings: fit_disguised(job, settings, random_states))
+UNTRAINED = Method(read_control, lambda job, settings: fit_disguised(job, settings, untrained_states))
+BASE_ONLY = Method(read_control, lambda job, settings: fit_disguised(job, settings, base_only))

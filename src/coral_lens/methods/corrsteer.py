@@ -1,0 +1,189 @@
+"""CorrSteer (Cho et al., 2025): add the directions of autoencoder features whose activation goes with right answers.
+
+The original correlates features with the correctness of generated answers. Here a sample is the option that the unsteered
+model prefers, with the mean activation over its tokens, and it is correct if it is the answer. The features of the highest
+positive correlation are added at every position, each by its mean activation in the correct samples, times alpha. How many
+and how strongly is chosen on validation questions; alpha 0 is a candidate and is the unsteered model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from coral_lens.engine.edits import AddDirection
+from coral_lens.engine.extract import Edited, Extraction
+from coral_lens.engine.hooks import Site
+from coral_lens.errors import CoralError
+from coral_lens.lens.rules import base_probs
+from coral_lens.methods.interface import Job, Method, Predict, QuestionSet, options_of
+from coral_lens.metrics.scores import metric_named
+from coral_lens.records import Predictions, predictions_of
+from coral_lens.sae.autoencoder import Autoencoder, load_autoencoder
+from coral_lens.sae.codes import CodeStore, collect_codes, sae_digest
+from coral_lens.sae.folder import LEAST_ACTIVE
+from coral_lens.sae.select import StreamingPearson, correlate, top_correlated
+from coral_lens.sae.sweep import Sweep, best_of, run_sweep, scores_by
+from coral_lens.storage.files import digest, file_name, write_json
+
+SAMPLES = 64
+"""Samples that are taken in together."""
+
+
+@dataclass(frozen=True)
+class CorrSteerSettings:
+    """What is tried."""
+
+    sae: str
+    """Folder of an autoencoder, such as the 16x of `coral sae train`."""
+    features: tuple[int, ...] = (1, 10, 50)
+    """Numbers of features; the original takes one a layer."""
+    alphas: tuple[float, ...] = (0.0, 0.25, 0.5, 1.0, 2.0)
+    """The original's coefficient is alpha = 1."""
+    questions: int = 200
+    """Validation questions at most."""
+    criterion: str = "ece"
+
+    def __post_init__(self) -> None:
+        metric_named(self.criterion)
+        if not self.features or not self.alphas or min(self.features) < 1:
+            raise CoralError("CorrSteer needs numbers of features from 1 on, and at least one alpha.")
+
+
+def preferred(p: Float[np.ndarray, " row"], offsets: np.ndarray) -> np.ndarray:
+    """Return the number of each question's most probable option, the first of equals."""
+    return np.array([int(np.argmax(p[a:b])) for a, b in pairwise(offsets.tolist())])
+
+
+def iter_samples(
+    codes: CodeStore, chosen: dict[str, int], right: dict[str, bool]
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the codes of preferred options, and whether they are the answer."""
+    some: list[tuple[np.ndarray, float]] = []
+    for coded in codes:
+        name = codes.ids[coded.question]
+        some.append((coded.dense(codes.n_features)[chosen[name]], float(right[name])))
+        if len(some) == SAMPLES:
+            yield np.stack([c for c, _ in some]), np.array([y for _, y in some])
+            some = []
+    if some:
+        yield np.stack([c for c, _ in some]), np.array([y for _, y in some])
+
+
+@dataclass
+class MeanOfCorrect:
+    """Passes samples on and keeps the mean code of the correct ones: both from one pass."""
+
+    total: Float[np.ndarray, " feature"]
+    n: int = 0
+
+    def watch(self, samples: Iterator[tuple[np.ndarray, np.ndarray]]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for codes, y in samples:
+            self.total += codes[y == 1].sum(axis=0, dtype=np.float64)
+            self.n += int((y == 1).sum())
+            yield codes, y
+
+
+def correlate_correctness(
+    codes: CodeStore, chosen: dict[str, int], right: dict[str, bool]
+) -> tuple[StreamingPearson, Float[np.ndarray, " feature"]]:
+    """Return the correlations of features with correctness, and their mean activation in correct samples."""
+    n_right = sum(right.values())
+    if min(n_right, len(right) - n_right) < LEAST_ACTIVE:
+        raise CoralError(
+            f"CorrSteer needs {LEAST_ACTIVE} right and {LEAST_ACTIVE} wrong answers of the unsteered model. Got {n_right} "
+            f"right of {len(right)} training questions; give more."
+        )
+    kept = MeanOfCorrect(np.zeros(codes.n_features))
+    found = correlate(kept.watch(iter_samples(codes, chosen, right)), codes.n_features)
+    return found, kept.total / kept.n
+
+
+def direction_of(
+    sae: Autoencoder, found: StreamingPearson, means: Float[np.ndarray, " feature"], n: int
+) -> Float[Tensor, " width"]:
+    """Return the sum over the n best features of mean activation times direction, in the units of the states."""
+    best = top_correlated(found, n)
+    if not len(best):
+        raise CoralError("No feature of the autoencoder goes with right answers; CorrSteer has nothing to add.")
+    return (torch.from_numpy(means[best]) @ sae.w_dec[torch.from_numpy(best)].double()).float()
+
+
+def training_samples(job: Job, mask: Bool[np.ndarray, " question"]) -> tuple[dict[str, int], dict[str, bool]]:
+    """Return the preferred option of each question, and whether it is the answer."""
+    data = job.data
+    choice = preferred(data.p, data.table.offsets)
+    at = np.flatnonzero(mask)
+    names = [data.questions[i].id for i in at.tolist()]
+    right = choice == data.table.answers
+    return dict(zip(names, choice[at].tolist(), strict=True)), dict(zip(names, right[at].tolist(), strict=True))
+
+
+def choose_direction(job: Job, settings: CorrSteerSettings) -> tuple[Site, Tensor, float]:
+    """Correlate on training questions, choose the number of features and alpha on validation questions."""
+    model, asked, sae = job.model(), job.train.asked(), load_autoencoder(Path(settings.sae))
+    sae.check(model)
+    train = ~job.data.covered
+    questions = [asked[i] for i in np.flatnonzero(train).tolist()]
+    key = digest([sae_digest(sae), job.train.states.manifest, int(train.sum())])[:8]
+    with job.bar("encoding", len(questions), "questions") as advance:
+        folder = job.folder / f"codes-{key}"
+        codes = collect_codes(model, questions, folder, what=(sae, job.common.style), progress=advance)
+    found, means = correlate_correctness(codes, *training_samples(job, train))
+    site = Site("residual", sae.layer)
+    sums = {n: direction_of(sae, found, means, n) for n in settings.features}
+    tried = [(min(sums), 0.0), *((n, a) for n in sums for a in settings.alphas if a)]
+    edits = [AddDirection({site: sums[n]}, a, "all") for n, a in tried]
+    what = Sweep(sae.layer, edits, [[key, *pair] for pair in tried], job.common.style)
+    validation = [asked[i] for i in job.validation(settings.questions).tolist()]
+    with job.bar("trying strengths", len(validation), "questions") as advance:
+        scores = run_sweep(
+            model, validation, job.folder / f"tuning-{digest(list(what.about))[:8]}", what=what, progress=advance
+        )
+    values = scores_by(scores, job.common.base, [settings.criterion])
+    best = best_of([v[settings.criterion] for v in values], settings.criterion)
+    record: list[dict[str, Any]] = [{"features": n, "alpha": a, **v} for (n, a), v in zip(tried, values, strict=True)]
+    write_json(
+        job.folder / "corrsteer.json", {"criterion": settings.criterion, "chosen": record[best], "tried": record}
+    )
+    job.note("chosen", record[best])
+    return site, sums[tried[best][0]], tried[best][1]
+
+
+def fit_corrsteer(job: Job, settings: CorrSteerSettings) -> Predict:
+    """Choose a direction; test questions are then scored under it, in a pass of their own."""
+    site, direction, alpha = choose_direction(job, settings)
+    about = {"method": "corrsteer", "alpha": alpha, "layer": site.layer, "direction": digest(direction.tolist())}
+    edited = Edited((AddDirection({site: direction}, alpha, "all"),), about)
+
+    def predict(test: QuestionSet) -> dict[str, Predictions]:
+        what = Extraction((), job.common.style, edited=edited)
+        table = job.extract(job.model(), test.asked(), file_name(test.name), what=what).table
+        return {"": predictions_of("corrsteer", test.states, base_probs(table, job.common.base))}
+
+    return predict
+
+
+def read_corrsteer(entry: Any) -> CorrSteerSettings:
+    """Read the options; the folder of the autoencoder must be there before anything runs."""
+    if "sae" not in entry.options:
+        raise CoralError(f"Method {entry.row!r} needs sae = FOLDER, an autoencoder made by `coral sae train`.")
+    settings = options_of(CorrSteerSettings)(entry)
+    load_autoencoder(Path(settings.sae))
+    return settings
+
+
+def depends(settings: CorrSteerSettings) -> list[str]:
+    """Return a digest of the autoencoder, which may be trained again in the same folder."""
+    return [sae_digest(load_autoencoder(Path(settings.sae)))]
+
+
+CORRSTEER = Method(read_corrsteer, fit_corrsteer, from_scores=False, depends=depends)

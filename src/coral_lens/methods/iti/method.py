@@ -1,0 +1,279 @@
+"""Inference-time intervention: outputs of the heads that know right from wrong are shifted while options are scored.
+
+As in the paper's appendix B.1 and B.5: a logistic probe for each head at the last token of each option, the M heads whose
+probes do best on validation questions, a direction for each, and a strength alpha by validation ECE. The shift is added at
+the last context token and the answer tokens: at an option's last token alone it could not change that option's score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Float
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+
+from coral_lens.data.splits import rows_of
+from coral_lens.engine.activations import ActivationStore
+from coral_lens.engine.edits import AddDirection, head_directions
+from coral_lens.engine.extract import Edited, Extraction, Readings
+from coral_lens.engine.prompts import prepare
+from coral_lens.engine.readers import HeadInputs, heads_name
+from coral_lens.engine.self_check import choose_packing
+from coral_lens.engine.trees import shared_context
+from coral_lens.engine.variants import Variants, score_variants
+from coral_lens.errors import CoralError
+from coral_lens.lens.rules import base_probs, correct_rows
+from coral_lens.methods.interface import Job, Method, Predict, QuestionSet, options_of
+from coral_lens.methods.iti.head_probes import accuracies, class_weights, fit_probes, mean_shift, spreads, unit
+from coral_lens.metrics.scores import metric_named
+from coral_lens.records import Predictions, predictions_of
+from coral_lens.storage.files import digest, digest_bytes, file_name, read_json, write_atomic, write_json
+
+if TYPE_CHECKING:
+    from coral_lens.engine.architectures import Model
+
+
+ALPHAS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
+"""The paper's strengths, of a shift of length 1 in every head."""
+SIGMA_ALPHAS = (1.0, 2.5, 5.0, 7.5, 10.0, 15.0)
+"""Strengths of the original, in standard deviations of the states along the direction; 15 is its default."""
+FEWEST = 10
+"""Fewer right or wrong options than this are refused."""
+
+Direction = Literal["mean", "probe"]
+
+
+@dataclass(frozen=True)
+class ItiSettings:
+    """What is tried; the validation questions choose."""
+
+    heads: tuple[int, ...] = (24, 48, 96)
+    """Numbers of heads that are shifted; all heads, where a model has fewer."""
+    directions: tuple[Direction, ...] = ("mean", "probe")
+    """`mean`: the mean over right options less that over wrong ones. `probe`: the probe's weights. Both of length 1."""
+    alphas: tuple[float, ...] = ()
+    """Strengths; empty for the paper's 0.5 to 3.0, or with `sigma` 1 to 15."""
+    sigma: bool = False
+    """Whether each head's shift is also multiplied by the standard deviation of its states along the direction, as in the
+    original method; the paper leaves it out."""
+    balanced: bool = True
+    """Whether right and wrong options weigh the same in the probes and in their accuracy. One option in n is right, so that
+    with equal rows most probes call everything wrong, which is (n - 1) / n accurate, and nothing is left to rank heads by."""
+    criterion: str = "ece"
+    """The validation metric by which heads, direction and alpha are chosen."""
+    questions: int = 200
+    """Validation questions that they are chosen on, at most."""
+
+    def __post_init__(self) -> None:
+        metric_named(self.criterion)
+        if not self.heads or min(self.heads) < 1:
+            raise CoralError(f"ITI shifts at least one head. Got heads = {list(self.heads)} instead.")
+        if not self.directions or self.questions < 1:
+            raise CoralError("ITI needs at least one direction to try and one question to choose it on.")
+
+    @property
+    def strengths(self) -> tuple[float, ...]:
+        return self.alphas or (SIGMA_ALPHAS if self.sigma else ALPHAS)
+
+
+# -------------------------------------------------------------------------------------------------------------- heads
+
+
+def read_heads(job: Job) -> ActivationStore:
+    """Score the training questions and keep what every head puts out at each option's last token."""
+    model = job.model()
+    refuse_fused(model)
+    blocks = tuple(range(1, model.n_layers + 1))
+    width = sum(p.get_parameter("weight").numel() for p in model.projections) // model.width
+    readings = Readings((HeadInputs(blocks, model.n_heads),), {"heads": "last token"}, row_bytes=2 * width)
+    return job.extract(model, job.train.asked(), "heads", what=Extraction((), job.common.style, readings=readings))
+
+
+def refuse_fused(model: Model) -> None:
+    """Refuse a model whose heads cannot be told apart."""
+    if not model.projections:
+        raise CoralError(
+            f"{model.name!r} has no attention output projection whose input holds the outputs of its heads one by one, "
+            "so that ITI cannot be used with it; leave it out for this model."
+        )
+    width = model.projections[0].get_parameter("weight").numel() // model.width
+    if width % model.n_heads:
+        raise CoralError(
+            f"The attention output projection of {model.name!r} reads {width} columns, which {model.n_heads} heads cannot "
+            "share equally, so that ITI cannot be used with it; leave it out for this model."
+        )
+
+
+@dataclass(frozen=True)
+class HeadScan:
+    """What was learned of every head, [block, head] and [block, head, head_dim]; block i is layer i + 1."""
+
+    accuracy: Float[np.ndarray, "block head"]
+    """Of its probe on the validation questions."""
+    directions: dict[str, Float[np.ndarray, "block head head_dim"]]
+    """Of length 1, or of length sigma."""
+
+    def best(self, n: int) -> list[tuple[int, int]]:
+        """Return (layer, head) of the n heads with the most accurate probes, the first of equals first."""
+        # rounded, because sums of weights differ in their last digits where accuracies are the same
+        order = np.argsort(-self.accuracy.round(9), axis=None, kind="stable")[:n]
+        blocks, heads = np.unravel_index(order, self.accuracy.shape)
+        return [(int(b) + 1, int(h)) for b, h in zip(blocks, heads, strict=True)]
+
+
+def scan_heads(job: Job, store: ActivationStore, settings: ItiSettings) -> HeadScan:
+    """Fit a probe on every head with the training questions, judge it on the validation questions, and take directions."""
+    data = job.data
+    y, held_out = correct_rows(data.table), rows_of(data.table.offsets, data.covered)
+    refuse_few(y[~held_out], "training")
+    weights, judged = (class_weights(y[rows], balanced=settings.balanced) for rows in (~held_out, held_out))
+    accuracy: list[np.ndarray] = []
+    found: dict[str, list[np.ndarray]] = {name: [] for name in settings.directions}
+    n_blocks = store.manifest["model"]["layers"]
+    with job.bar("probing heads", n_blocks, "blocks") as advance:
+        for layer in range(1, n_blocks + 1):
+            states = store.reading(heads_name(layer)).astype(np.float32)
+            train = states[~held_out]
+            probes = fit_probes(train, y[~held_out], weights)
+            accuracy.append(accuracies(probes, states[held_out], y[held_out], judged))
+            raw = {"mean": mean_shift(train, y[~held_out]), "probe": probes.weights}
+            for name, kept in found.items():
+                direction = unit(raw[name])
+                kept.append(direction * spreads(train, direction)[:, None] if settings.sigma else direction)
+            advance(1)
+    return HeadScan(np.stack(accuracy), {name: np.stack(kept) for name, kept in found.items()})
+
+
+def refuse_few(y: Float[np.ndarray, " row"], where: str) -> None:
+    """Refuse labels from which nothing can be learned."""
+    right, wrong = int(y.sum()), int((1 - y).sum())
+    if min(right, wrong) < FEWEST:
+        raise CoralError(
+            f"ITI's probes need at least {FEWEST} right and {FEWEST} wrong options among the {where} questions. "
+            f"Got {right} right and {wrong} wrong; give more questions."
+        )
+
+
+# ------------------------------------------------------------------------------------------------------------- choice
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to shift heads."""
+
+    heads: int
+    direction: str
+    alpha: float
+
+
+@dataclass(frozen=True)
+class Shift:
+    """The chosen shift, [block, head, head_dim], zero for heads that are left alone."""
+
+    directions: Float[np.ndarray, "block head head_dim"]
+    alpha: float
+
+    def edited(self) -> Edited:
+        """Return it as a change to the hidden states."""
+        about = {"method": "iti", "alpha": self.alpha, "directions": digest_bytes(self.directions.tobytes())}
+        return Edited((self.edit(),), about)
+
+    def edit(self) -> AddDirection:
+        """Return it as an edit at the last context token and the answer tokens."""
+        moved = np.argwhere(np.abs(self.directions).sum(axis=2) > 0)
+        chosen = {(int(b) + 1, int(h)): torch.from_numpy(self.directions[b, h]) for b, h in moved}
+        return AddDirection(head_directions(chosen, n_heads=self.directions.shape[1]), self.alpha)
+
+
+def shift_of(scan: HeadScan, candidate: Candidate) -> Shift:
+    """Return the shift of a candidate."""
+    directions = np.zeros_like(scan.directions[candidate.direction], dtype=np.float32)
+    for layer, head in scan.best(candidate.heads):
+        directions[layer - 1, head] = scan.directions[candidate.direction][layer - 1, head]
+    return Shift(directions, candidate.alpha)
+
+
+def candidates(scan: HeadScan, settings: ItiSettings) -> list[Candidate]:
+    """Return every combination that is tried."""
+    numbers = dict.fromkeys(min(n, scan.accuracy.size) for n in settings.heads)
+    return [Candidate(n, d, a) for n in numbers for d in settings.directions for a in settings.strengths]
+
+
+def validation_scores(
+    job: Job, scan: HeadScan, tried: Sequence[Candidate], settings: ItiSettings
+) -> Float[np.ndarray, " candidate"]:
+    """Return each candidate's validation score; the contexts of the questions run through the model once for all."""
+    model, data, chosen = job.model(), job.data, job.validation(settings.questions)
+    asked = job.train.asked()
+    prompts = prepare([asked[i] for i in chosen], job.common.style, model).prompts
+    shifts = [shift_of(scan, c) for c in tried]
+    about = {"prompts": digest([[p.contexts, p.options] for p in prompts]), "edits": [s.edited().about for s in shifts]}
+    variants = Variants([[s.edit()] for s in shifts], {"weights": model.fingerprint["weights"], **about})
+    folder = job.folder / f"tuning-{digest(variants.about)[:8]}"
+    with job.bar("trying shifts", len(prompts) * len(shifts), "questions") as advance:
+        found = score_variants(model, prompts, variants, folder, packing=choose_packing(model), progress=advance)
+    mask = np.isin(np.arange(len(data.questions)), chosen)
+    rows, scores = rows_of(data.table.offsets, mask), []
+    for logprobs in found:
+        scored = data.table.logprobs.copy()
+        scored[rows] = logprobs
+        probs = base_probs(replace(data.table, logprobs=scored), job.common.base)
+        scores.append(data.scores(probs, [settings.criterion], mask)[settings.criterion])
+    return np.array(scores)
+
+
+def choose_shift(job: Job, settings: ItiSettings) -> tuple[Shift, dict[str, Any]]:
+    """Return the shift with the best validation score, the first of equals, and the record of the choice."""
+    scan = scan_heads(job, read_heads(job), settings)
+    tried = candidates(scan, settings)
+    scores = validation_scores(job, scan, tried, settings)
+    best = int(np.argmax(scores) if metric_named(settings.criterion).higher_is_better else np.argmin(scores))
+    chosen = tried[best]
+    record = {
+        "criterion": settings.criterion,
+        "validation_questions": len(job.validation(settings.questions)),
+        "chosen": vars(chosen) | {settings.criterion: float(scores[best])},
+        "tried": [vars(c) | {settings.criterion: float(s)} for c, s in zip(tried, scores, strict=True)],
+        "heads": [
+            {"layer": layer, "head": head, "accuracy": float(scan.accuracy[layer - 1, head])}
+            for layer, head in scan.best(chosen.heads)
+        ],
+    }
+    return shift_of(scan, chosen), record
+
+
+def load_or_choose(job: Job, settings: ItiSettings) -> Shift:
+    """Return the shift in the job's folder if it was chosen on the same questions, else choose one and keep it."""
+    path, tensors = job.folder / "iti.json", job.folder / "iti.safetensors"
+    key = digest([job.train.states.manifest, job.common.base, job.common.validation, job.common.seed])
+    if path.exists() and tensors.exists() and (known := read_json(path)).get("key") == key:
+        job.note("chosen", known["chosen"])
+        return Shift(load_tensors(tensors.read_bytes())["directions"].numpy(), known["chosen"]["alpha"])
+    shift, record = choose_shift(job, settings)
+    write_atomic(tensors, save_tensors({"directions": torch.from_numpy(shift.directions)}))
+    write_json(path, {"key": key, **record})
+    job.note("chosen", record["chosen"])
+    return shift
+
+
+def fit_iti(job: Job, settings: ItiSettings) -> Predict:
+    """Choose heads, direction and strength; test questions are then scored under the shift, in a pass of their own."""
+    edited = load_or_choose(job, settings).edited()
+
+    def predict(test: QuestionSet) -> dict[str, Predictions]:
+        model, questions = job.model(), test.asked()
+        apart = any(shared_context(p) is None for p in prepare(questions, job.common.style, model).prompts)
+        # in a tree the context of one option could hold the last context token of another, which is shifted
+        what = Extraction((), job.common.style, packing="plain" if apart else None, edited=edited)
+        table = job.extract(model, questions, file_name(test.name), what=what).table
+        return {"": predictions_of("iti", test.states, base_probs(table, job.common.base))}
+
+    return predict
+
+
+ITI = Method(options_of(ItiSettings), fit_iti, from_scores=False)

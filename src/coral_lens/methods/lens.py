@@ -1,0 +1,52 @@
+"""A lens as a method of a study: its options, and the fit that every kind of lens goes through."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+from coral_lens.lens.fit import load_or_fit
+from coral_lens.lens.settings import FitSettings
+from coral_lens.methods.interface import Job, Method, Predict, QuestionSet, refuse_unknown, validated
+from coral_lens.records import Predictions
+
+if TYPE_CHECKING:
+    from coral_lens.methods.entry import MethodEntry
+
+
+OF_THE_STUDY = ("lens", "base", "style", "layers", "validation", "seed", "learning_curve")
+"""Settings of a fit that a method of a study does not choose."""
+LENS_OPTIONS = tuple(f.name for f in fields(FitSettings) if f.name not in OF_THE_STUDY)
+
+
+def read_lens(entry: MethodEntry) -> FitSettings:
+    """Return the settings of a lens."""
+    refuse_unknown(entry, LENS_OPTIONS)
+    return lens_settings(entry, {"lens": entry.kind, **entry.options})
+
+
+def lens_settings(entry: MethodEntry, options: dict[str, Any]) -> FitSettings:
+    """Return the settings that options describe."""
+    return validated(FitSettings, entry, options)
+
+
+def fit_lens(job: Job, settings: FitSettings) -> Predict:
+    """Fit a lens, or load it if it was fitted before."""
+    shared = {name: getattr(job.common, name) for name in ("base", "style", "layers", "validation", "seed")}
+    lens = load_or_fit(
+        job.train.states,
+        replace(settings, **shared),
+        job.folder / "lens",
+        journal=job.folder / "search.jsonl",
+        bar=job.bar,
+    )
+
+    def predict(test: QuestionSet) -> dict[str, Predictions]:
+        found = lens.predictions_on(test.states)
+        rows = {"": found[lens.plain_method]}
+        return rows | {" tempered": found[lens.method]} if lens.tempering else rows
+
+    return predict
+
+
+LENS = Method(read_lens, fit_lens)

@@ -1,0 +1,233 @@
+"""Questions whose options are listed in the prompt under letters, which are what is scored: asking them again in another order,
+or without content. Worked examples before the question stay as they are. Never scores.
+
+Remedies of letter bias: contextual calibration, batch calibration, PriDe, and averaging over cyclic permutations.
+
+A model may prefer a letter whatever stands behind it. A probe that merely undoes this must not be credited with knowing answers,
+so its table should have these rows. All of them divide a preference for places out of the probabilities or average it away, and
+none of them looks at an answer.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from coral_lens.data.templates import LABEL, Listed, take_apart
+from coral_lens.errors import CoralError
+from coral_lens.lens.rules import BaseRule, base_probs
+from coral_lens.methods.interface import Job, Method, Predict, QuestionSet, no_options, options_of
+from coral_lens.ragged import softmax
+from coral_lens.records import UNKNOWN, Predictions, Question, Scored, Style, predictions_of
+
+CONTENT_FREE = "N/A"
+
+
+def listed(question: Question) -> Listed | None:
+    """Return the parts of a task's question, or None where its options are not listed under the letters that are scored."""
+    rendered = question.rendered
+    assert rendered is not None, "own questions need not be taken apart"
+    letters = string.ascii_uppercase[: len(question.options)]
+    scored = [c.strip() for c in rendered.continuations]
+    if scored != list(letters) or len(set(rendered.contexts)) > 1 or question.text not in rendered.contexts[0]:
+        return None
+    return take_apart(question.text, len(letters))
+
+
+def is_listed(question: Question, style: Style) -> bool:
+    """Whether the options of a question are listed under letters, and letters are scored."""
+    return listed(question) is not None if question.rendered else style.kind == "letters"
+
+
+def refuse_texts(questions: Sequence[Question], style: Style, _: Any) -> None:
+    """Refuse questions whose option texts are scored: they know no preference for a letter."""
+    for question in questions:
+        if not is_listed(question, style):
+            raise CoralError(
+                f"Remedies of letter bias need options that are listed in the prompt and scored by letter, but question "
+                f"{question.id!r} of {question.task} is not asked so; leave the method out, or use a task such as "
+                "commonsense_qa or mmlu, or own questions in the style letters."
+            )
+
+
+def reordered(question: Question, shift: int) -> Question:
+    """Return the question with its options moved up by `shift` places: the one that was number j comes to j - shift."""
+    n = len(question.options)
+    order = [(j + shift) % n for j in range(n)]
+    moved = replace(
+        question,
+        id=f"{question.id} shifted by {shift}",
+        answer=question.answer if question.answer == UNKNOWN else order.index(question.answer),
+    )
+    parts = listed(question) if question.rendered else None
+    if parts is None:
+        return replace(moved, options=tuple(question.options[i] for i in order))
+    return rewritten(moved, replace(parts, texts=tuple(parts.texts[i] for i in order)))
+
+
+def without_content(question: Question) -> Question:
+    """Return the question with N/A in place of its text and of every option."""
+    parts = listed(question) if question.rendered else None
+    if parts is None:
+        nothing = (CONTENT_FREE,) * len(question.options)
+        passage = CONTENT_FREE if question.passage else ""
+        return replace(question, text=CONTENT_FREE, options=nothing, passage=passage)
+    label = found[0] if (found := LABEL.match(parts.stem)) else ""
+    texts = (CONTENT_FREE,) * len(parts.texts)
+    return rewritten(question, replace(parts, stem=label + CONTENT_FREE, texts=texts))
+
+
+def rewritten(question: Question, parts: Listed) -> Question:
+    """Return a task's question with another text, in its prompt too."""
+    assert question.rendered is not None
+    text = parts.text()
+    # the last occurrence: a worked example may hold the same words
+    before, _, after = question.rendered.contexts[0].rpartition(question.text)
+    contexts = (before + text + after,) * len(question.options)
+    return replace(question, text=text, rendered=replace(question.rendered, contexts=contexts))
+
+
+# ---------------------------------------------------------------------------------------------------- letter_bias
+
+SMALLEST = 1e-12
+Priors = dict[int, np.ndarray]
+"""By number of options, the preference for each letter."""
+Ragged = Sequence[np.ndarray]
+"""For each question the probabilities of its options."""
+
+
+def per_question(scored: Scored, base: BaseRule) -> list[np.ndarray]:
+    """Return the base probabilities of each question."""
+    return np.split(base_probs(scored.table, base), scored.table.offsets[1:-1])
+
+
+def divided(probs: Ragged, priors: Ragged) -> Float[np.ndarray, " row"]:
+    """Return probabilities divided by the preference for their letters, renormalised."""
+    found = [p / np.maximum(prior, SMALLEST) for p, prior in zip(probs, priors, strict=True)]
+    return np.concatenate([q / q.sum() for q in found])
+
+
+def prior_for(priors: Priors, n: int) -> Float[np.ndarray, " letter"]:
+    """Return the preference among n letters; where it was measured only among more, among the first n of the fewest."""
+    known = min((k for k in priors if k >= n), default=None)
+    if known is None:
+        raise CoralError(
+            f"A test question has {n} options, but no validation question has more than {max(priors)}, so that the preference "
+            "for its letters is not known; train on questions with as many options."
+        )
+    return priors[known][:n] / priors[known][:n].sum()
+
+
+# --------------------------------------------------------------------------------------------------- contextual
+
+
+def fit_contextual(job: Job, _: None) -> Predict:
+    """Divide by what the model says of a prompt without content (Zhao et al. 2021), with the same worked examples."""
+
+    def predict(test: QuestionSet) -> dict[str, Predictions]:
+        empty = [without_content(q) for q in test.asked()]
+        keys = [q.rendered.contexts[0] if q.rendered else f"{bool(q.passage)} {len(q.options)}" for q in empty]
+        distinct = {key: replace(q, id=f"content-free {i}") for i, (key, q) in enumerate(zip(keys, empty, strict=True))}
+        scored = job.score(list(distinct.values()), "content-free")
+        priors = dict(zip(distinct, per_question(scored, job.common.base), strict=True))
+        probs = divided(per_question(test.states, job.common.base), [priors[key] for key in keys])
+        return {"": predictions_of("contextual-calibration", test.states, probs)}
+
+    return predict
+
+
+# -------------------------------------------------------------------------------------------------------- batch
+
+
+def batch_priors(probs: Ragged) -> Priors:
+    """Return the mean probability of each letter, by number of options (Zhou et al. 2024)."""
+    return {n: np.mean([p for p in probs if len(p) == n], axis=0) for n in sorted({len(p) for p in probs})}
+
+
+def fit_batch(job: Job, _: None) -> Predict:
+    """Divide by the mean probabilities of the validation questions."""
+    everyone = per_question(job.train.states, job.common.base)
+    priors = batch_priors([everyone[i] for i in job.validation()])
+    return dividing("batch-calibration", priors, job)
+
+
+def dividing(method: str, priors: Priors, job: Job) -> Predict:
+    """Return a function that divides the preferences out of a test set."""
+
+    def predict(test: QuestionSet) -> dict[str, Predictions]:
+        probs = per_question(test.states, job.common.base)
+        found = divided(probs, [prior_for(priors, len(p)) for p in probs])
+        return {"": predictions_of(method, test.states, found)}
+
+    return predict
+
+
+# ---------------------------------------------------------------------------------------- cyclic permutations
+
+
+def permuted(job: Job, asked: Sequence[Question], probs: Ragged, name: str) -> list[np.ndarray]:
+    """Return for each question [shift, letter]: the letters' probabilities under every cyclic order of its options."""
+    todo = [(i, shift) for i, q in enumerate(asked) for shift in range(1, len(q.options))]
+    scored = job.score([reordered(asked[i], shift) for i, shift in todo], name)
+    found: list[list[np.ndarray]] = [[p] for p in probs]
+    for (i, _), p in zip(todo, per_question(scored, job.common.base), strict=True):
+        found[i].append(p)
+    return [np.stack(some) for some in found]
+
+
+def letter_prior(observed: Float[np.ndarray, "shift letter"]) -> Float[np.ndarray, " letter"]:
+    """Return softmax of the mean over orders of log p: PriDe's estimate of the preference for each letter, of one question."""
+    logs = np.log(np.maximum(observed, SMALLEST)).mean(axis=0)
+    return softmax(logs, np.array([0, len(logs)]))
+
+
+def averaged(observed: Float[np.ndarray, "shift letter"]) -> Float[np.ndarray, " option"]:
+    """Return each option's mean probability over the orders: under a shift of s, letter j stands for option j + s."""
+    n = observed.shape[1]
+    return np.mean([np.roll(observed[s], s) for s in range(n)], axis=0)
+
+
+@dataclass(frozen=True)
+class PriDeSettings:
+    """How PriDe is fitted."""
+
+    questions: int = 100
+    """Validation questions, of each number of options, that are asked in every cyclic order."""
+
+    def __post_init__(self) -> None:
+        if self.questions < 1:
+            raise CoralError(f"questions must be at least 1. Got {self.questions} instead.")
+
+
+def fit_pride(job: Job, settings: PriDeSettings) -> Predict:
+    """Divide by the preference that cyclic orders of a few validation questions show (Zheng et al. 2024)."""
+    everyone, asked = per_question(job.train.states, job.common.base), job.train.asked()
+    drawn = np.random.default_rng(job.common.seed).permutation(job.validation())  # of all sources alike
+    priors: Priors = {}
+    for n in sorted({len(everyone[i]) for i in drawn}):
+        some = sorted([i for i in drawn if len(everyone[i]) == n][: settings.questions])
+        observed = permuted(job, [asked[i] for i in some], [everyone[i] for i in some], f"orders-of-{n}")
+        priors[n] = np.mean([letter_prior(o) for o in observed], axis=0)
+    return dividing("pride", priors, job)
+
+
+def fit_cyclic(job: Job, _: None) -> Predict:
+    """Ask every test question in every cyclic order of its options, and average what each option gets."""
+
+    def predict(test: QuestionSet) -> dict[str, Predictions]:
+        observed = permuted(job, test.asked(), per_question(test.states, job.common.base), "orders")
+        probs = np.concatenate([averaged(o) for o in observed])
+        return {"": predictions_of("cyclic", test.states, probs)}
+
+    return predict
+
+
+CONTEXTUAL = Method(no_options, fit_contextual, check=refuse_texts)
+BATCH = Method(no_options, fit_batch, check=refuse_texts)
+PRIDE = Method(options_of(PriDeSettings), fit_pride, check=refuse_texts)
+CYCLIC = Method(no_options, fit_cyclic, check=refuse_texts)

@@ -1,0 +1,1 @@
+"""Figures of runs, analyses and features, in one style."""

@@ -1,0 +1,197 @@
+"""How every figure looks, and how it becomes SVG or PNG. Never touches pyplot or its global state.
+
+Figures are small with large letters: scaled to a phone's 360 pixels they are still read without zooming. Methods differ
+in marker, dash, hatch and colour, so that no figure needs colour to be understood, with eighteen methods and more.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from coral_lens.report.tables.formats import label_of
+from coral_lens.storage.files import digest
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+WIDTH = 4.6
+"""Of every figure, in inches."""
+INK, FAINT, GRID = "#23303a", "#5d6b76", "#dfe4e8"
+RC = {
+    "axes.axisbelow": True,
+    "axes.edgecolor": "#9aa5ae",
+    "axes.grid": True,
+    "axes.labelcolor": INK,
+    "axes.labelsize": 10.5,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "figure.facecolor": "white",
+    "font.family": "DejaVu Sans",
+    "font.size": 10,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "hatch.linewidth": 0.7,
+    "legend.fontsize": 10,
+    "legend.frameon": False,
+    "lines.linewidth": 1.8,
+    "svg.fonttype": "path",
+    "svg.hashsalt": "coral-lens",
+    "text.color": INK,
+    "xtick.color": FAINT,
+    "xtick.labelsize": 10,
+    "ytick.color": FAINT,
+    "ytick.labelsize": 10,
+}
+
+
+Line = str | tuple[int, tuple[float | int, ...]]
+"""A dash pattern as matplotlib takes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What tells a method from the others, in colour and without."""
+
+    colour: str
+    marker: str
+    line: Line
+    hatch: str = ""
+    """Of bars."""
+    hollow: bool = False
+    """Whether markers are drawn as outlines."""
+
+    @property
+    def dots(self) -> dict[str, Any]:
+        """How a line with markers is drawn in this look."""
+        face = "white" if self.hollow else self.colour
+        return {"color": self.colour, "marker": self.marker, "markerfacecolor": face, "linestyle": self.line}
+
+    @property
+    def bars(self) -> dict[str, Any]:
+        """How a bar is drawn in this look: pale and hatched, with an edge."""
+        return {"facecolor": f"{self.colour}38", "edgecolor": self.colour, "hatch": self.hatch, "linewidth": 1.0}
+
+
+KNOWN = {
+    "base": Look("#5d6b76", "o", "--"),
+    "temperature": Look("#0072b2", "s", "-.", "\\\\\\"),
+    "coral": Look("#d5502b", "D", "-", "///"),
+    "listwise": Look("#00805e", "^", ":", "..."),
+    "listwise tempered": Look("#a3568c", "v", (0, (7, 2)), "xxx"),
+}
+"""The same look in every report."""
+COLOURS = ("#8a6a00", "#7f5539", "#332288", "#5f7d1f", "#007a7a", "#aa4466", "#1d2830", "#c2185b", "#1565c0")
+MARKERS = ("P", "X", "*", "<", ">", "p", "h", "d", "8")
+LINES: tuple[Line, ...] = ((0, (1, 1)), (0, (5, 1.5)), (0, (3, 1, 1, 1)), (0, (8, 2, 2, 2)), (0, (3, 1, 1, 1, 1, 1)),
+                           (0, (2, 2)), "-")  # fmt: skip
+HATCHES = ("---", "|||", "+++", "ooo", "\\\\", "//", "..", "**", "OO", "xx")
+
+
+def spare_look(i: int) -> Look:
+    """Return the look of the i-th method that has none of its own: markers recur after nine, then as outlines."""
+    n = len(MARKERS)
+    return Look(COLOURS[i % n], MARKERS[i % n], LINES[i % len(LINES)], HATCHES[i % len(HATCHES)], i // n % 2 == 1)
+
+
+def looks_of(methods: Sequence[str]) -> dict[str, Look]:
+    """Return a look for each method: the same one in every figure of a report."""
+    others = [m for m in methods if m not in KNOWN]
+    return {m: KNOWN[m] if m in KNOWN else spare_look(others.index(m)) for m in methods}
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A figure that is drawn when asked for, with what it shows in words."""
+
+    name: str
+    """Unique in a page: the SVG's ids are made of it."""
+    paint: Callable[[Figure], None]
+    height: float
+    """In inches; all are WIDTH wide."""
+    alt: str
+    """What a reader who cannot see it should know."""
+    caption: str
+
+    def svg(self) -> str:
+        """Return an `<svg>` element to be put into a page; the same picture gives the same text."""
+        with self._drawn() as figure:
+            out = io.StringIO()
+            figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+        return inline(out.getvalue(), name=self.name, alt=self.alt)
+
+    def png(self, *, dpi: int = 200) -> bytes:
+        """Return a PNG file."""
+        with self._drawn() as figure:
+            out = io.BytesIO()
+            figure.savefig(out, format="png", dpi=dpi, metadata={"Software": None})
+        return out.getvalue()
+
+    @contextmanager
+    def _drawn(self) -> Iterator[Figure]:
+        import matplotlib
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        with matplotlib.rc_context(RC):  # type: ignore[arg-type]
+            figure = Figure(figsize=(WIDTH, self.height), layout="constrained")
+            FigureCanvasAgg(figure)
+            self.paint(figure)
+            yield figure
+
+
+def inline(svg: str, *, name: str, alt: str) -> str:
+    """Return the bare `<svg>` element, with ids that do not clash with those of other figures in the same page."""
+    from markupsafe import escape
+
+    body = svg[svg.index("<svg") :]
+    body = re.sub(r"<metadata>.*?</metadata>\s*|<!--.*?-->\s*", "", body, flags=re.DOTALL)
+    body = re.sub(r'<g id="[^"]*"', "<g", body)  # nothing refers to groups
+    body = re.sub(r"\s*\n\s*", " ", body)
+    body = re.sub(r'( (?:d|x|y|x1|y1|x2|y2)="[^"]*"|translate\([^)]*\))', rounded, body)
+    body = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix_of(name)}-", body)
+    size = re.compile(r'\s(?:width|height)="[\d.]+pt"')
+    head, rest = body.split(">", 1)
+    return f'{size.sub("", head)} role="img" aria-label="{escape(alt)}">{rest}'.strip()
+
+
+def prefix_of(name: str) -> str:
+    """Return a short name for the ids of a figure: they are written hundreds of times."""
+    return f"f{digest(name)[:6]}"
+
+
+def rounded(found: re.Match[str]) -> str:
+    """Return coordinates to a hundredth of a point: more is not seen, and half of a figure's bytes."""
+    return re.sub(r"(\d\.\d\d)\d+", r"\1", found[0])
+
+
+def panels(figure: Figure, n: int, *, ratios: Sequence[float] | None = None) -> list[Any]:
+    """Return n axes on top of each other that share the horizontal axis."""
+    axes = figure.subplots(n, 1, sharex=True, squeeze=False, height_ratios=ratios)
+    return list(axes[:, 0])
+
+
+def method_key(figure: Figure, looks: Mapping[str, Look], *, more: Sequence[Any] = ()) -> None:
+    """Put the key of methods below the axes: in one line where the names are short."""
+    from matplotlib.lines import Line2D
+
+    labels = {m: clipped(label_of(m), 22) for m in looks}
+    keys = [Line2D([], [], **look.dots, label=labels[m], linewidth=1.6) for m, look in looks.items()]
+    n_keys, longest = len(keys) + len(more), max(map(len, labels.values()))
+    in_one_line = sum(map(len, labels.values())) + 6 * n_keys <= 54
+    n_columns = n_keys if in_one_line else 3 if longest <= 11 else 2
+    spacing = {"handlelength": 2.4, "handletextpad": 0.4, "columnspacing": 1.0, "borderpad": 0.1}
+    figure.legend(handles=[*keys, *more], loc="outside lower left", ncols=n_columns, **spacing)
+
+
+def clipped(text: str, limit: int) -> str:
+    """Return a name that fits a figure."""
+    return text if len(text) <= limit else f"{text[: limit - 1]}…"

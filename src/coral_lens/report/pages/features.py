@@ -1,0 +1,57 @@
+"""The page of an autoencoder's features: figures, and a dashboard of single features. Renders records, computes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from coral_lens.report.figures.features import LABELS, ablation_picture, steering_picture
+from coral_lens.report.figures.style import Picture
+from coral_lens.report.pages.contents import Contents
+from coral_lens.report.pages.run import render
+from coral_lens.storage.files import write_atomic
+
+
+def write_features(
+    folder: Path,
+    dashboard: Mapping[str, Any],
+    *,
+    ablations: Mapping[str, Mapping[str, Any]],
+    steering: Mapping[str, Any] | None,
+) -> Path:
+    """Write the figures as SVG and PNG and the page features.html; return the page."""
+    pictures = pictures_of(ablations, steering, dashboard["names"])
+    for picture in pictures.values():
+        write_atomic(folder / "figures" / f"{picture.name}.svg", picture.svg().encode())
+        write_atomic(folder / "figures" / f"{picture.name}.png", picture.png())
+    page = folder / "features.html"
+    write_atomic(page, render_features(dashboard, pictures).encode())
+    return page
+
+
+def pictures_of(
+    ablations: Mapping[str, Mapping[str, Any]], steering: Mapping[str, Any] | None, names: Mapping[str, str]
+) -> dict[str, Picture]:
+    """Return the figures of a study's ablations, whose names say what was taken out, and of its steering, by title."""
+    found = {
+        f"Change of {LABELS[metric]} by taking out one feature, {names[name]}": ablation_picture(
+            record, metric, name=f"ablation-{name}-{metric}"
+        )
+        for name, record in ablations.items()
+        for metric in ("ece", "accuracy")
+    }
+    if steering and any(row["gamma"] for row in steering["rows"]):
+        found["Steering by the features whose removal harms"] = steering_picture(steering, name="steering")
+    return found
+
+
+def render_features(dashboard: Mapping[str, Any], pictures: Mapping[str, Picture]) -> str:
+    """Return the page; all text of questions is escaped."""
+    contents = Contents()
+    contents.begin("effects", "What ablation and steering do")
+    figures = [contents.figure(picture, title) for title, picture in pictures.items()]
+    contents.begin("features", "What features respond to")
+    features = [(contents.table(f"Feature {f['feature']}"), f) for f in dashboard["features"]]
+    parts = {**dashboard, "figures": figures, "features": features, "sections": contents.sections}
+    return render("features.html", parts, headline=dashboard["lead"])

@@ -1,0 +1,246 @@
+"""The report of a run: one self-contained HTML page, and the tables as files. Loads nothing from outside when opened."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from coral_lens.metrics.scores import METRICS
+from coral_lens.report.confidence import drawn
+from coral_lens.report.figures.choice import curve_picture, gamma_curve, layer_curve
+from coral_lens.report.figures.run import metric_picture, reliability_picture
+from coral_lens.report.figures.style import looks_of
+from coral_lens.report.findings import Gathered, gather_findings
+from coral_lens.report.pages.contents import Contents, Entry, Plate, by_section
+from coral_lens.report.pages.examples import changes_of
+from coral_lens.report.pages.explorer import questions_data, script_text
+from coral_lens.report.pages.headline import cards, headline
+from coral_lens.report.runs import Evaluation, Run
+from coral_lens.report.tables import exports, formats
+from coral_lens.report.tables.run import COLUMNS, ResultsTable, TaskTable, in_order, results_table
+from coral_lens.storage.files import write_atomic
+
+SUMMARY = ("accuracy", "ece", "brier")
+MOST_DIAGRAMS = 6
+"""Methods with reliability diagrams in the page."""
+ANALYSES = {
+    "": ("Where correctness lives", "What else was found out about this model and these questions."),
+    "confidence": (
+        "What confidence is worth",
+        "Before and after steering: reliability in bins of both kinds, how often the surest answers are wrong, how sure "
+        "answers are, and where options are letters, whether some positions are preferred.",
+    ),
+}
+"""Heading and introduction of the sections whose folders are known."""
+BASE_RULES = {
+    "sum": "the summed log-probability of its tokens",
+    "token": "the mean log-probability of its tokens",
+    "char": "the log-probability per character of its text",
+}
+
+
+def write_report(run: Run, folder: Path, *, table: ResultsTable | None = None) -> Path:
+    """Write report.html and the results as Markdown, CSV and JSON; return the page. A table made before is reused.
+
+    Findings under the folder's `analysis/` are gathered in the page.
+    """
+    table = table or results_table(run)
+    write_atomic(folder / "results.md", f"# {run.title}\n\n{formats.markdown(table)}".encode())
+    write_atomic(folder / "results.csv", exports.csv_text(table).encode())
+    write_atomic(folder / "results.json", (json.dumps(exports.json_ready(table), indent=1) + "\n").encode())
+    page = folder / "report.html"
+    write_atomic(page, render_report(run, table=table, findings=gather_findings(folder)).encode())
+    return page
+
+
+def render_report(run: Run, *, table: ResultsTable | None = None, findings: Sequence[Gathered] = ()) -> str:
+    """Return the page."""
+    table, contents = table or results_table(run), Contents()
+    parts = results_of(run, table, contents) | analyses_of(findings, contents)
+    parts |= browser_of(run, table, contents) | examples_of(run, table, contents) | lens_of(run, contents)
+    contents.begin("terms", "What the words mean")
+    contents.begin("provenance", "Provenance")
+    return render("page.html", parts, title=run.title, provenance=provenance_of(run, table), sections=contents.sections)
+
+
+def render(template: str, *values: Mapping[str, Any], **more: Any) -> str:
+    """Fill in a template of ours; whatever is not our own markup is escaped."""
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(
+        loader=FunctionLoader(text_of), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["percent"] = formats.percent
+    known = {"css": Markup(text_of("page.css")), "script_digests": ""}
+    return environment.get_template(template).render(
+        {**known, **{k: v for some in (*values, more) for k, v in some.items()}}
+    )
+
+
+def text_of(name: str) -> str:
+    """Return a template, a style sheet or a script of ours."""
+    return (files("coral_lens.report.pages") / name).read_text(encoding="utf-8")
+
+
+def results_of(run: Run, table: ResultsTable, contents: Contents) -> dict[str, Any]:
+    """Return what the page says of the test questions."""
+    contents.begin("results", "Results")
+    summary = [
+        contents.figure(metric_picture(table, m, name=f"summary-{m}"), f"{METRICS[m].label} by task") for m in SUMMARY
+    ]
+    tasks = [task_of(task, contents) for task in table.tasks]
+    contents.begin("calibration", "Calibration")
+    reliability = list(reliability_figures(run, table, contents))
+    return {
+        "headline": headline(table),
+        "cards": cards(table),
+        "tasks": tasks,
+        "notes": formats.notes_of(table),
+        "summary": summary,
+        "reliability": reliability,
+        "left_out": len(table.methods) - len(diagrams_of(table.methods)),
+        "subject": formats.label_of(table.subject),
+    }
+
+
+def task_of(task: TaskTable, contents: Contents) -> tuple[Entry, TaskTable, str, list[str], list[formats.Row]]:
+    """Return a task's table as the template wants it."""
+    heads = [formats.column_label(task, m) for m in COLUMNS]
+    return contents.table(f"Results on {task.name}"), task, formats.kind_of(task), heads, formats.rows_of(task)
+
+
+def reliability_figures(
+    run: Run, table: ResultsTable, contents: Contents
+) -> Iterator[tuple[TaskTable, str, list[Plate]]]:
+    """Yield each task with its diagrams, one per method."""
+    looks, wanted = looks_of(table.methods), diagrams_of(table.methods)
+    for i, (evaluation, task) in enumerate(zip(in_order(run), table.tasks, strict=True)):
+        plates = []
+        for j, (method, p) in enumerate(evaluation.predictions.items()):
+            if method in wanted:
+                metrics, name = task.metrics[method], f"reliability-{i}-{j}"
+                picture = reliability_picture(p, metrics, name=name, look=looks[method])
+                plates.append(contents.figure(picture, f"Reliability of {formats.label_of(method)} on {task.name}"))
+        yield task, formats.kind_of(task), plates
+
+
+def diagrams_of(methods: Sequence[str]) -> list[str]:
+    """Return the methods that have reliability diagrams in the page: all, or of many those that matter most."""
+    if len(methods) <= MOST_DIAGRAMS:
+        return list(methods)
+    return [m for m in methods if m in (*drawn(methods), "coral")]
+
+
+def analyses_of(findings: Sequence[Gathered], contents: Contents) -> dict[str, Any]:
+    """Return a section for each folder of findings."""
+    found: list[tuple[str, str, str, list[Plate]]] = []
+    for name, some in by_section(findings).items():
+        heading, about = ANALYSES.get(name, (f"Analyses: {name}", ""))
+        anchor = f"analyses-{len(found)}"
+        contents.begin(anchor, heading)
+        found.append((anchor, heading, about, [contents.gathered(one) for one in some]))
+    return {"analyses": found}
+
+
+def browser_of(run: Run, table: ResultsTable, contents: Contents) -> dict[str, Any]:
+    """Return what the browser of questions needs; its script is named by its digest, and no other runs in the page."""
+    from markupsafe import Markup
+
+    data = questions_data(run, before="base", after=table.subject)
+    if data is None:
+        return {"browser": None}
+    contents.begin("questions", "Questions, one by one")
+    script = text_of("page.js")
+    total, shown_here = sum(t["n"] for t in data["tasks"]), len(data["questions"])
+    about = f"All {total:,} questions that were answered both before and after steering."
+    if shown_here < total:
+        about = (
+            f"{shown_here:,} of {total:,} questions, in proportion to the tasks: first those whose answer changed, then a "
+            "random sample of the others. Do not count rates here; the tables above have all."
+        )
+    views = [e.view for e in run.evaluations if e.view]
+    listwise = run.lens.get("rule") == "listwise"
+    browser = {
+        "data": Markup(script_text(data)),
+        "script": Markup(script),
+        "about": about,
+        "what": "changes of probability at full strength"
+        if listwise
+        else "predicted residuals before strength and clipping",
+        "tasks": [t["name"] for t in data["tasks"]],
+        "lens_view": bool(data["layers"]),
+        "shift": bool(views),
+    }
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return {"browser": browser, "script_digests": Markup(f"'sha256-{digest}'")}
+
+
+def examples_of(run: Run, table: ResultsTable, contents: Contents) -> dict[str, Any]:
+    """Return the questions whose answer changed most, for better and for worse."""
+    changes = [changes_of(evaluation, before="base", after=table.subject) for evaluation in in_order(run)]
+    if any(changes):
+        contents.begin("examples", "Changed answers")
+    return {"changes": [c for c in changes if c]}
+
+
+# --- how the lens was chosen, and where everything came from ----------------------------------------------------------
+
+
+def lens_of(run: Run, contents: Contents) -> dict[str, Any]:
+    """Return what the page says of the lens and of its choice on validation questions."""
+    lens = run.lens
+    curves = [c for c in (layer_curve(lens), gamma_curve(lens)) if c]
+    if lens.get("gamma") is not None:
+        contents.begin("choice", "How the lens was chosen")
+    return {
+        "lens": lens,
+        "training": lens.get("training", {}),
+        "criterion": METRICS[curves[0].criterion].label if curves else "",
+        "base_rule": BASE_RULES.get(lens.get("base", ""), ""),
+        "curves": [
+            contents.figure(curve_picture(c, name=f"curve-{c.what}"), f"Validation scores by {c.what}") for c in curves
+        ],
+    }
+
+
+def provenance_of(run: Run, table: ResultsTable) -> dict[str, list[tuple[str, str]]]:
+    """Return everything that a result depends on, name and value under headings; nothing of the lens is left out."""
+    lens = {k: v for k, v in run.lens.items() if k not in ("trace", "format", "model", "training")}
+    training = {k: v for k, v in run.lens.get("training", {}).items() if k not in ("settings", "versions")}
+    tests = {
+        "questions": {e.name: f"{len(e.questions):,} ({first_split(e)})" for e in in_order(run)},
+        "resamples": f"{table.n_boot:,} (intervals), {table.n_paired:,} (differences)",
+        "seed": table.seed,
+    }
+    groups = {
+        "This run": run.provenance,
+        "Test": tests,
+        "Model": run.lens.get("model", {}),
+        "Lens": lens,
+        "Training": training,
+        "Training settings": run.lens.get("training", {}).get("settings", {}),
+        "Versions at training": run.lens.get("training", {}).get("versions", {}),
+    }
+    return {heading: list(flat("", record)) for heading, record in groups.items() if record}
+
+
+def first_split(evaluation: Evaluation) -> str:
+    """Return the split that an evaluation's questions come from."""
+    return next((q.split for q in evaluation.questions if q.split), "no split named")
+
+
+def flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """Yield the leaves of a nested record, named by their path; a list is one leaf."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from flat(f"{name} · {key}" if name else str(key), inner)
+    elif isinstance(value, list | tuple):
+        yield name, ", ".join(map(str, value)) or "none"
+    else:
+        yield name, "none" if value is None else str(value)

@@ -1,0 +1,174 @@
+"""The report of a study: one page over all its runs, with the tables as files. Loads nothing from outside when opened."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from coral_lens.report.figures.style import INK, Picture, looks_of, panels
+from coral_lens.report.pages.contents import Contents
+from coral_lens.report.pages.run import flat, render
+from coral_lens.report.tables import study_formats
+from coral_lens.report.tables.formats import percent
+from coral_lens.report.tables.paper import PAPER_NOTES, PaperTable, paper_tables
+from coral_lens.report.tables.run import UNSTEERED
+from coral_lens.report.tables.study import (
+    RELATIVE,
+    Improvement,
+    StudyTable,
+    improvements,
+    read_tables,
+    relative,
+    row_label,
+)
+from coral_lens.storage.files import write_atomic
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True, slots=True)
+class StudyRun:
+    """Where the report of one model and mixture is."""
+
+    model: str
+    mixture: str
+    folder: Path
+
+
+def write_study(record: Mapping[str, Any], runs: Sequence[StudyRun], out: Path) -> Path:
+    """Write tables, figures and report.html of a study; return the page."""
+    tables = [t for run in runs for t in read_tables(run.folder, model=run.model, mixture=run.mixture)]
+    paper = paper_tables(
+        [run.model for run in runs], {name: about["source"] for name, about in record["tests"].items()}
+    )
+    write_atomic(out / "tables.md", study_formats.markdown(record["name"], tables, paper).encode())
+    write_atomic(out / "tables.tex", study_formats.latex(tables).encode())
+    write_atomic(out / "tables.csv", study_formats.csv_text(tables).encode())
+    write_atomic(out / "tables.json", (json.dumps(study_formats.json_ready(tables), indent=1) + "\n").encode())
+    pictures = pictures_of(tables)
+    for picture in pictures:
+        write_atomic(out / "figures" / f"{picture.name}.png", picture.png())
+    links = [
+        (f"{run.model}, trained on {run.mixture}", f"{run.folder.relative_to(out).as_posix()}/report.html")
+        for run in runs
+    ]
+    page = out / "report.html"
+    write_atomic(page, render_study(record, tables, pictures, links).encode())
+    return page
+
+
+def render_study(
+    record: Mapping[str, Any],
+    tables: Sequence[StudyTable],
+    pictures: Sequence[Picture],
+    links: Sequence[tuple[str, str]],
+) -> str:
+    """Return the page."""
+    contents = Contents()
+    parts = summary_of(tables, pictures, contents) | numbers_of(record, tables, contents)
+    for anchor, title in OTHERS.items():
+        contents.begin(anchor, title)
+    questions = {
+        **{f"Training: {name}": list(flat("", about)) for name, about in record["mixtures"].items()},
+        **{f"Test: {name}": list(flat("", about)) for name, about in record["tests"].items()},
+    }
+    provenance = list(flat("", {"study": record["study"], "versions": record["versions"]}))
+    about = {"questions": questions, "runs": links, "provenance": provenance, "sections": contents.sections}
+    return render("study.html", parts, about, title=record["name"], headline=headline(tables))
+
+
+OTHERS = {"questions": "Questions", "runs": "Reports of each model", "provenance": "Provenance"}
+
+
+def summary_of(tables: Sequence[StudyTable], pictures: Sequence[Picture], contents: Contents) -> dict[str, Any]:
+    """Return what the page says on average."""
+    contents.begin("summary", "Summary")
+    return {
+        "figures": [contents.figure(p, "Relative improvement on the few-shot row") for p in pictures],
+        "summary": contents.table("Relative improvement on the few-shot row"),
+        "heads": study_formats.IMPROVEMENT_HEADS,
+        "improvements": study_formats.improvement_rows(tables),
+        "summary_notes": study_formats.SUMMARY_NOTES,
+    }
+
+
+def numbers_of(record: Mapping[str, Any], tables: Sequence[StudyTable], contents: Contents) -> dict[str, Any]:
+    """Return the tables of the study, and those of the paper that they can stand beside."""
+    contents.begin("tables", "Tables")
+    ours = [
+        (
+            contents.table(f"{t.test}, {t.model}"),
+            t,
+            list(study_formats.columns_of(t).values()),
+            study_formats.lines_of(t),
+        )
+        for t in tables
+    ]
+    paper = paper_of(record, [t.model for t in tables])
+    if paper:
+        contents.begin("paper", "The paper's numbers")
+    theirs = [(contents.table(p.heading), list(p.heads.values()), p.rows) for p in paper]
+    return {"tables": ours, "notes": study_formats.NOTES, "paper": theirs, "paper_notes": PAPER_NOTES}
+
+
+def paper_of(record: Mapping[str, Any], models: Sequence[str]) -> list[PaperTable]:
+    """Return the paper's tables of the tests of a study."""
+    return paper_tables(dict.fromkeys(models), {name: about["source"] for name, about in record["tests"].items()})
+
+
+TESTS = {"held-out": "other questions of the same tasks", "transfer": "tasks that it never saw"}
+
+
+def headline(tables: Sequence[StudyTable]) -> list[str]:
+    """Say for each mixture and kind of test what the methods did on average, gains and losses alike."""
+    found = [i for i in improvements(tables) if i.method not in UNSTEERED and set(i.means) >= set(RELATIVE)]
+    sentences = []
+    for mixture, kind in dict.fromkeys((i.mixture, i.kind) for i in found):
+        some = [i for i in found if (i.mixture, i.kind) == (mixture, kind)]
+
+        def listed(metric: str, sign: int, some: Sequence[Improvement] = some) -> str:
+            return ", ".join(f"{row_label(i.method)} {percent(sign * i.means[metric], sign=True)} %" for i in some)
+
+        ece = f"ECE: {listed('ece', -1)}." if some[0].ranks else "There are too few questions to rank methods by ECE."
+        sentences.append(
+            f"Trained on {mixture} and asked {TESTS[kind]}, accuracy changed relative to few-shot (mean of {some[0].n_cells}): "
+            f"{listed('accuracy', 1)}. {ece}"
+        )
+    return sentences
+
+
+def pictures_of(tables: Sequence[StudyTable]) -> list[Picture]:
+    """Return a figure of the relative improvements for each kind of test."""
+    kinds = dict.fromkeys((t.mixture, t.kind) for t in tables)
+    return [improvement_picture([t for t in tables if (t.mixture, t.kind) == k], n) for n, k in enumerate(kinds)]
+
+
+def improvement_picture(tables: Sequence[StudyTable], number: int) -> Picture:
+    """Draw each value's relative improvement as a faint dot, and the mean of each method as its mark."""
+    found = improvements(tables)
+    methods = [one.method for one in found]
+    looks, head = looks_of(methods), f"{tables[0].kind}, trained on {tables[0].mixture}"
+
+    def paint(figure: Figure) -> None:
+        for axes, metric in zip(panels(figure, len(RELATIVE)), RELATIVE, strict=True):
+            for x, one in enumerate(found):
+                dots = [100 * v for t in tables if (v := relative(t, one.method, metric)) is not None]
+                axes.plot([x] * len(dots), dots, ".", color=looks[one.method].colour, alpha=0.35)
+                if metric in one.means:
+                    look = looks[one.method]
+                    axes.plot(x, 100 * one.means[metric], look.marker, color=look.colour, markersize=8)
+            axes.axhline(0, color=INK, linewidth=1)
+            axes.set_title(f"{'accuracy' if metric == 'accuracy' else 'ECE'}: relative improvement (%)")
+            axes.set_xticks(range(len(methods)), [row_label(m) for m in methods], rotation=35, ha="right")
+            axes.margins(x=0.1)
+
+    alt = f"Relative improvements, {head}. " + "; ".join(
+        f"{row_label(o.method)}: " + ", ".join(f"{m} {percent(v, sign=True)} %" for m, v in o.means.items())
+        for o in found
+    )
+    caption = f"{head.capitalize()}: one dot for each model and test, the mark is their mean. Above 0 is better than few-shot."
+    return Picture(f"improvement-{number}", paint, 5.2, alt, caption)

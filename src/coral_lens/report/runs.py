@@ -1,0 +1,172 @@
+"""A run: the predictions of several methods on several tasks, in one folder that knows where every number came from.
+
+run.json                    title, lens, model, versions, tasks
+predictions/TASK.jsonl      one line per question: text, options, answer, the probabilities of each method
+views/TASK.json             optional: each question's shift, and what each layer alone would change
+report.html                 made from the two above by `coral report`
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+from coral_lens.errors import CoralError
+from coral_lens.records import Predictions, Question, groups_of, offsets_of
+from coral_lens.storage.files import canonical, digest_file, file_name, read_json, write_atomic, write_json
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class View:
+    """What a lens saw in the questions of one task, for people to look at."""
+
+    method: str
+    """The lens's row."""
+    own: tuple[int, ...]
+    """The layers that it reads."""
+    layers: tuple[int, ...]
+    """Those below; empty where the lens kept no probes of single layers."""
+    changes: Float[np.ndarray, "layer row"]
+    """The residual that a probe of this layer alone predicts for each option; kept to a thousandth."""
+    shift: Float[np.ndarray, " question"]
+    """How far each question lies from the training questions."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The questions of one task and what each method made of them."""
+
+    name: str
+    """Unique within the run, for people and for file names: the task, with its split where needed."""
+    questions: tuple[Question, ...]
+    predictions: dict[str, Predictions]
+    """By method; the same questions in the same order."""
+    trained_on: bool = False
+    """Whether the lens was fitted on other questions of this task (held-out), or never saw the task (transfer)."""
+    view: View | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything that a report shows."""
+
+    title: str
+    evaluations: tuple[Evaluation, ...]
+    lens: dict[str, Any]
+    """The lens's record, see Lens.record: layer, gamma, base, model, training, trace."""
+    provenance: dict[str, Any] = field(default_factory=dict)
+    """Versions, command, data sources, dropped repeats: name to text or number."""
+
+
+def save_run(run: Run, folder: Path) -> None:
+    """Write a run's predictions, then its record with their digests."""
+    files = {}
+    for evaluation in run.evaluations:
+        path = folder / "predictions" / f"{file_name(evaluation.name)}.jsonl"
+        write_atomic(path, "".join(prediction_lines(evaluation)).encode())
+        files[evaluation.name] = {"file": path.name, "sha256": digest_file(path), "trained_on": evaluation.trained_on}
+        if evaluation.view:
+            path = folder / "views" / f"{file_name(evaluation.name)}.json"
+            write_atomic(path, canonical(view_record(evaluation.view)).encode())
+            files[evaluation.name]["view"] = {"file": path.name, "sha256": digest_file(path)}
+    record = {"format": FORMAT, "title": run.title, "lens": run.lens, "provenance": run.provenance, "tasks": files}
+    write_json(folder / "run.json", record)
+
+
+def prediction_lines(evaluation: Evaluation) -> list[str]:
+    """Return one JSON line per question."""
+    offsets = next(iter(evaluation.predictions.values())).offsets
+    return [
+        json.dumps(
+            {
+                "id": q.id,
+                "text": q.text,
+                "options": q.options,
+                "answer": q.answer,
+                "task": q.task,
+                "split": q.split,
+                "group": q.group,
+                "probs": {m: p.probs[offsets[i] : offsets[i + 1]].tolist() for m, p in evaluation.predictions.items()},
+            },
+            ensure_ascii=False,
+        )
+        + "\n"
+        for i, q in enumerate(evaluation.questions)
+    ]
+
+
+def view_record(view: View) -> dict[str, Any]:
+    """Return a view as JSON values: whole thousandths, which is finer than can be seen and a third of the bytes."""
+    whole = np.rint(1000 * view.changes).astype(int).tolist()
+    shift = np.round(view.shift, 3).tolist()
+    return {"method": view.method, "own": view.own, "layers": view.layers, "thousandths": whole, "shift": shift}
+
+
+def read_view(folder: Path, about: dict[str, Any]) -> View | None:
+    """Read a task's view; None where the run has none, or it was deleted: it is for looking only."""
+    kept = about.get("view")
+    if not kept or not (path := folder / "views" / kept["file"]).exists():
+        return None
+    if digest_file(path) != kept["sha256"]:
+        raise CoralError(f"{path} was changed after the run; remove it, or run `coral eval` again.")
+    record = read_json(path)
+    shift = np.array(record["shift"], dtype=np.float64)
+    changes = np.array(record["thousandths"], dtype=np.float64).reshape(len(record["layers"]), -1) / 1000
+    return View(record["method"], tuple(record["own"]), tuple(record["layers"]), changes, shift)
+
+
+def load_run(folder: Path) -> Run:
+    """Read a run and check its predictions against their digests."""
+    record = read_json(folder / "run.json")
+    if record.get("format") != FORMAT:
+        raise CoralError(f"{folder} has run format {record.get('format')!r}, but this version reads {FORMAT}.")
+    evaluations = []
+    for name, about in record["tasks"].items():
+        path = folder / "predictions" / about["file"]
+        if not path.exists() or digest_file(path) != about["sha256"]:
+            raise CoralError(f"{path} is missing or was changed after the run; run `coral eval` again.")
+        # bytes, because str.splitlines would also cut at U+2028 and its like, which a question may hold
+        lines = [json.loads(line) for line in path.read_bytes().splitlines()]
+        read = read_evaluation(name, lines, model=record["lens"]["model"]["name"], trained_on=about["trained_on"])
+        evaluations.append(replace(read, view=read_view(folder, about)))
+    return Run(record["title"], tuple(evaluations), record["lens"], record["provenance"])
+
+
+def read_evaluation(name: str, lines: Sequence[dict[str, Any]], *, model: str, trained_on: bool) -> Evaluation:
+    """Make an evaluation of the lines of a predictions file."""
+    questions = tuple(
+        Question(
+            id=line["id"],
+            group=line["group"],
+            text=line["text"],
+            options=tuple(line["options"]),
+            answer=line["answer"],
+            task=line["task"],
+            split=line["split"],
+        )
+        for line in lines
+    )
+    offsets = offsets_of([len(q.options) for q in questions])
+    predictions = {
+        method: Predictions(
+            method=method,
+            model=model,
+            task=questions[0].task,
+            split=questions[0].split,
+            ids=tuple(q.id for q in questions),
+            answers=np.array([q.answer for q in questions], dtype=np.int64),
+            offsets=offsets,
+            probs=np.array([p for line in lines for p in line["probs"][method]]),
+            groups=groups_of(questions),
+        )
+        for method in lines[0]["probs"]
+    }
+    return Evaluation(name, questions, predictions, trained_on)

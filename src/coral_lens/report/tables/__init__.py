@@ -1,0 +1,1 @@
+"""Tables of runs and studies, as Markdown, LaTeX, CSV and JSON."""

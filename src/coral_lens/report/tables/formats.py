@@ -1,0 +1,200 @@
+"""A results table for people: Markdown, the terminal, and the cells of the page. Never computes: numbers come from `tables`.
+
+People read percent: times 100, with one decimal.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from coral_lens.metrics.scores import METRICS
+from coral_lens.report.tables.run import COLUMNS, ENOUGH, Comparison, ResultsTable, TaskTable
+
+if TYPE_CHECKING:
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+
+LABELS = {"coral": "CORAL", "listwise": "listwise"}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell of a table, as text in parts that each renderer puts together in its own way."""
+
+    value: str
+    interval: str = ""
+    note: str = ""
+    best: bool = False
+    second: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of a table: a method, or the difference between two."""
+
+    label: str
+    cells: dict[str, Cell]
+    """By metric."""
+    difference: bool = False
+
+
+def label_of(method: str) -> str:
+    """Return a method's name for people; one of two runs keeps its run's name in front."""
+    run, colon, plain = method.rpartition(": ")
+    return f"{run}{colon}{LABELS.get(plain, plain)}"
+
+
+def percent(x: float, *, sign: bool = False) -> str:
+    """Return a fraction as percent with one decimal and a true minus sign, or n/a."""
+    if math.isnan(x):
+        return "n/a"
+    # adding 0.0 turns a rounded -0.0 into 0.0
+    return format(round(100 * x, 1) + 0.0, "+.1f" if sign else ".1f").replace("-", "−")
+
+
+def p_text(p: float) -> str:
+    """Return a p-value as readers expect it."""
+    return "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
+
+
+def rows_of(task: TaskTable) -> list[Row]:
+    """Return the lines of a task's table: one per method, then one per comparison."""
+    return [method_row(task, m) for m in task.metrics] + [comparison_row(c) for c in task.comparisons]
+
+
+def method_row(task: TaskTable, method: str) -> Row:
+    """Return a method's line: the noise floor stands beside its ECE, answers of probability 0 beside its NLL."""
+    metrics = task.metrics[method]
+    n_zero = metrics.n_zero_answer
+    notes = {
+        "ece": f"floor {percent(metrics.ece_floor)}",
+        "nll": f"{n_zero:,} zero{'s' if n_zero > 1 else ''}" if n_zero else "",
+    }
+    cells = {}
+    for name in COLUMNS:
+        score = metrics.scores[name]
+        cells[name] = Cell(
+            value=percent(score.value),
+            interval=f"{percent(score.low)} to {percent(score.high)}",
+            note=notes.get(name, ""),
+            best=method in task.best[name],
+        )
+    return Row(label_of(method), cells)
+
+
+def comparison_row(comparison: Comparison) -> Row:
+    """Return the line of a difference."""
+    cells = {}
+    for name in COLUMNS:
+        d = comparison.differences[name]
+        cells[name] = Cell(
+            value=percent(d.value, sign=True),
+            interval=f"{percent(d.low, sign=True)} to {percent(d.high, sign=True)}",
+            note=p_text(comparison.p_values[name]) if name in comparison.p_values else "",
+        )
+    return Row(f"{label_of(comparison.method)} − {label_of(comparison.against)}", cells, difference=True)
+
+
+def heading_of(task: TaskTable) -> str:
+    """Return a task's name, its relation to the training questions and its size."""
+    return f"{task.name} ({kind_of(task)}, {task.n_questions:,} questions)"
+
+
+def kind_of(task: TaskTable) -> str:
+    """Say whether the lens learned from other questions of the task, or never saw it."""
+    return "held-out" if task.trained_on else "transfer"
+
+
+def column_label(task: TaskTable, metric: str) -> str:
+    """Return a column's head: the metric, its better direction, and a mark where it must not rank."""
+    arrow = "↑" if METRICS[metric].higher_is_better else "↓"
+    return f"{METRICS[metric].label} {arrow}" + ("" if task.ranks(metric) else " †")
+
+
+def notes_of(table: ResultsTable) -> list[str]:
+    """Return what a reader must know to read the numbers, as sentences."""
+    notes = [
+        f"All values × 100, with 95 % bootstrap intervals over questions ({table.n_boot:,} resamples); ↑ higher and "
+        "↓ lower is better. Bold: clearly the best of its column (its paired 95 % interval to every other method leaves "
+        "out 0, and no p-value says otherwise).",
+        "Floor: the ECE that perfectly calibrated answers with these confidences would still show on so many questions.",
+    ]
+    if any(m.n_zero_answer for task in table.tasks for m in task.metrics.values()):
+        notes.append(
+            "Zeros: questions whose correct option got probability 0; each costs an NLL of 27.6, infinite but for clipping."
+        )
+    if table.n_tests:
+        notes.append(
+            f"Differences are paired, question by question ({table.n_paired:,} resamples); p-values (McNemar for accuracy, "
+            f"bootstrap otherwise, and where questions share an article) are Holm-corrected over the tests of each table (up "
+            f"to {table.n_tests})."
+        )
+    if any(not task.ranks("ece") for task in table.tasks):
+        notes.append(f"† ECE and cwECE are too noisy to rank methods below {ENOUGH:,} questions, and are not tested.")
+    return notes
+
+
+# --- Markdown ---------------------------------------------------------------------------------------------------------
+
+
+def markdown(table: ResultsTable) -> str:
+    """Return a Markdown section per task, and the notes."""
+    parts = []
+    for task in table.tasks:
+        heads = ["", *(column_label(task, m) for m in COLUMNS)]
+        lines = [f"### {heading_of(task)}", "", "| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+        for row in rows_of(task):
+            lines.append("| " + " | ".join([row.label, *map(markdown_cell, row.cells.values())]) + " |")
+        parts.append("\n".join(lines))
+    parts.append("\n".join(f"- {note}" for note in notes_of(table)))
+    return "\n\n".join(parts) + "\n"
+
+
+def markdown_cell(cell: Cell) -> str:
+    """Return `**28.7** [24.0 to 34.0] (note)`; Markdown has no underline of its own."""
+    value = f"**{cell.value}**" if cell.best else f"<u>{cell.value}</u>" if cell.second else cell.value
+    return value + (f" [{cell.interval}]" if cell.interval else "") + (f" ({cell.note})" if cell.note else "")
+
+
+# --- the terminal -----------------------------------------------------------------------------------------------------
+
+
+def terminal(table: ResultsTable) -> Group:
+    """Return one table per task and the notes, for a terminal of 80 columns."""
+    from rich.console import Group
+    from rich.padding import Padding
+    from rich.text import Text
+
+    notes = [Padding(Text(note, style="dim"), (0, 0, 0, 1)) for note in notes_of(table)]
+    return Group(*(rich_table(task) for task in table.tasks), *notes)
+
+
+def rich_table(task: TaskTable) -> Table:
+    """Return a task's table for the terminal, with the interval of a value under it."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    title = Text(heading_of(task), style="bold not italic")
+    shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
+    shown.add_column("", overflow="fold", min_width=11, max_width=14)
+    for name in COLUMNS:
+        shown.add_column(column_label(task, name), justify="right", no_wrap=True)
+    for row in rows_of(task):
+        cells = (rich_cell(cell, between="~" if row.difference else "–") for cell in row.cells.values())
+        shown.add_row(Text(row.label.replace(" − ", " −\n")), *cells)
+    return shown
+
+
+def rich_cell(cell: Cell, *, between: str) -> Text:
+    """Return a cell of two or three lines: value, interval, note; the interval is short, to fit a narrow terminal."""
+    from rich.text import Text
+
+    text = Text(cell.value, style="bold green" if cell.best else "")
+    for line in filter(None, (cell.interval.replace(" to ", between), cell.note)):
+        text.append(f"\n{line}", style="dim not bold")
+    return text

@@ -1,0 +1,154 @@
+"""The numbers of a study over all its runs: every method of every model on every test set, and what that is on average.
+
+Reads what the reports of the runs have computed; never computes a score itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from coral_lens.metrics.scores import METRICS, Metrics
+from coral_lens.report.tables.formats import label_of
+from coral_lens.report.tables.run import ABOUT_ALL, LEVEL, may_rank
+from coral_lens.storage.files import read_json
+
+COLUMNS = ABOUT_ALL.columns
+"""The metrics of a study's tables."""
+FEW_SHOT = "base"
+"""The row that improvements are counted from: the unsteered model on the prompts that every method sees."""
+RELATIVE = ("accuracy", "ece")
+TALLIED = ("accuracy", "brier", "nll")
+
+
+@dataclass(frozen=True, slots=True)
+class StudyRow:
+    """One method of one model on one test set."""
+
+    method: str
+    metrics: Metrics
+    spread: dict[str, float]
+    """By metric: the standard deviation over seeds; empty where there is one seed."""
+
+
+@dataclass(frozen=True, slots=True)
+class StudyTable:
+    """All methods of one model on one test set, after training on one mixture."""
+
+    model: str
+    mixture: str
+    test: str
+    """Its name, which holds the split that was really used."""
+    kind: str
+    """`held-out`, where the mixture has other questions of the same data, or `transfer`."""
+    n_questions: int
+    rows: tuple[StudyRow, ...]
+    comparisons: tuple[dict[str, Any], ...]
+    """Paired differences with Holm-corrected p-values, as the report of the run has them."""
+
+    def places(self, metric: str) -> dict[str, int]:
+        """Return the methods with the best (1) and the second best (2) value; none where the metric must not rank."""
+        if not may_rank(metric, self.n_questions):
+            return {}
+        values = {row.method: row.metrics.scores[metric].value for row in self.rows}
+        order = sorted(set(values.values()), reverse=METRICS[metric].higher_is_better)[:2]
+        return {method: order.index(value) + 1 for method, value in values.items() if value in order}
+
+
+@dataclass(frozen=True, slots=True)
+class Improvement:
+    """What a method gained over the few-shot row on average: of each value, not of the averages, as the paper's abstract."""
+
+    mixture: str
+    kind: str
+    method: str
+    n_cells: int
+    """Models times test sets."""
+    means: dict[str, float]
+    """By metric, relative to the few-shot value; positive is better."""
+    worst: dict[str, float]
+    best: dict[str, float]
+    ranks: bool
+    """Whether every test set is large enough for its ECE to mean something."""
+    verdicts: dict[str, tuple[int, int]]
+    """By metric: in how many tables the paired difference to the few-shot row is clearly a gain, and clearly a loss."""
+
+
+def read_tables(folder: Path, *, model: str, mixture: str) -> list[StudyTable]:
+    """Return the tables of one run from its report's files."""
+    results, seeds = read_json(folder / "results.json"), read_json(folder / "seeds.json")["scores"]
+    tables = []
+    for task in results["tasks"]:
+        rows = tuple(
+            StudyRow(method, Metrics.from_dict(m), spread_of(seeds[task["task"]][method]))
+            for method, m in task["methods"].items()
+        )
+        tables.append(
+            StudyTable(
+                model, mixture, task["task"], task["kind"], task["n_questions"], rows, tuple(task["comparisons"])
+            )
+        )
+    return tables
+
+
+def spread_of(scores: dict[str, list[float]]) -> dict[str, float]:
+    """Return the standard deviation of each metric over the seeds."""
+    return {metric: stdev(values) for metric, values in scores.items() if len(values) > 1}
+
+
+def relative(table: StudyTable, method: str, metric: str) -> float | None:
+    """Return by what share a method improves on the few-shot row; None where that row is 0."""
+    values = {row.method: row.metrics.scores[metric].value for row in table.rows}
+    return relative_change(values[FEW_SHOT], values[method], metric)
+
+
+def relative_change(before: float, after: float, metric: str) -> float | None:
+    """Return the relative improvement from one value to another: positive is better whatever the metric."""
+    if before == 0:
+        return None
+    return (after - before) / before if METRICS[metric].higher_is_better else (before - after) / before
+
+
+def improvements(tables: Sequence[StudyTable]) -> list[Improvement]:
+    """Average relative improvements over models and test sets, by mixture, by kind of test and by method."""
+    found = []
+    cells = dict.fromkeys((t.mixture, t.kind, row.method) for t in tables for row in t.rows if row.method != FEW_SHOT)
+    for mixture, kind, method in cells:
+        some = [t for t in tables if (t.mixture, t.kind) == (mixture, kind) and any(r.method == method for r in t.rows)]
+        values = {m: [x for t in some if (x := relative(t, method, m)) is not None] for m in RELATIVE}
+        known = {m: v for m, v in values.items() if v}
+        found.append(
+            Improvement(
+                mixture,
+                kind,
+                method,
+                len(some),
+                {m: mean(v) for m, v in known.items()},
+                {m: min(v) for m, v in known.items()},
+                {m: max(v) for m, v in known.items()},
+                all(may_rank("ece", t.n_questions) for t in some),
+                {m: tally([verdict(t, method, m) for t in some]) for m in TALLIED},
+            )
+        )
+    return found
+
+
+def verdict(table: StudyTable, method: str, metric: str) -> int:
+    """Return 1 where a method is clearly better than the few-shot row, -1 where clearly worse, 0 where it is not clear."""
+    for c in table.comparisons:
+        if (c["method"], c["against"]) == (method, FEW_SHOT) and c["p_values"].get(metric, 1.0) < LEVEL:
+            return 1 if (c["differences"][metric]["value"] > 0) == METRICS[metric].higher_is_better else -1
+    return 0
+
+
+def tally(verdicts: Sequence[int]) -> tuple[int, int]:
+    """Return how many are gains, and how many losses."""
+    return sum(v > 0 for v in verdicts), sum(v < 0 for v in verdicts)
+
+
+def row_label(method: str) -> str:
+    """Return a method's name for people; the base is called as in the paper."""
+    return "Few-shot" if method == FEW_SHOT else label_of(method)

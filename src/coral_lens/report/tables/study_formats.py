@@ -1,0 +1,274 @@
+"""The tables of a study as Markdown, LaTeX, CSV and JSON. Never computes: numbers come from `study_tables`."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from coral_lens.metrics.scores import METRICS, Score
+from coral_lens.report.tables.exports import clean, numbers
+from coral_lens.report.tables.formats import Cell, Row, markdown_cell, p_text, percent
+from coral_lens.report.tables.paper import PAPER_NOTES, PaperTable, abstract_line
+from coral_lens.report.tables.run import ENOUGH, may_rank
+from coral_lens.report.tables.study import (
+    COLUMNS,
+    RELATIVE,
+    TALLIED,
+    Improvement,
+    StudyRow,
+    StudyTable,
+    improvements,
+    row_label,
+)
+
+NOTES = (
+    "All values × 100, with 95 % bootstrap intervals over questions (over articles, where several questions share one); ± is the "
+    "standard deviation over seeds. Floor: the ECE that perfectly calibrated answers with these confidences would still show on "
+    "so many questions. Zeros: questions whose correct option got probability 0; each costs an NLL of 27.6, infinite but for "
+    "clipping.",
+    "Brier and NLL are those of the paper's formulas, over all options; top-1: of the confidence against right or wrong.",
+    "Bold: the best value of a table; underlined: the second best, as in the paper. Whether a difference is more than noise is "
+    "said by the paired differences below the methods, whose p-values (McNemar for accuracy, bootstrap otherwise, and where "
+    "questions share an article) are Holm-corrected over the tests of each table. A bootstrap's smallest p-value is set by its "
+    "number of resamples: where many are equal and the smallest of a table, read `at most`.",
+    "Few-shot is the unsteered model on the prompts that every method sees. Each heading names the split that was really used. "
+    "0-shot, where it stands: the unsteered model on the same questions without worked examples; no method starts from it.",
+    f"† ECE and cwECE are too noisy to rank methods below {ENOUGH:,} questions.",
+)
+
+
+def heading_of(table: StudyTable) -> str:
+    """Return what a table is of."""
+    return f"{table.test}, {table.model} ({table.kind}, {table.n_questions:,} questions, trained on {table.mixture})"
+
+
+def columns_of(table: StudyTable) -> dict[str, str]:
+    """Return the heads of the metrics."""
+    arrows = {m: "↑" if METRICS[m].higher_is_better else "↓" for m in COLUMNS}
+    return {m: f"{METRICS[m].label} {arrows[m]}{'' if may_rank(m, table.n_questions) else ' †'}" for m in COLUMNS}
+
+
+def lines_of(table: StudyTable) -> list[Row]:
+    """Return the lines of a table: one per method, then one per paired difference."""
+    places = {m: table.places(m) for m in COLUMNS}
+    lines = [
+        Row(row_label(r.method), {m: cell_of(r, m, places[m].get(r.method, 0)) for m in COLUMNS}) for r in table.rows
+    ]
+    for c in table.comparisons:
+        label = f"{row_label(c['method'])} − {row_label(c['against'])}"
+        lines.append(Row(label, {m: difference_of(c, m) for m in COLUMNS}, difference=True))
+    return lines
+
+
+def cell_of(row: StudyRow, metric: str, place: int) -> Cell:
+    """Return a value with its interval, its place in the column, its spread over seeds, and what else belongs to it."""
+    score: Score = row.metrics.scores[metric]
+    n_zero = row.metrics.n_zero_answer
+    notes = {
+        "ece": f"floor {percent(row.metrics.ece_floor)}",
+        "nll": f"{n_zero:,} zero{'s' if n_zero > 1 else ''}" if n_zero else "",
+    }
+    spread = f"± {percent(row.spread[metric])}" if row.spread.get(metric) else ""
+    interval = f"{percent(score.low)} to {percent(score.high)}"
+    note = ", ".join(filter(None, (spread, notes.get(metric, ""))))
+    return Cell(percent(score.value), interval, note, best=place == 1, second=place == 2)
+
+
+def difference_of(comparison: dict[str, Any], metric: str) -> Cell:
+    """Return a paired difference with its interval and p-value."""
+    d = {k: float("nan") if v is None else v for k, v in comparison["differences"][metric].items()}
+    p = comparison["p_values"].get(metric)
+    interval = f"{percent(d['low'], sign=True)} to {percent(d['high'], sign=True)}"
+    return Cell(percent(d["value"], sign=True), interval, p_text(p) if p is not None else "")
+
+
+def improvement_cells(one: Improvement) -> list[Cell]:
+    """Return the mean with the worst and the best of each metric, with a mark where ECE means little."""
+    cells = []
+    for m in RELATIVE:
+        mark = " †" if m == "ece" and not one.ranks else ""
+        signed = {k: percent(v[m], sign=True) for k, v in averages_of(one).items() if m in v}
+        cells.append(
+            Cell(f"{signed['mean']} %{mark}", f"{signed['worst']} to {signed['best']}") if signed else Cell("n/a")
+        )
+    return cells
+
+
+def averages_of(one: Improvement) -> dict[str, dict[str, float]]:
+    """Return mean, worst and best, each by metric."""
+    return {"mean": one.means, "worst": one.worst, "best": one.best}
+
+
+def improvement_rows(tables: Sequence[StudyTable]) -> list[list[Cell]]:
+    """Return the summary: one line for each mixture, kind of test and method, and what the paper's abstract says."""
+    found = improvements(tables)
+    ours = [
+        [
+            *map(Cell, (i.mixture, i.kind, row_label(i.method), str(i.n_cells))),
+            *improvement_cells(i),
+            *(Cell(tally_text(v)) for v in i.verdicts.values()),
+        ]
+        for i in found
+    ]
+    unsaid = ["not tested"] * len(TALLIED)
+    kinds = dict.fromkeys(i.kind for i in found)
+    return ours + [[Cell(text) for text in (*abstract_line(kind), *unsaid)] for kind in kinds]
+
+
+def tally_text(counts: tuple[int, int]) -> str:
+    """Return `2 better, 1 worse`."""
+    said = [f"{n} {word}" for n, word in zip(counts, ("better", "worse"), strict=True) if n]
+    return ", ".join(said) or "none"
+
+
+IMPROVEMENT_HEADS = [
+    *("trained on", "tests", "method", "models × tests", "accuracy", "ECE"),
+    *(f"{METRICS[m].label}: clear" for m in TALLIED),
+]
+SUMMARY_NOTES = (
+    "Each value's improvement relative to the few-shot value, averaged over models and tests, as the paper's abstract does, with "
+    "the worst and the best. A small few-shot ECE makes its relative change large in either direction.",
+    "Clear: in how many tables the paired difference to few-shot is a gain or a loss at a Holm-corrected p below 0.05.",
+)
+
+
+# ------------------------------------------------------------------------------------------------------- Markdown
+
+
+def markdown(title: str, tables: Sequence[StudyTable], paper: Sequence[PaperTable] = ()) -> str:
+    """Return the summary, a section for each table, and the paper's numbers."""
+    rows = [[markdown_cell(cell) for cell in row] for row in improvement_rows(tables)]
+    summary = markdown_table(IMPROVEMENT_HEADS, rows)
+    parts = [
+        f"# {title}",
+        "## Relative improvement on the few-shot row",
+        summary,
+        "\n".join(f"- {note}" for note in SUMMARY_NOTES),
+    ]
+    for table in tables:
+        parts += [f"## {heading_of(table)}", markdown_results(columns_of(table), lines_of(table))]
+    parts.append("\n".join(f"- {note}" for note in NOTES))
+    for one in paper:
+        parts += [f"## {one.heading}", markdown_results(one.heads, one.rows)]
+    if paper:
+        parts.append("\n".join(f"- {note}" for note in PAPER_NOTES))
+    return "\n\n".join(parts) + "\n"
+
+
+def markdown_results(heads: dict[str, str], rows: Sequence[Row]) -> str:
+    """Return a table of results."""
+    return markdown_table(["", *heads.values()], [[r.label, *map(markdown_cell, r.cells.values())] for r in rows])
+
+
+def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a table."""
+    lines = ["| " + " | ".join(row) + " |" for row in (heads, *rows)]
+    return "\n".join([lines[0], "|---" * len(heads) + "|", *lines[1:]])
+
+
+# ---------------------------------------------------------------------------------------------------------- LaTeX
+
+SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"} | {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "−": "$-$",
+    "×": r"$\times$",
+    "±": r"$\pm$",
+    "†": r"$^\dagger$",
+    "↑": r"$\uparrow$",
+    "↓": r"$\downarrow$",
+    "<": "$<$",
+}
+
+
+def latex(tables: Sequence[StudyTable]) -> str:
+    """Return a `tabular` for each table, in the form of the paper's; needs booktabs."""
+    parts = ["% needs \\usepackage{booktabs}", *(f"% {note}" for note in NOTES)]
+    for table in tables:
+        heads = " & ".join(["Method", *map(escaped, columns_of(table).values())])
+        lines = [
+            f"% {heading_of(table)}",
+            r"\begin{tabular}{@{}l" + "c" * len(COLUMNS) + r"@{}}",
+            r"\toprule",
+            rf"\multicolumn{{{len(COLUMNS) + 1}}}{{c}}{{\textbf{{{escaped(heading_of(table))}}}}} \\",
+            r"\midrule",
+            rf"{heads} \\",
+            r"\midrule",
+        ]
+        rows = lines_of(table)
+        for i, row in enumerate(rows):
+            if row.difference and not rows[i - 1].difference:
+                lines.append(r"\midrule")
+            lines.append(" & ".join([escaped(row.label), *map(latex_cell, row.cells.values())]) + r" \\")
+        parts.append("\n".join([*lines, r"\bottomrule", r"\end{tabular}"]))
+    return "\n\n".join(parts) + "\n"
+
+
+def latex_cell(cell: Cell) -> str:
+    r"""Return `\textbf{28.7} {\scriptsize [24.0 to 34.0]}`."""
+    value = escaped(cell.value)
+    value = rf"\textbf{{{value}}}" if cell.best else rf"\underline{{{value}}}" if cell.second else value
+    note = f" {cell.note}" if cell.note else ""
+    return rf"{value} {{\scriptsize [{escaped(cell.interval)}]{escaped(note)}}}"
+
+
+def escaped(text: str) -> str:
+    """Return text with what LaTeX would take for its own."""
+    return "".join(SPECIAL.get(c, c) for c in text)
+
+
+# --------------------------------------------------------------------------------------------------- for programs
+
+
+def csv_text(tables: Sequence[StudyTable]) -> str:
+    """Return one line per table, method or difference, and metric, as fractions; a field without a value is empty."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    head = ["model", "mixture", "test", "kind", "n_questions"]
+    writer.writerow([*head, "method", "against", "metric", "value", "low", "high", "spread", "p_holm"])
+    for t in tables:
+        at = [t.model, t.mixture, t.test, t.kind, t.n_questions]
+        for row in t.rows:
+            for name, s in row.metrics.scores.items():
+                spread = row.spread.get(name, "")
+                writer.writerow([*at, row.method, "", name, *numbers((s.value, s.low, s.high)), spread, ""])
+            writer.writerow([*at, row.method, "", "ece_floor", row.metrics.ece_floor, "", "", "", ""])
+            writer.writerow([*at, row.method, "", "n_zero_answer", row.metrics.n_zero_answer, "", "", "", ""])
+        for c in t.comparisons:
+            for name, d in c["differences"].items():
+                p = c["p_values"].get(name)
+                writer.writerow([*at, c["method"], c["against"], name, d["value"], d["low"], d["high"], "", p])
+    return out.getvalue()
+
+
+def json_ready(tables: Sequence[StudyTable]) -> dict[str, Any]:
+    """Return tables and summary as plain JSON values: fractions, and null where there is no number."""
+    return {
+        "improvements": [
+            {
+                "mixture": i.mixture,
+                "kind": i.kind,
+                "method": i.method,
+                "n_cells": i.n_cells,
+                "ece_ranks": i.ranks,
+                "clear": {m: {"better": up, "worse": down} for m, (up, down) in i.verdicts.items()},
+                **averages_of(i),
+            }
+            for i in improvements(tables)
+        ],
+        "tables": [
+            {
+                "model": t.model,
+                "mixture": t.mixture,
+                "test": t.test,
+                "kind": t.kind,
+                "n_questions": t.n_questions,
+                "methods": {r.method: clean(r.metrics.to_dict()) | {"spread": r.spread} for r in t.rows},
+                "comparisons": list(t.comparisons),
+            }
+            for t in tables
+        ],
+    }

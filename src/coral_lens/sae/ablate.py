@@ -1,0 +1,395 @@
+"""Take single features out of a model's states and see what that does (the paper's section 5.2), computing nothing twice.
+
+The layer's output is replaced by its reconstruction, h_hat, and for feature j by h_hat - f_j d_j, in the model's own units.
+Changes are measured against the reconstruction: its own error would swamp an effect of 1e-4. A batch runs once with the
+reconstruction in place; for a feature only the blocks above the layer run again, only at positions that the change can
+reach, only where the feature is active, and many features at once. Labels are not used here.
+
+The ablation of many features on many questions, batch by batch in a folder that a killed run goes on with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from coral_lens.data.splits import question_keys
+from coral_lens.engine.batches import Batch, lay_out, prefix_batch
+from coral_lens.engine.edits import edited_positions, replaced
+from coral_lens.engine.extract import Extraction, describe, settled
+from coral_lens.engine.hooks import Site
+from coral_lens.engine.packing import PlannedBatch, plan_for
+from coral_lens.engine.prompts import Prepared, prepare
+from coral_lens.engine.rerun import Checkpoint, capture, prefix_states, rerun
+from coral_lens.engine.scoring import Prefixes, score_batch
+from coral_lens.errors import CoralError
+from coral_lens.lens.fit import check_questions
+from coral_lens.progress import Bar, Progress, silent
+from coral_lens.records import OptionTable, Question, Style, groups_of, offsets_of
+from coral_lens.sae.autoencoder import CHUNK, Autoencoder
+from coral_lens.sae.codes import sae_digest
+from coral_lens.sae.effects import AblationScores, effects
+from coral_lens.sae.folder import FeatureStudy, Selection
+from coral_lens.storage.files import write_json
+from coral_lens.storage.shards import Journal, locked, open_manifest, read_tensor, shard_path, thread_count
+
+if TYPE_CHECKING:
+    from coral_lens.engine.architectures import Model
+    from coral_lens.engine.packing import Packing
+
+
+AblationPlace = Literal["all", "answer"]
+"""Every position, as the paper reads (the layer's output is replaced); or the answer tokens alone."""
+ENTRY_TOKENS = 4096
+"""Positions, padding included, that are computed together."""
+ENTRY_COLUMNS = 16_384
+"""Columns, those of prefixes included, of the rows that are computed together: each brings its own states, keys and mask."""
+
+
+@dataclass(frozen=True)
+class Ablating:
+    """What is patched."""
+
+    sae: Autoencoder
+    features: Int[Tensor, " feature"]
+    """Those that are taken out, one at a time."""
+    where: AblationPlace = "all"
+    keep_error: bool = False
+    """Keep what the reconstruction misses: the state less f_j d_j. The paper drops it."""
+
+
+@dataclass
+class Reconstruction:
+    """An Edit that puts the reconstruction in place and keeps the codes of the features in question."""
+
+    what: Ablating
+    codes: dict[bool, Float[Tensor, "position feature"]] = field(default_factory=dict)
+    """Of the last batch, and (True) of its prefixes; one row per edited position, in order."""
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        return (Site("residual", self.what.sae.layer),)
+
+    def edit(self, site: Site, states: Tensor, batch: Batch) -> Tensor:
+        return replaced(states, edited_positions(batch, self.what.where), lambda some: self._patch(some, batch))
+
+    def _patch(self, states: Float[Tensor, "position width"], batch: Batch) -> Float[Tensor, "position width"]:
+        sae, kept, patched = self.what.sae, [], []
+        for some in states.split(CHUNK):
+            codes = sae.encode(some)
+            kept.append(codes[:, self.what.features.to(codes.device)])
+            patched.append(some if self.what.keep_error else sae.rebuilt(some, codes))
+        self.codes[not batch.n_options] = torch.cat(kept)
+        return torch.cat(patched)
+
+
+@dataclass(frozen=True)
+class Ablated:
+    """The scores of one batch."""
+
+    batch: Batch
+    reconstructed: Float[Tensor, " option"]
+    """Log-probabilities with the reconstruction in place."""
+    logprobs: Float[Tensor, "feature option"]
+    """The same with one feature taken out; equal to the bit where it is not active."""
+    n_computed: int
+    """Pairs of a feature and a row that were computed."""
+
+
+@torch.inference_mode()
+def ablate_batch(model: Model, batch: Batch, what: Ablating, *, prefixes: Prefixes | None = None) -> Ablated:
+    """Score a batch with the reconstruction, and with each feature taken out of it.
+
+    `prefixes` may be shared by batches if it was made with a Reconstruction of the same kind.
+    """
+    edit = Reconstruction(what)
+    checkpoint = capture(model, batch, what.sae.layer, edits=[edit], prefixes=prefixes or Prefixes(model, [edit]))
+    found = checkpoint.logprobs.repeat(len(what.features), 1)
+    codes = spread(edit.codes.get(False), batch, what)
+    active = (codes > 0).any(dim=1)  # [row, feature]
+    n_computed = 0
+    for j, prefix in changed_prefixes(model, checkpoint, what):
+        rows = torch.arange(len(batch.input_ids))
+        states = without(checkpoint, codes, rows, torch.full_like(rows, j), what)
+        found[j] = rerun(model, checkpoint, states, prefix=prefix)
+        active[:, j] = False
+        n_computed += len(rows)
+    rows, features = active.nonzero().T
+    for some in entry_groups(rows, features, codes, batch):
+        states = without(checkpoint, codes, rows[some], features[some], what)
+        scores = rerun(model, checkpoint, states, rows=rows[some])
+        options = checkpoint.options_of(rows[some])
+        entry = torch.repeat_interleave(features[some], checkpoint.option_counts[rows[some]])
+        found[entry, options] = scores
+        n_computed += len(some)
+    return Ablated(batch, checkpoint.logprobs, found, n_computed)
+
+
+def spread(
+    codes: Float[Tensor, "position feature"] | None, batch: Batch, what: Ablating
+) -> Float[Tensor, "row width feature"]:
+    """Return codes by row and column of the batch, zero where nothing is edited."""
+    rows, width = batch.input_ids.shape
+    out = torch.zeros(rows * width, len(what.features))
+    if codes is not None:
+        out[edited_positions(batch, what.where)] = codes.cpu()
+    return out.reshape(rows, width, -1)
+
+
+def without(
+    checkpoint: Checkpoint,
+    codes: Float[Tensor, "row width feature"],
+    rows: Int[Tensor, " entry"],
+    features: Int[Tensor, " entry"],
+    what: Ablating,
+) -> Float[Tensor, "entry width state"]:
+    """Return the states of rows less f_j d_j; positions where the feature is not active keep their bits."""
+    device = checkpoint.states.device
+    directions = what.sae.on(device).w_dec[what.features[features].to(device)]
+    amounts = codes[rows, :, features].to(device)[:, :, None]
+    states = checkpoint.states[rows.to(device)]
+    return torch.where(amounts > 0, states - (amounts * directions[:, None, :]).to(states.dtype), states)
+
+
+def changed_prefixes(
+    model: Model, checkpoint: Checkpoint, what: Ablating
+) -> Iterator[tuple[int, Float[Tensor, "prefix token state"]]]:
+    """Yield the shared prefixes less f_j d_j, for each feature that is active in one of them; one copy at a time."""
+    batch = checkpoint.batch
+    if not batch.prefixes or what.where != "all":
+        return
+    own = Reconstruction(what)
+    states = prefix_states(model, batch, what.sae.layer, edits=[own])
+    codes = spread(own.codes.get(True), prefix_batch(batch.prefixes), what)
+    directions = what.sae.on(states.device).w_dec
+    for j in (codes > 0).flatten(0, 1).any(dim=0).nonzero()[:, 0].tolist():
+        taken = codes[:, :, j : j + 1].to(states.device) * directions[what.features[j]]
+        yield j, states - taken.to(states.dtype)
+
+
+def entry_groups(
+    rows: Int[Tensor, " entry"],
+    features: Int[Tensor, " entry"],
+    codes: Float[Tensor, "row width feature"],
+    batch: Batch,
+) -> Iterator[Int[Tensor, " some"]]:
+    """Yield entries in groups of similar size: all of a group are padded to its largest."""
+    if not len(rows):
+        return
+    n_keys = batch.input_ids.shape[1] if batch.allowed is None else batch.allowed.shape[2]
+    sizes = reached(codes, batch)[rows, features]
+    order = sizes.argsort(descending=True, stable=True)
+    start = 0
+    while start < len(order):
+        n = max(1, min(ENTRY_TOKENS // max(1, int(sizes[order[start]])), ENTRY_COLUMNS // n_keys))
+        yield order[start : start + n]
+        start += n
+
+
+def reached(codes: Float[Tensor, "row width feature"], batch: Batch) -> Int[Tensor, "row feature"]:
+    """Return about how many positions a feature's change reaches in each row."""
+    active: Bool[Tensor, "row width feature"] = codes > 0
+    if batch.allowed is None:
+        return torch.full(active.shape[::2], batch.input_ids.shape[1])
+    sees = batch.allowed[:, :, -batch.input_ids.shape[1] :].float()
+    return (sees @ active.float() > 0).sum(dim=1)
+
+
+def ablate_fully(model: Model, batch: Batch, what: Ablating, feature: int) -> Float[Tensor, " option"]:
+    """Return the scores without one feature by a whole pass of its own: what `ablate_batch` must equal, to rounding."""
+    from coral_lens.engine.scoring import score_batch
+
+    return score_batch(model, batch, edits=[WithoutFeature(what, feature)]).logprobs
+
+
+@dataclass(frozen=True)
+class WithoutFeature:
+    """An Edit that puts h_hat - f_j d_j in the place of h."""
+
+    what: Ablating
+    feature: int
+    """Which of the features in question."""
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        return (Site("residual", self.what.sae.layer),)
+
+    def edit(self, site: Site, states: Tensor, batch: Batch) -> Tensor:
+        return replaced(states, edited_positions(batch, self.what.where), self._patch)
+
+    def _patch(self, states: Float[Tensor, "position width"]) -> Float[Tensor, "position width"]:
+        sae, j, parts = self.what.sae.on(states.device), int(self.what.features[self.feature]), []
+        for some in states.split(CHUNK):
+            codes = sae.encode(some)
+            patched = some if self.what.keep_error else sae.rebuilt(some, codes)
+            parts.append(patched - codes[:, j : j + 1] * sae.w_dec[j])
+        return torch.cat(parts)
+
+
+def features_of(chosen: Sequence[int]) -> Int[Tensor, " feature"]:
+    """Return features as the tensor that an ablation takes."""
+    return torch.tensor(list(chosen), dtype=torch.int64)
+
+
+# ---------------------------------------------------------------------------------------------------- ablating
+
+
+def run_ablation(
+    model: Model,
+    questions: Sequence[Question],
+    folder: Path,
+    *,
+    what: tuple[Ablating, Style],
+    progress: Progress | None = None,
+) -> AblationScores:
+    """Ablate features on questions, going on where an earlier run was stopped."""
+    ablating, style = what
+    ablating.sae.check(model)
+    how = settled(model, folder, Extraction(layers=(ablating.sae.layer,), style=style))
+    asked = prepare(questions, style, model)
+    assert how.packing is not None
+    assert how.token_budget is not None
+    plan = plan_for(asked.prompts, token_budget=how.token_budget, packing=how.packing, border=model.rope_border)
+    with locked(folder):
+        wanted = describe(model, asked, how) | {
+            "sae": sae_digest(ablating.sae),
+            "features": ablating.features.tolist(),
+            "where": ablating.where,
+            "keep_error": ablating.keep_error,
+        }
+        manifest = open_manifest(folder, wanted)
+        journal = Journal(folder)
+        journal.drop_damaged()
+        if progress:
+            progress(sum(len(plan.batches[i].questions) for i in journal.entries))
+        with thread_count(manifest["threads"]):
+            for i, planned in enumerate(plan.batches):
+                if i not in journal.entries:
+                    journal.add(i, ablate_planned(model, asked, planned, plan.packing, ablating))
+                    if progress:
+                        progress(len(planned.questions))
+        journal.finish(len(plan.batches))
+    return read_scores(folder, asked, journal, ablating.features.numpy())
+
+
+def ablate_planned(
+    model: Model, asked: Prepared, planned: PlannedBatch, packing: Packing, ablating: Ablating
+) -> dict[str, Tensor]:
+    """Return the scores of one batch: unpatched, reconstructed, ablated."""
+    batch = lay_out(asked.prompts, planned, packing=packing)
+    found = ablate_batch(model, batch, ablating, prefixes=Prefixes(model, [Reconstruction(ablating)]))
+    return {
+        "question": torch.tensor(batch.questions),
+        "base": score_batch(model, batch).logprobs,
+        "reconstructed": found.reconstructed,
+        # one row per option, so that questions can be put into their order
+        "ablated": found.logprobs.T.contiguous(),
+    }
+
+
+def read_scores(
+    folder: Path, asked: Prepared, journal: Journal, features: Int[np.ndarray, " feature"]
+) -> AblationScores:
+    """Return the scores of all batches in the order of the questions."""
+    offsets = offsets_of([len(p.options) for p in asked.prompts])
+    n_rows, n_features = int(offsets[-1]), len(features)
+    columns = {"base": np.zeros(n_rows), "reconstructed": np.zeros(n_rows), "ablated": np.zeros((n_rows, n_features))}
+    for shard, digests in journal.entries.items():
+        path = shard_path(folder, shard)
+        read = {name: read_tensor(path, name, wanted) for name, wanted in digests.items()}
+        if any(t is None for t in read.values()):
+            raise CoralError(f"{path} is damaged; run the same command again and only this shard is computed anew.")
+        order = np.asarray(read["question"])
+        rows = np.concatenate([np.arange(offsets[q], offsets[q + 1]) for q in order])
+        for name, column in columns.items():
+            column[rows] = np.asarray(read[name])
+    lengths = {
+        "n_tokens": [len(o) for p in asked.prompts for o in p.options],
+        "n_chars": [len(c) for r in asked.rendered for c in r.choices],
+        "n_bytes": [len(c.encode()) for r in asked.rendered for c in r.choices],
+    }
+    table = OptionTable(
+        logprobs=columns["base"],
+        **{name: np.array(values, dtype=np.int64) for name, values in lengths.items()},
+        offsets=offsets,
+        answers=np.array([q.answer for q in asked.questions], dtype=np.int64),
+    )
+    return AblationScores(
+        ids=tuple(q.id for q in asked.questions),
+        table=table,
+        reconstructed=columns["reconstructed"],
+        ablated=np.ascontiguousarray(columns["ablated"].T),
+        features=features,
+        groups=groups_of(asked.questions),
+    )
+
+
+# ---------------------------------------------------------------------------------------------------- workflow
+
+
+# --------------------------------------------------------------------------------------------------------- ablation
+
+
+@dataclass(frozen=True)
+class AblationPlan:
+    """Which features are ablated, and how."""
+
+    by: str = "correlation"
+    """The criterion whose features are ablated: `correlation` or `impact`."""
+    features: int = 300
+    random: int = 100
+    """Further features, drawn at random from those active often enough: what chance does."""
+    where: AblationPlace = "all"
+    keep_error: bool = False
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.by}-{self.where}{'-error' if self.keep_error else ''}"
+
+
+def ablate_features(
+    model: Model, questions: Sequence[Question], study: FeatureStudy, plan: AblationPlan, *, bar: Bar = silent
+) -> dict[str, Any]:
+    """Ablate the selected features, and random ones, on questions; return the record in STUDY/ablation-NAME.json."""
+    record, sae = study.record, study.autoencoder()
+    study.check(model)
+    check_questions(questions)
+    chosen, random = draw_features(study.selection, plan)
+    ablating = Ablating(sae, features_of([*chosen, *random]), plan.where, plan.keep_error)
+    with bar(f"ablating ({plan.name})", len(questions), "questions") as advance:
+        folder = study.folder / f"ablation-{plan.name}"
+        style = Style(**record["style"])
+        scores = run_ablation(model, questions, folder, what=(ablating, style), progress=advance)
+    groups = {plan.by: range(len(chosen)), "random": range(len(chosen), len(chosen) + len(random))}
+    found = effects(scores, groups, record["base"])
+    result = {
+        "plan": asdict(plan),
+        "of": study.identity,
+        "model": record["model"],
+        "chosen": chosen,
+        "random": random,
+        "questions": list(scores.ids),
+        "keys": question_keys(questions).tolist(),
+        "tasks": sorted({f"{q.task}:{q.split}" if q.split else q.task for q in questions}),
+        **found,
+    }
+    write_json(study.folder / f"ablation-{plan.name}.json", result)
+    return result
+
+
+def draw_features(selection: Selection, plan: AblationPlan) -> tuple[list[int], list[int]]:
+    """Return the features to ablate, and random ones beside them."""
+    if plan.by not in selection.chosen:
+        raise CoralError(f"Features were selected by {' and '.join(selection.chosen)}, not by {plan.by!r}.")
+    chosen = selection.chosen[plan.by][: plan.features]
+    others = np.setdiff1d(selection.alive(), chosen)
+    n = min(plan.random, len(others))
+    random = np.sort(np.random.default_rng(plan.seed).choice(others, n, replace=False)) if n else others[:0]
+    return chosen, [int(j) for j in random]

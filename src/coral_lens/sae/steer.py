@@ -1,0 +1,246 @@
+"""Steer by features (appendix A.1): weights from ablations, and an edit that amplifies what a weighted feature adds.
+
+h' = h + gamma * sum_j f_j w_j d_j * sigma, with f_j the feature's own activation in that very state. Number of features and
+gamma are chosen on validation questions; gamma = 0 is the unsteered model, to the bit.
+
+`coral sae steer`: number of features and gamma by validation questions, then measured once on test questions."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from coral_lens.data.splits import question_keys
+from coral_lens.engine.batches import Batch
+from coral_lens.engine.edits import EditPlace, edited_positions, replaced
+from coral_lens.engine.hooks import Site
+from coral_lens.errors import CoralError
+from coral_lens.metrics.comparisons import Difference, paired_difference
+from coral_lens.metrics.scores import Score, evaluate
+from coral_lens.progress import Bar, silent
+from coral_lens.records import Question, Style
+from coral_lens.sae.autoencoder import CHUNK, Autoencoder
+from coral_lens.sae.folder import FeatureStudy, without_known
+from coral_lens.sae.sweep import Sweep, best_of, run_sweep, scores_by
+from coral_lens.storage.files import digest, write_json
+
+if TYPE_CHECKING:
+    from coral_lens.engine.architectures import Model
+
+
+TOP = (50, 100, 128, 200, 300)
+"""Numbers of features that are tried."""
+GAMMAS = (0.0, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+"""Strengths that are tried. Weights sum to 1: at gamma = n, a feature of n with equal weights is doubled."""
+
+
+@dataclass(frozen=True)
+class Weighing:
+    """What an ablation's changes are worth."""
+
+    accuracy: float = 1.0
+    """The paper's alpha_acc."""
+    calibration: float = 1.0
+    """The paper's alpha_cal."""
+
+
+@dataclass(frozen=True)
+class Steering:
+    """Features with weights that sum to 1, the heaviest first."""
+
+    features: Int[Tensor, " feature"]
+    weights: Float[Tensor, " feature"]
+
+    def top(self, n: int) -> Steering:
+        """Return the n heaviest, normalised anew."""
+        some = self.weights[:n]
+        return Steering(self.features[:n], some / some.sum())
+
+
+def steering_of(
+    d_accuracy: Mapping[int, float], d_ece: Mapping[int, float], weighing: Weighing | None = None
+) -> Steering:
+    """Return the beneficial features: those whose ablation lowers accuracy or raises ECE, weighted by how much."""
+    how = weighing or Weighing()
+    weights = {
+        j: how.accuracy * max(-d_accuracy[j], 0.0) + how.calibration * max(d_ece[j], 0.0) for j in sorted(d_accuracy)
+    }
+    kept = sorted((j for j, w in weights.items() if w > 0), key=lambda j: (-weights[j], j))
+    if not kept:
+        raise CoralError(
+            f"None of the {len(weights)} ablated features is beneficial: taking out none of them lowers accuracy or raises "
+            "ECE, so that there is nothing to steer by. Ablate others, or on more questions."
+        )
+    values = torch.tensor([weights[j] for j in kept], dtype=torch.float64)
+    return Steering(torch.tensor(kept), (values / values.sum()).float())
+
+
+@dataclass(frozen=True)
+class SteerFeatures:
+    """An Edit that adds gamma * sum_j f_j w_j d_j, in the units of the states."""
+
+    sae: Autoencoder
+    steering: Steering
+    gamma: float
+    where: EditPlace = "all"
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        return (Site("residual", self.sae.layer),)
+
+    def edit(self, site: Site, states: Tensor, batch: Batch) -> Tensor:
+        if self.gamma == 0:
+            return states
+        return replaced(states, edited_positions(batch, self.where), self._steer)
+
+    def _steer(self, states: Float[Tensor, "position width"]) -> Float[Tensor, "position width"]:
+        features, sae = self.steering.features.to(states.device), self.sae.on(states.device)
+        directions = self.gamma * self.steering.weights.to(states.device)[:, None] * sae.w_dec[features]
+        parts = [some + sae.encode_some(some, features) @ directions for some in states.split(CHUNK)]
+        return torch.cat(parts)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """What the edit depends on beside the autoencoder."""
+        return {
+            "features": self.steering.features.tolist(),
+            "weights": [float(w) for w in np.round(self.steering.weights.double().numpy(), 9)],
+            "gamma": self.gamma,
+            "where": self.where,
+        }
+
+
+def settings_of(
+    n_beneficial: int, top: Sequence[int] = TOP, gammas: Sequence[float] = GAMMAS
+) -> list[tuple[int, float]]:
+    """Return the settings to try: gamma 0 once, and each number of features that there are with each other gamma."""
+    sizes = list(dict.fromkeys(min(n, n_beneficial) for n in top))
+    return [(0, 0.0), *((n, g) for n in sizes for g in gammas if g != 0.0)]
+
+
+# ---------------------------------------------------------------------------------------------------- steer_run
+
+SHOWN = ("accuracy", "ece", "brier", "nll")
+
+
+@dataclass(frozen=True)
+class SteerPlan:
+    """What is tried."""
+
+    ablation: str = "correlation-all"
+    """The ablation whose effects are the weights: criterion and place."""
+    weighing: Weighing = Weighing()
+    top: tuple[int, ...] = TOP
+    gammas: tuple[float, ...] = GAMMAS
+    criterion: str = "brier"
+
+
+def steer_by_features(
+    model: Model,
+    validation: Sequence[Question],
+    test: Sequence[Question],
+    study: FeatureStudy,
+    *,
+    how: tuple[SteerPlan, Bar] = (SteerPlan(), silent),
+) -> dict[str, Any]:
+    """Choose a setting on validation questions and measure it on test questions; return STUDY/steering.json."""
+    plan, bar = how
+    record, sae = study.record, study.autoencoder()
+    study.check(model)
+    test = refuse_shared(study, validation, test)
+    steering = steering_from(study, plan)
+    settings = settings_of(len(steering.features), plan.top, plan.gammas)
+    rule, style = record["base"], Style(**record["style"])
+
+    def swept(name: str, questions: Sequence[Question], some: Sequence[tuple[int, float]]) -> Any:
+        what = sweep_of(sae, steering, some, style)
+        with bar(f"steering ({name})", len(questions), "questions") as advance:
+            folder = study.folder / f"steering-{name}-{digest(list(what.about))[:8]}"
+            return run_sweep(model, questions, folder, what=what, progress=advance)
+
+    shown = tuple(dict.fromkeys((*SHOWN, plan.criterion)))
+    tried = scores_by(swept("validation", validation, settings), rule, shown)
+    values = [t[plan.criterion] for t in tried]
+    chosen = best_of(values, plan.criterion)
+    kept = [chosen, *best_by_size(settings, values, plan.criterion)]
+    kept = list(dict.fromkeys([0, *kept]))  # gamma 0 first: what the others are compared with
+    scores = swept("test", test, [settings[i] for i in kept])
+    base, *_ = predictions = [scores.predictions(row, rule) for row in scores.ablated]
+    rows = [
+        {
+            "features": settings[i][0],
+            "gamma": settings[i][1],
+            "chosen": i == chosen,
+            "test": intervals({m: s for m, s in evaluate(found, n_boot=500).scores.items() if m in shown}),
+            "less base": intervals({m: paired_difference(found, base, m) for m in shown}) if i else {},
+        }
+        for i, found in zip(kept, predictions, strict=True)
+    ]
+    result = {
+        "ablation": plan.ablation,
+        "criterion": plan.criterion,
+        "n_beneficial": len(steering.features),
+        "n_validation": len(validation),
+        "n_test": len(scores.ids),
+        "validation": [{"features": n, "gamma": g, **t} for (n, g), t in zip(settings, tried, strict=True)],
+        "rows": rows,
+    }
+    write_json(study.folder / "steering.json", result)
+    return result
+
+
+def intervals(found: Mapping[str, Score | Difference]) -> dict[str, dict[str, float]]:
+    """Return value and interval of scores or differences; one that does not exist is left out, since JSON has no nan."""
+    return {
+        name: {"value": float(one.value), "low": float(one.low), "high": float(one.high)}
+        for name, one in found.items()
+        if not np.isnan(one.value)
+    }
+
+
+def steering_from(study: FeatureStudy, plan: SteerPlan) -> Steering:
+    """Return the weights that an ablation of the study gives; random features are not steered by."""
+    found = study.ablation(plan.ablation)
+    effects = {int(j): e for j, e in found["features"].items() if int(j) in set(found["chosen"])}
+    changes = [{j: e[m]["value"] for j, e in effects.items()} for m in ("accuracy", "ece")]
+    return steering_of(changes[0], changes[1], plan.weighing)
+
+
+def sweep_of(sae: Autoencoder, steering: Steering, settings: Sequence[tuple[int, float]], style: Style) -> Sweep:
+    """Return the edits of settings (number of features, gamma)."""
+    edits = [SteerFeatures(sae, steering.top(n) if n else steering, gamma) for n, gamma in settings]
+    return Sweep(sae.layer, edits, [e.about for e in edits], style)
+
+
+def best_by_size(settings: Sequence[tuple[int, float]], values: Sequence[float], criterion: str) -> list[int]:
+    """Return, for each number of features, the setting of the best gamma other than 0."""
+    found = []
+    for size in dict.fromkeys(n for n, _ in settings if n):
+        some = [i for i, (n, _) in enumerate(settings) if n == size]
+        found.append(some[best_of([values[i] for i in some], criterion)])
+    return found
+
+
+def refuse_shared(study: FeatureStudy, validation: Sequence[Question], test: Sequence[Question]) -> list[Question]:
+    """Return the test questions that nothing was chosen on; refuse validation questions that features were weighed on."""
+    if not validation:
+        raise CoralError("There are no validation questions; give others than selection and ablation used.")
+    n_known = len(validation) - len(without_known(validation, study.seen))
+    if n_known:
+        raise CoralError(f"{n_known} of the {len(validation)} validation questions were used before; give others.")
+    fresh = without_known(test, study.seen | set(question_keys(validation).tolist()))
+    if not fresh:
+        raise CoralError(f"All {len(test)} test questions were used before, to choose something; give others.")
+    if len(fresh) < len(test):
+        warnings.warn(
+            f"{len(test) - len(fresh)} of the {len(test)} test questions were used before and are left out.",
+            stacklevel=3,
+        )
+    return fresh

@@ -1,0 +1,438 @@
+"""One autoencoder in training: its weights, the paper's loss, a step of Adam, and a new start for silent features.
+
+Everything here sees z-scored states. Knows nothing of files or of the order of states.
+
+Train autoencoders of several sizes side by side over the same minibatches (the paper's section 5.1).
+
+Loss = |z - z_hat|^2 + lambda * sum_j |f_j| * |d_j|, with z-scored states; weighing by the decoder's norms leaves nothing to
+gain from small codes and long directions. Learning rate and lambda are warmed up, features that have fallen silent get a
+new direction from a badly reconstructed state, and a killed run goes on from its last checkpoint and ends with the same
+bytes. Never runs a model.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from jaxtyping import Float, Int
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch import Tensor
+
+from coral_lens.engine.prompts import prepare
+from coral_lens.errors import CoralError
+from coral_lens.progress import Bar, silent
+from coral_lens.records import UNKNOWN, Question, Scored
+from coral_lens.sae.autoencoder import Autoencoder, top_k
+from coral_lens.sae.quality import Recovered, fidelity, loss_recovered
+from coral_lens.sae.states import Minibatches, Ordinary, PooledStates, Sampling, StateSource, TokenStore, collect
+from coral_lens.storage.files import digest, digest_bytes, read_json, versions, write_atomic, write_json
+from coral_lens.storage.shards import thread_count
+
+if TYPE_CHECKING:
+    from coral_lens.engine.architectures import Model
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """How autoencoders are trained."""
+
+    expansions: tuple[int, ...] = (4, 8, 16)
+    """Features per dimension of the states; the paper's three."""
+    penalty: float = 4.0
+    """The paper's lambda, for z-scored states and a squared error summed over dimensions."""
+    k: int = 0
+    """Above 0: TopK, which keeps the k largest codes and needs no penalty."""
+    learning_rate: float = 3e-3
+    warm_up: float = 0.05
+    """Share of the steps over which the learning rate grows from 0."""
+    penalty_warm_up: float = 0.1
+    """Share of the steps over which lambda grows from 0."""
+    decay: float = 0.2
+    """Share of the steps, at the end, over which the learning rate falls to 0."""
+    batch_size: int = 512
+    epochs: int = 1
+    massive: float = 10.0
+    """States so many times as long as the median (attention sinks) are kept from training; 0 keeps them in."""
+    resample: int = 250
+    """After so many steps, features that none of them has activated start anew; never in the last third."""
+    checkpoint: int = 200
+    """Steps between checkpoints."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.expansions or min(self.expansions) < 1 or len(set(self.expansions)) < len(self.expansions):
+            raise CoralError(
+                f"Expansions must be different whole numbers from 1 on. Got {list(self.expansions)} instead."
+            )
+        for name in ("batch_size", "epochs", "resample", "checkpoint"):
+            if getattr(self, name) < 1:
+                raise CoralError(f"{name} must be at least 1. Got {getattr(self, name)} instead.")
+        if self.massive and not 1 < self.massive < math.inf:
+            raise CoralError(f"massive must be 0, which keeps all states, or above 1. Got {self.massive} instead.")
+        if self.penalty < 0 or self.learning_rate <= 0:
+            raise CoralError(
+                f"lambda must be at least 0 and the learning rate above 0. Got {self.penalty} and {self.learning_rate}."
+            )
+
+    def rate_at(self, step: int, n_steps: int) -> float:
+        """Return the learning rate of a step."""
+        up = min(1.0, (step + 1) / max(1.0, self.warm_up * n_steps))
+        down = min(1.0, (n_steps - step) / max(1.0, self.decay * n_steps))
+        return self.learning_rate * min(up, down)
+
+    def penalty_at(self, step: int, n_steps: int) -> float:
+        """Return lambda of a step."""
+        if self.k:
+            return 0.0
+        return self.penalty * min(1.0, (step + 1) / max(1.0, self.penalty_warm_up * n_steps))
+
+
+# ---------------------------------------------------------------------------------------------------------- weights
+
+
+@dataclass
+class Weights:
+    """The weights of one autoencoder of z-scored states, and what Adam and resampling remember of each."""
+
+    w_enc: Float[Tensor, "width feature"]
+    b_enc: Float[Tensor, " feature"]
+    w_dec: Float[Tensor, "feature width"]
+    """Row j is the paper's d_j."""
+    b_dec: Float[Tensor, " width"]
+    moments: dict[str, Tensor] = field(default_factory=dict)
+    """Adam's means `m.NAME` and squares `v.NAME`."""
+    silent: Int[Tensor, " feature"] = field(default_factory=lambda: torch.zeros(0, dtype=torch.int64))
+    """Steps since each feature was active."""
+
+    NAMES = ("w_enc", "b_enc", "w_dec", "b_dec")
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Return the weights by name."""
+        return {name: getattr(self, name) for name in self.NAMES}
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return everything that a checkpoint keeps."""
+        return {**self.parameters(), **self.moments, "silent": self.silent}
+
+    @staticmethod
+    def from_tensors(tensors: Mapping[str, Tensor]) -> Weights:
+        moments = {n: t for n, t in tensors.items() if n[:2] in ("m.", "v.")}
+        return Weights(**{n: tensors[n] for n in Weights.NAMES}, moments=moments, silent=tensors["silent"])
+
+
+def first_weights(width: int, n_features: int, *, seed: int) -> Weights:
+    """Return random short directions, the encoder the decoder's transpose, and no biases."""
+    rng = torch.Generator().manual_seed(seed)
+    directions = torch.randn(n_features, width, generator=rng)
+    w_dec = 0.1 * directions / directions.norm(dim=1, keepdim=True)
+    weights = Weights(w_dec.T.contiguous(), torch.zeros(n_features), w_dec, torch.zeros(width))
+    weights.moments = {f"{m}.{n}": torch.zeros_like(t) for m in "mv" for n, t in weights.parameters().items()}
+    weights.silent = torch.zeros(n_features, dtype=torch.int64)
+    return weights
+
+
+def codes_of(weights: Weights, z: Float[Tensor, "row width"], *, k: int = 0) -> Float[Tensor, "row feature"]:
+    """Return f = ReLU(W_enc z + b_enc), or its k largest."""
+    codes = torch.addmm(weights.b_enc, z, weights.w_enc).relu()
+    return top_k(codes, k) if k else codes
+
+
+def loss_of(
+    weights: Weights, z: Float[Tensor, "row width"], *, penalty: float, k: int = 0
+) -> tuple[Float[Tensor, ""], Float[Tensor, "row feature"], Float[Tensor, " row"]]:
+    """Return the mean loss over states (the paper's L_SAE), their codes, and each state's squared error."""
+    codes = codes_of(weights, z, k=k)
+    errors = (torch.addmm(weights.b_dec, codes, weights.w_dec) - z).square().sum(dim=1)
+    # codes are never negative, so that |f_j| is f_j
+    sparsity = (codes @ weights.w_dec.norm(dim=1)).mean() if penalty else torch.zeros(())
+    return errors.mean() + penalty * sparsity, codes, errors
+
+
+BETAS, EPSILON = (0.9, 0.999), 1e-8
+
+
+def train_step(
+    weights: Weights, z: Float[Tensor, "row width"], settings: TrainingSettings, *, at: tuple[int, int]
+) -> None:
+    """Take one step of Adam on a minibatch, `at` step i of n."""
+    step, n_steps = at
+    parameters = weights.parameters()
+    for p in parameters.values():
+        p.requires_grad_(True)
+    loss, codes, errors = loss_of(weights, z, penalty=settings.penalty_at(step, n_steps), k=settings.k)
+    gradients = torch.autograd.grad(loss, list(parameters.values()))
+    rate = settings.rate_at(step, n_steps)
+    with torch.no_grad():
+        for (name, p), g in zip(parameters.items(), gradients, strict=True):
+            p.requires_grad_(False)
+            mean, square = weights.moments[f"m.{name}"], weights.moments[f"v.{name}"]
+            mean.lerp_(g, 1 - BETAS[0])
+            square.mul_(BETAS[1]).addcmul_(g, g, value=1 - BETAS[1])
+            size = rate / (1 - BETAS[0] ** (step + 1))
+            p.addcdiv_(mean, square.div(1 - BETAS[1] ** (step + 1)).sqrt_().add_(EPSILON), value=-size)
+        active = (codes > 0).any(dim=0)
+        weights.silent = torch.where(active, 0, weights.silent + 1)
+        if (step + 1) % settings.resample == 0 and step < 2 * n_steps // 3:
+            resample(weights, z, errors, settings, step=step)
+
+
+def resample(
+    weights: Weights,
+    z: Float[Tensor, "row width"],
+    errors: Float[Tensor, " row"],
+    settings: TrainingSettings,
+    *,
+    step: int,
+) -> int:
+    """Give silent features the directions of states that are reconstructed badly; return how many.
+
+    As in Bricken et al. (2023): states are drawn in proportion to the square of their error, the encoder's new column has a
+    fifth of the mean length of the living ones, and Adam forgets what it knew of both.
+    """
+    dead = (weights.silent >= settings.resample).nonzero()[:, 0]
+    alive = weights.silent < settings.resample
+    if not len(dead) or not bool(alive.any()):
+        return 0
+    rng = torch.Generator().manual_seed(settings.seed * 1_000_003 + step)
+    drawn = torch.multinomial(errors.double().square() + 1e-12, len(dead), replacement=True, generator=rng)
+    directions = z[drawn] - weights.b_dec
+    directions = directions / directions.norm(dim=1, keepdim=True).clamp_min(1e-6)
+    weights.w_dec[dead] = directions * weights.w_dec[alive].norm(dim=1).mean()
+    weights.w_enc[:, dead] = (directions * 0.2 * weights.w_enc[:, alive].norm(dim=0).mean()).T
+    weights.b_enc[dead] = 0.0
+    for m in "mv":
+        weights.moments[f"{m}.w_dec"][dead] = 0.0
+        weights.moments[f"{m}.w_enc"][:, dead] = 0.0
+        weights.moments[f"{m}.b_enc"][dead] = 0.0
+    weights.silent[dead] = 0
+    return len(dead)
+
+
+# ---------------------------------------------------------------------------------------------------- training
+
+SMALLEST_SCALE = 1e-6
+"""A column whose deviation is below this part of its mean counts as constant and keeps scale 1."""
+
+
+# --------------------------------------------------------------------------------------------------------- z-scores
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """Mean and deviation of every column of the training states, and how many states each shard holds."""
+
+    mean: Float[Tensor, " width"]
+    scale: Float[Tensor, " width"]
+    counts: dict[int, int]
+
+    def __call__(self, states: Float[Tensor, "row width"]) -> Float[Tensor, "row width"]:
+        return (states - self.mean) / self.scale
+
+
+def statistics_of(source: StateSource) -> Statistics:
+    """Return the statistics of the training states from one pass in float64, shifted by the first shard's mean."""
+    shift: Tensor | None = None
+    counts: dict[int, int] = {}
+    total: Tensor | float = 0.0
+    squares: Tensor | float = 0.0
+    for shard in source.training:
+        states = source.states(shard).double()
+        shift = states.mean(dim=0) if shift is None else shift
+        counts[shard] = len(states)
+        total = total + (states - shift).sum(dim=0)
+        squares = squares + (states - shift).square().sum(dim=0)
+    n = sum(counts.values())
+    assert shift is not None
+    assert isinstance(total, Tensor)
+    mean = shift + total / n
+    scale = (squares / n - (total / n) ** 2).clamp_min(0).sqrt()
+    scale = torch.where(scale <= SMALLEST_SCALE * mean.abs(), 1.0, scale)
+    return Statistics(mean.float(), scale.float(), counts)
+
+
+def folded(weights: Weights, statistics: Statistics, *, layer: int, k: int, about: dict[str, Any]) -> Autoencoder:
+    """Return the autoencoder of the states themselves: z-scoring and its inverse become part of the weights."""
+    mean, scale = statistics.mean.double(), statistics.scale.double()
+    w_enc = weights.w_enc.double() / scale[:, None]
+    return Autoencoder(
+        w_enc=w_enc.float(),
+        b_enc=(weights.b_enc.double() - mean @ w_enc).float(),
+        w_dec=(weights.w_dec.double() * scale).float(),
+        b_dec=(weights.b_dec.double() * scale + mean).float(),
+        layer=layer,
+        architecture="topk" if k else "standard",
+        k=k,
+        about=about,
+        statistics={"mean": statistics.mean, "scale": statistics.scale},
+    )
+
+
+# --------------------------------------------------------------------------------------------------------- the run
+
+
+def train(
+    source: StateSource, folder: Path, settings: TrainingSettings, *, layer: int, bar: Bar = silent
+) -> dict[int, Autoencoder]:
+    """Train one autoencoder per expansion, from the last checkpoint in `folder` on, and save them as FOLDER/4x and so on."""
+    ordinary = Ordinary.of(source, settings.massive)
+    statistics = statistics_of(ordinary)
+    width = len(statistics.mean)
+    if settings.k and settings.k > width * min(settings.expansions):
+        raise CoralError(
+            f"TopK of {settings.k} is more than the {width * min(settings.expansions)} features there are."
+        )
+    batches = Minibatches(ordinary, statistics.counts, settings.batch_size, settings.epochs, settings.seed)
+    n_steps = sum(batches.sizes())
+    record = {
+        "settings": json.loads(json.dumps(asdict(settings))),
+        "states": digest({k: v for k, v in source.manifest.items() if k not in ("threads", "versions")}),
+        "threads": torch.get_num_threads(),
+    }
+    checkpoints = Checkpoints(folder / "checkpoint", record)
+    start, found = checkpoints.latest()
+    sizes = {e: e * width for e in settings.expansions}
+    all_weights = found or {e: first_weights(width, n, seed=settings.seed + e) for e, n in sizes.items()}
+    with bar("training", n_steps, "steps") as advance, thread_count(checkpoints.threads):
+        advance(start)
+        for step, states in enumerate(batches.iterate(start=start), start):
+            z = statistics(states)
+            for weights in all_weights.values():
+                train_step(weights, z, settings, at=(step, n_steps))
+            if (step + 1) % settings.checkpoint == 0 or step + 1 == n_steps:
+                checkpoints.write(step + 1, all_weights)
+            advance(1)
+    model = {k: source.manifest["model"][k] for k in ("name", "weights", "tokenizer", "dtype")}
+    seen = {"states": sum(statistics.counts.values()), "sampling": source.manifest["sampling"], "steps": n_steps}
+    result = {}
+    for expansion, weights in all_weights.items():
+        about = {
+            "model": model,
+            "expansion": expansion,
+            "training": {**record["settings"], **seen},
+            "versions": versions(),
+        }
+        made = folded(weights, statistics, layer=layer, k=settings.k, about=about)
+        result[expansion] = replace(made, norm_limit=ordinary.norm_limit)
+        result[expansion].save(folder / f"{expansion}x")
+    return result
+
+
+class Checkpoints:
+    """The last finished checkpoint of a run: one file per expansion, named by a record that is written after them."""
+
+    def __init__(self, folder: Path, about: dict[str, Any]) -> None:
+        self.folder, self.path, self.about = folder, folder / "checkpoint.json", about
+        self._record = read_json(self.path) if self.path.exists() else {}
+        if self._record:
+            for what in ("settings", "states"):
+                if self._record.get(what) != about[what]:
+                    raise CoralError(
+                        f"{folder} is the checkpoint of a training with other {what}; choose another folder or delete this one."
+                    )
+
+    @property
+    def threads(self) -> int:
+        """Threads of the run that is gone on with: their number changes rounding."""
+        return int(self._record.get("threads", self.about["threads"]))
+
+    def latest(self) -> tuple[int, dict[int, Weights]]:
+        """Return the step to go on at and the weights, or step 0 and none where a file is missing or damaged."""
+        found = {}
+        for expansion, (name, wanted) in self._record.get("files", {}).items():
+            path = self.folder / name
+            raw = path.read_bytes() if path.exists() else b""
+            if digest_bytes(raw) != wanted:
+                return 0, {}
+            found[int(expansion)] = Weights.from_tensors(load_tensors(raw))
+        return (int(self._record["step"]), found) if found else (0, {})
+
+    def write(self, step: int, weights: Mapping[int, Weights]) -> None:
+        """Write the files of a step, then the record, then remove the files of the step before."""
+        files = {}
+        for expansion, some in weights.items():
+            raw = save_tensors({n: t.contiguous() for n, t in some.tensors().items()})
+            files[str(expansion)] = [f"{step}-{expansion}x.safetensors", digest_bytes(raw)]
+            write_atomic(self.folder / files[str(expansion)][0], raw)
+        self._record = {**self.about, "threads": self.threads, "step": step, "files": files}
+        write_json(self.path, self._record)
+        kept = {name for name, _ in files.values()}
+        for path in self.folder.glob("*x.safetensors"):
+            if path.name not in kept:
+                path.unlink()
+
+
+# ---------------------------------------------------------------------------------------------------- workflow
+
+QUALITY_QUESTIONS = 200
+"""Held-out questions on which the loss of the patched model is measured."""
+
+
+def train_on_tokens(
+    model: Model,
+    questions: Sequence[Question],
+    folder: Path,
+    *,
+    how: tuple[Sampling, TrainingSettings],
+    bar: Bar = silent,
+) -> dict[str, Any]:
+    """Collect token states, train on them and measure on what was held out; return the record in FOLDER/quality.json."""
+    sampling, settings = how
+    store = collect(model, questions, folder / "tokens", what=sampling, bar=bar)
+    saes = train(store, folder, settings, layer=sampling.layer, bar=bar)
+    held_out = held_out_questions(model, questions, store, sampling)
+    if not held_out:
+        return measure(saes, store, folder)
+    prompts, answers = prepare(held_out, sampling.style, model).prompts, [q.answer for q in held_out]
+
+    def patched(sae: Autoencoder) -> Recovered:
+        return loss_recovered(model, sae, prompts, answers)
+
+    return measure(saes, store, folder, loss=(patched, [q.id for q in held_out]))
+
+
+def train_on_store(
+    scored: Scored, folder: Path, *, how: tuple[int, TrainingSettings], bar: Bar = silent
+) -> dict[str, Any]:
+    """Train on the pooled answer states of a store at a layer; no model runs, so that no patched loss is measured."""
+    layer, settings = how
+    source = PooledStates(scored, layer, seed=settings.seed)
+    return measure(train(source, folder, settings, layer=layer, bar=bar), source, folder)
+
+
+def measure(
+    saes: Mapping[int, Autoencoder],
+    source: StateSource,
+    folder: Path,
+    *,
+    loss: tuple[Callable[[Autoencoder], Recovered] | None, Sequence[str]] = (None, ()),
+) -> dict[str, Any]:
+    """Return FOLDER/quality.json, with what it has not yet: measures on held-out states, and the loss on named questions."""
+    recover, names = loss
+    path = folder / "quality.json"
+    known = read_json(path) if path.exists() else {}
+    for expansion, sae in saes.items():
+        about = {"steps": sae.about["training"], "questions": list(names)}
+        if known.get(f"{expansion}x", {}).get("about") == about:
+            continue
+        found = fidelity(sae, source, source.held_out)
+        recovered = recover(sae) if recover else None
+        patched = {**asdict(recovered), "share": recovered.share} if recovered else {}
+        known[f"{expansion}x"] = {"n_features": sae.n_features, **asdict(found), "loss": patched, "about": about}
+        write_json(path, known)
+    return known
+
+
+def held_out_questions(
+    model: Model, questions: Sequence[Question], store: TokenStore, sampling: Sampling
+) -> list[Question]:
+    """Return labelled questions whose states training has not seen."""
+    asked = prepare(questions, sampling.style, model).questions
+    found = [asked[i] for i in store.questions(store.held_out)]
+    return [q for q in found if q.answer != UNKNOWN][:QUALITY_QUESTIONS]

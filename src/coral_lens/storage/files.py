@@ -1,0 +1,131 @@
+"""Digests, atomic writes and provenance: how every artefact is named, written and traced. Knows nothing of what it writes."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from coral_lens.errors import CoralError
+
+TRACED_PACKAGES = ("coral-lens", "torch", "transformers", "lm_eval", "numpy", "scikit-learn")
+
+
+def canonical(value: Any) -> str:
+    """Return JSON with sorted keys and no spaces: equal values give equal text, and so equal digests."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def digest(value: Any) -> str:
+    """Return the SHA-256 of a JSON-ready value."""
+    return hashlib.sha256(canonical(value).encode()).hexdigest()
+
+
+def digest_bytes(data: bytes | memoryview) -> str:
+    """Return the SHA-256 of bytes."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def digest_file(path: Path) -> str:
+    """Return the SHA-256 of a file, read in pieces."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the packages that can change a result."""
+    found = {}
+    for name in TRACED_PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found
+
+
+@contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn a full or read-only disk into one sentence; what was already written stays."""
+    try:
+        yield
+    except OSError as error:
+        reasons = {errno.ENOSPC: "no space left on the disk", errno.EDQUOT: "the disk quota is used up"}
+        reasons |= {
+            errno.EACCES: "permission denied",
+            errno.EROFS: "the disk is read-only",
+            errno.ENOTDIR: "not a folder",
+        }
+        reason = reasons.get(error.errno or 0, error.strerror or str(error))
+        raise CoralError(
+            f"Cannot write {path}: {reason}. Finished work is kept; make room or choose another place, then run it again."
+        ) from error
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write a file under a temporary name, flush it to the disk and rename it: a reader sees all of it or nothing."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a readable JSON file atomically; keys stay in their order, so that a record reads back as it was."""
+    write_atomic(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON record of ours; a damaged or missing one is named."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise CoralError(f"{path} does not exist; check the folder's name.") from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise CoralError(f"{path} is not readable as JSON ({error}); it is damaged, make it again.") from None
+    except OSError as error:
+        raise CoralError(f"{path} cannot be read: {error.strerror}.") from None
+    if not isinstance(record, dict):
+        raise CoralError(f"{path} holds a JSON {type(record).__name__}, not a record; it is not a file of ours.")
+    return record
+
+
+@contextmanager
+def fresh_folder(target: Path) -> Iterator[Path]:
+    """Yield an empty temporary folder that becomes `target` when the block ends without an error."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    old = target.with_name(f".{target.name}.{os.getpid()}.old")
+    with disk_errors(target):
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+    try:
+        yield temporary
+        with disk_errors(target):
+            if target.exists():
+                target.replace(old)  # deleted only when the new one is in its place
+            temporary.replace(target)
+            shutil.rmtree(old, ignore_errors=True)
+    finally:
+        if old.exists() and not target.exists():
+            old.replace(target)
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def file_name(name: str) -> str:
+    """Return a test set's name as a file name; names that a file system would confuse stay apart."""
+    plain = re.sub(r"[^\w.-]+", "_", name.replace(":", "."))
+    return plain if plain == name.replace(":", ".") else f"{plain}-{digest(name)[:8]}"

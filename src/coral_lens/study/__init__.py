@@ -1,0 +1,1 @@
+"""A whole study, from a TOML file to runs and a report; and the one road from questions to a run."""

@@ -1,0 +1,45 @@
+"""Where a study finds its data, keeps its work and leaves its results; a place that cannot be used is refused. Runs nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coral_lens.errors import CoralError
+from coral_lens.storage.files import file_name, read_json, write_json
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a study finds its data and leaves its results."""
+
+    out: Path
+    work: Path
+    """States, lenses and predictions; studies that share it share them."""
+    data: Path | None = None
+    dtype: str | None = None
+    """The dtype of models, if one was asked for: what they make of questions in it is kept apart."""
+
+    def of_model(self, name: str) -> Path:
+        """Return the folder for what a model makes of questions."""
+        return self.work / file_name(name if self.dtype is None else f"{name} in {self.dtype}")
+
+
+def check_places(places: Places, *, holds: str, what: str) -> None:
+    """Refuse places that cannot be folders, and one for results that holds other things than `what`, known by a file."""
+    for folder in (places.out, places.work):
+        there = next(p for p in (folder, *folder.parents) if p.exists())
+        if not there.is_dir():
+            raise CoralError(f"{folder} cannot be a folder for results: {there} is a file; choose another place.")
+    out = places.out
+    if out.exists() and any(out.iterdir()) and not (out / holds).exists():
+        raise CoralError(f"{out} is not empty and holds no {what}; choose another --out.")
+
+
+def claim(folder: Path, record: dict[str, Any]) -> None:
+    """Write the study's record, unless the folder belongs to another study."""
+    path = folder / "study.json"
+    if path.exists() and (other := read_json(path).get("name")) != record["name"]:
+        raise CoralError(f"{folder} holds the study {other!r}, not {record['name']!r}; choose another --out.")
+    write_json(path, record)

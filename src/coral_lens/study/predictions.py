@@ -1,0 +1,81 @@
+"""Fit a method and keep its predictions of every test set, each made once; what it took is kept beside them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, is_dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from coral_lens.lens.settings import FitSettings
+from coral_lens.methods.interface import Job, QuestionSet, prompts_digest
+from coral_lens.methods.lens import OF_THE_STUDY
+from coral_lens.methods.registry import METHODS
+from coral_lens.records import Predictions, predictions_of
+from coral_lens.storage.files import canonical, digest, file_name, read_json, write_atomic
+from coral_lens.study.costs import CostRecord
+
+if TYPE_CHECKING:
+    from coral_lens.methods.entry import MethodEntry
+
+
+Rows = dict[str, dict[str, Predictions]]
+"""By test set, then by row of its table."""
+
+
+def method_predictions(job: Job, entry: MethodEntry, settings: Any, tests: Sequence[QuestionSet]) -> Rows:
+    """Return a method's predictions of every test set; it is fitted only if some are not on the disk yet."""
+    method = METHODS[entry.kind]
+    about = [entry.kind, plain(settings), plain(job.common), digest(job.train.states.manifest)]
+    about += method.depends(settings)
+    keys = {t.name: digest([*about, digest(t.states.manifest), *adapted_on(t)]) for t in tests}
+    paths = {t.name: job.folder / "predictions" / f"{file_name(t.name)}.json" for t in tests}
+    found = {t.name: read_rows(paths[t.name], keys[t.name], t) for t in tests}
+    missing = [t for t in tests if found[t.name] is None]
+    if missing:
+        costs = CostRecord(job.folder)
+        job = replace(job, model=costs.uncounted(job.model))
+        with costs.measuring("training", len(job.train.states.questions)):
+            predict = method.fit(job, settings)
+        for test in missing:
+            with costs.measuring(test.name, len(test.states.questions)):
+                rows = predict(test)
+            record = {"key": keys[test.name], "rows": {k: p.probs.tolist() for k, p in rows.items()}}
+            write_atomic(paths[test.name], canonical(record).encode())
+            found[test.name] = rows
+    return {
+        name: {f"{entry.row}{k}": p.renamed(f"{entry.row}{k}") for k, p in (rows or {}).items()}
+        for name, rows in found.items()
+    }
+
+
+def adapted_on(test: QuestionSet) -> list[str]:
+    """Return what tells the questions that a method may adapt on; nothing where there are none."""
+    return [prompts_digest(test.adapt())] if test.adapt else []
+
+
+def method_folder(place: Path, entry: MethodEntry, settings: Any) -> Path:
+    """Return where a method keeps its work on a mixture: another one for other settings."""
+    return place / f"{file_name(entry.row)}-{digest([entry.kind, plain(settings)])[:8]}"
+
+
+def described(entry: MethodEntry, settings: Any) -> dict[str, Any]:
+    """Return which version of a method ran: its kind and every setting that is its own, defaults included."""
+    found = plain(settings) or {}
+    shared = [k for k in OF_THE_STUDY if k != "lens"] if isinstance(settings, FitSettings) else []
+    return {"kind": entry.kind, **{k: v for k, v in found.items() if k not in shared}}
+
+
+def plain(settings: Any) -> Any:
+    """Return settings as JSON would read them back."""
+    return json.loads(json.dumps(asdict(settings) if is_dataclass(settings) else settings))  # type: ignore[arg-type]
+
+
+def read_rows(path: Path, key: str, test: QuestionSet) -> dict[str, Predictions] | None:
+    """Return predictions that were made before; None where there are none, or others than are asked for."""
+    if not path.exists() or (record := read_json(path)).get("key") != key:
+        return None
+    return {k: predictions_of(k, test.states, np.array(probs)) for k, probs in record["rows"].items()}

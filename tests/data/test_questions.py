@@ -1,0 +1,323 @@
+"""The user's own questions: what is read is what was meant, and every mistake is answered with file and line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from coral_lens.data.questions import load_questions, read_questions
+from coral_lens.data.tasks import TaskOptions
+from coral_lens.errors import CoralError
+from coral_lens.records import UNKNOWN
+
+GOOD: dict[str, Any] = {"question": "What is 2 + 2?", "options": ["3", "4", "5"], "answer": 1}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CORAL_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+def write(tmp_path: Path, *rows: dict[str, Any] | str, name: str = "own.jsonl") -> Path:
+    path = tmp_path / name
+    path.write_text("".join((r if isinstance(r, str) else json.dumps(r)) + "\n" for r in rows), "utf-8")
+    return path
+
+
+def complaint(path: Path) -> str:
+    with pytest.raises(CoralError) as error:
+        read_questions(path)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def test_all_fields_of_a_line_arrive(tmp_path: Path) -> None:
+    row = {**GOOD, "id": "q7", "group": "sums", "context": "Numbers are added."}
+    (question,) = read_questions(write(tmp_path, row))
+    assert (question.id, question.group, question.text) == ("q7", "sums", "What is 2 + 2?")
+    assert question.options == ("3", "4", "5")
+    assert (question.answer, question.passage, question.rendered) == (1, "Numbers are added.", None)
+
+
+def test_ids_default_to_file_and_line_and_groups_to_ids(tmp_path: Path) -> None:
+    first, second = read_questions(write(tmp_path, GOOD, "", GOOD))
+    assert (first.id, second.id) == ("own:1", "own:3")
+    assert (first.group, second.group) == ("own:1", "own:3")
+
+
+@pytest.mark.parametrize(
+    ("answer", "options", "expected"),
+    [
+        (2, ["x", "y", "z"], 2),
+        ("B", ["x", "y", "z"], 1),
+        ("b", ["x", "y", "z"], 1),
+        (" C ", ["x", "y", "z"], 2),
+        ("z", ["x", "y", "z"], 2),  # the text of the third option, not the 26th letter
+        ("B", ["B", "A"], 0),  # an option's text wins over the letter
+        ("A", ["A", "B"], 0),
+        (1, [3, 1, 2], 1),  # a number is an index, never a text
+        ("1", [3, 1, 2], 1),  # a text is a text
+        (None, ["x", "y"], UNKNOWN),
+        ("", ["x", "y"], UNKNOWN),
+    ],
+)
+def test_an_answer_is_an_index_a_text_or_a_letter(
+    tmp_path: Path, answer: Any, options: list[Any], expected: int
+) -> None:
+    (question,) = read_questions(write(tmp_path, {"question": "?", "options": options, "answer": answer}))
+    assert question.answer == expected
+
+
+def test_a_question_without_answer_is_fine(tmp_path: Path) -> None:
+    (question,) = read_questions(write(tmp_path, {"question": "?", "options": ["x", "y"]}))
+    assert question.answer == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"answer": 3}, "answer 3 is out of range"),
+        ({"answer": -1}, "answer -1 is out of range"),
+        ({"answer": "D"}, "answer 3 is out of range"),
+        ({"answer": "four"}, "neither a letter nor the text of an option"),
+        ({"answer": 1.5}, "the field 'answer'"),
+        ({"answer": True}, "the field 'answer'"),
+        ({"answer": "4", "options": ["4", "4"]}, "the text of several options"),
+        ({"options": ["4"], "answer": 0}, "1 option"),
+        ({"options": [], "answer": None}, "0 option"),
+        ({"options": ["3", " "]}, "empty option (number 2)"),
+        ({"options": "3|4"}, "the field 'options'"),
+        ({"question": " "}, "the question is empty"),
+        ({"question": None}, "the field 'question'"),
+        ({"question": "\ud800"}, "the field 'question'"),
+        ({"anwser": 1}, "no field called 'anwser'. Did you mean 'answer'?"),
+    ],
+)
+def test_a_bad_field_is_named_with_its_line(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    message = complaint(write(tmp_path, GOOD, {**GOOD, **change}))
+    assert ", line 2: " in message
+    assert said in message
+
+
+def test_a_missing_field_is_named(tmp_path: Path) -> None:
+    assert "the field 'options' is missing" in complaint(write(tmp_path, {"question": "?"}))
+
+
+def test_a_misspelt_required_field_is_called_misspelt_not_missing(tmp_path: Path) -> None:
+    message = complaint(write(tmp_path, {"quesion": "?", "options": ["a", "b"]}))
+    assert "no field called 'quesion'. Did you mean 'question'" in message
+
+
+def test_duplicate_ids_name_both_lines(tmp_path: Path) -> None:
+    message = complaint(write(tmp_path, {**GOOD, "id": 5}, GOOD, {**GOOD, "id": "5"}))
+    assert "lines 1 and 3: both have the id '5'" in message
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"question": ', "malformed JSON"),
+        ("[1, 2]", "Got a list instead"),
+        ("null", "Got a NoneType instead"),
+        ("[" * 100_000, "malformed JSON"),
+        ('{"answer": ' + "9" * 5000 + "}", "malformed JSON"),
+    ],
+)
+def test_a_malformed_line_is_named(tmp_path: Path, line: str, said: str) -> None:
+    message = complaint(write(tmp_path, GOOD, line))
+    assert ", line 2: " in message
+    assert said in message
+
+
+def test_a_byte_that_is_not_utf8_is_located(tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    first = json.dumps(GOOD).encode() + b"\n"
+    path.write_bytes(first + b'{"question": "caf\xe9"}\n')
+    assert f"line 2: not UTF-8 (byte 0xe9 at offset {len(first) + 17})" in complaint(path)
+
+
+def test_utf16_is_refused_at_its_first_byte(tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_bytes(json.dumps(GOOD).encode("utf-16"))
+    assert "line 1: not UTF-8 (byte 0xff at offset 0)" in complaint(path)
+
+
+def test_a_byte_order_mark_is_tolerated(tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(GOOD).encode())
+    assert len(read_questions(path)) == 1
+
+
+@pytest.mark.parametrize("content", ["", "\n\n", "question,options\n"])
+def test_a_file_without_questions_is_refused(tmp_path: Path, content: str) -> None:
+    for name in ("own.csv", "own.jsonl") if "question" not in content else ("own.csv",):
+        path = tmp_path / name
+        path.write_text(content)
+        assert "holds no questions" in complaint(path)
+
+
+def test_gzip_is_read_and_a_truncated_one_refused(tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl.gz"
+    whole = gzip.compress((json.dumps(GOOD) + "\n").encode() * 1, mtime=0)
+    path.write_bytes(whole)
+    assert read_questions(path)[0].id == "own:1"
+    path.write_bytes(whole[:-12])
+    assert "truncated or damaged" in complaint(path)
+    path.write_bytes(b"not gzip at all")
+    assert "truncated or damaged" in complaint(path)
+
+
+def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    assert "No such file" in complaint(tmp_path / "none.jsonl")
+    assert "directory" in complaint(tmp_path)
+
+
+CSV = {
+    "json list": 'question,options,answer\n2 + 2?,"[""3"", ""4""]",B\n',
+    "bars": "question,options,answer\n2 + 2?,3 | 4,1\n",
+    "columns": "question,option_a,option_b,option_c,answer\n2 + 2?,3,4,,4\n",
+    "letters": "answer,A,B,question\nb,3,4,2 + 2?\n",
+    "byte order mark": "\ufeffquestion,A,B,answer\n2 + 2?,3,4,B\n",
+    "Windows line ends": "question,A,B,answer\r\n2 + 2?,3,4,B\r\n",
+}
+
+
+@pytest.mark.parametrize("form", CSV)
+def test_csv_says_the_same_in_every_form(tmp_path: Path, form: str) -> None:
+    path = tmp_path / "own.csv"
+    path.write_text(CSV[form], "utf-8", newline="")
+    (question,) = read_questions(path)
+    assert (question.text, question.options, question.answer) == ("2 + 2?", ("3", "4"), 1)
+    assert question.id == "own:2"
+
+
+def test_csv_questions_may_have_different_numbers_of_options_and_no_answer(tmp_path: Path) -> None:
+    path = tmp_path / "own.csv"
+    path.write_text('question,A,B,C,D,answer\n"two\nlines",1,2,,,\nfour,1,2,3,4,D\n')
+    two, four = read_questions(path)
+    assert (two.text, len(two.options), two.answer) == ("two\nlines", 2, UNKNOWN)
+    assert (len(four.options), four.answer, four.id) == (4, 3, "own:4")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("question,A,C\n?,x,y\n", "line 1: the option columns must be a, b, c, ... without a gap"),
+        ("question,A,B,options\n?,x,y,z\n", "line 1: the header needs"),
+        ("question,answer\n?,x\n", "line 1: the header needs"),
+        ("A,B\nx,y\n", "line 1: the header needs"),
+        ("question,A,B,anwser\n?,x,y,A\n", "line 1: there is no column called 'anwser'. Did you mean 'answer'"),
+        ("question,A,a\n?,x,y\n", "line 1: a column appears twice"),
+        ("question,A,option_a\n?,x,y\n", "line 1: a column appears twice"),
+        ("question,A,B\n?,x\n", "line 2: 2 cells, but the header has 3 columns"),
+        ("question,A,B,C\n?,x,,z\n", "line 2: Question 'own:2' has an empty option (number 2)"),
+        ("question,A,B\n?,x,\n", "line 2: Question 'own:2' has 1 option(s)"),
+        ('question,A,B\n"?,x,y\n', "malformed CSV"),
+        ("question,options\n?,only\n", "has 1 option(s)"),
+        ("question,A,B,answer\n?,x,y,7\n", "line 2: The answer 7 is out of range"),
+    ],
+)
+def test_bad_csv_is_refused_with_its_line(tmp_path: Path, content: str, said: str) -> None:
+    path = tmp_path / "own.csv"
+    path.write_text(content)
+    assert said in complaint(path)
+
+
+def test_a_limit_reads_only_the_first_questions(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD, GOOD, "this line is never read")
+    assert len(load_questions(path, TaskOptions(limit=2))) == 2
+
+
+def test_one_door_for_files_and_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "openbookqa").mkdir()  # a folder of the same name does not hide the task
+    write(tmp_path, GOOD, name="mine")
+    assert load_questions("mine")[0].task == "questions"
+    asked = load_questions("openbookqa:validation", TaskOptions(limit=2))
+    assert [q.split for q in asked] == ["validation", "validation"]
+    assert asked == load_questions("openbookqa", TaskOptions(limit=2, split="validation"))
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "said"),
+    [
+        ("none.jsonl", TaskOptions(), "cannot be read"),
+        ("opnbookqa", TaskOptions(), "Did you mean 'openbookqa'"),
+        ("openbookqa:", TaskOptions(), "name a split"),
+        ("openbookqa:train", TaskOptions(split="test"), "'train'.*'test'"),
+        ("x" * 5000, TaskOptions(), "There is no task called"),
+        ("nul\0l", TaskOptions(), "There is no task called"),
+        ("nul\0l.csv", TaskOptions(), "cannot be read"),
+    ],
+)
+def test_a_source_that_is_nothing_is_refused(source: str, options: TaskOptions, said: str) -> None:
+    with pytest.raises(CoralError, match=said):
+        load_questions(source, options)
+
+
+def test_shots_and_splits_of_a_file_are_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD)
+    for options in (TaskOptions(num_fewshot=2), TaskOptions(split="test")):
+        with pytest.raises(CoralError, match="no splits"):
+            load_questions(path, options)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=2),
+    max_leaves=5,
+)
+rows = st.dictionaries(
+    st.sampled_from(["question", "options", "answer", "id", "group", "context", "other"]),
+    json_values | st.lists(st.text(max_size=4), max_size=5),
+)
+contents = st.one_of(
+    st.binary(max_size=200),
+    st.lists(rows, max_size=4).map(lambda rs: "\n".join(map(json.dumps, rs)).encode()),
+    st.text(alphabet='question,options|answerABCD"\n\r[]0123 ', max_size=120).map(str.encode),
+    st.lists(st.lists(st.sampled_from(["question", "A", "B", "answer", "x", "", '"', "1"])), max_size=4).map(
+        lambda lines: b"question,A,B,answer\n" + "\n".join(map(",".join, lines)).encode()
+    ),
+)
+
+
+@given(content=contents, suffix=st.sampled_from([".jsonl", ".csv", ".jsonl.gz", ".csv.gz"]), packed=st.booleans())
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_file_whatever_raises_anything_but_a_coral_error(
+    tmp_path: Path, content: bytes, suffix: str, packed: bool
+) -> None:
+    path = tmp_path / f"fuzz{suffix}"
+    path.write_bytes(gzip.compress(content) if packed and suffix.endswith(".gz") else content)
+    message, questions = str(path), []
+    try:
+        questions = read_questions(path)
+    except CoralError as error:
+        message = str(error)
+    assert str(path) in message
+    assert len({q.id for q in questions}) == len(questions)
+    for q in questions:
+        assert q.answer == UNKNOWN or 0 <= q.answer < len(q.options)
+        assert "".join((q.id, q.text, *q.options, q.passage)).encode("utf-8")
+
+
+@given(
+    question=st.text(min_size=1).filter(str.strip),
+    options=st.lists(st.text(min_size=1).filter(str.strip), min_size=2, max_size=7),
+    data=st.data(),
+)
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_is_written_as_json_is_read_back(tmp_path: Path, question: str, options: list[str], data: Any) -> None:
+    answer = data.draw(st.integers(0, len(options) - 1))
+    row = {"question": question, "options": options, "answer": answer}
+    (read,) = read_questions(write(tmp_path, row))
+    assert (read.text, read.options, read.answer) == (question, tuple(options), answer)

@@ -1,0 +1,116 @@
+"""The token budget is timed once per model and machine, kept, and left alone where there is nothing to win."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from support.models import make_model
+
+from coral_lens.engine import budget as token_budget
+from coral_lens.engine import extract as store
+from coral_lens.engine.architectures import Model
+from coral_lens.engine.budget import BUDGETS, choose_budget, fastest, made_up, record_path, seconds
+from coral_lens.engine.extract import Extraction, settled
+from coral_lens.engine.packing import plan_for
+from coral_lens.engine.scoring import TOKEN_BUDGET
+from coral_lens.records import Prompt
+
+Timer = Callable[[Model, Sequence[Prompt], int], float]
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
+    """A tiny model that counts as large, and a cache of its own."""
+    monkeypatch.setenv("CORAL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(token_budget, "SMALLEST", 1)
+    return make_model("llama")
+
+
+def made_timer(speeds: dict[int, float], calls: list[int]) -> Timer:
+    """A timer by which each budget takes the given time per thousand prompts."""
+
+    def timer(_: Model, prompts: Sequence[Prompt], budget: int) -> float:
+        calls.append(budget)
+        return speeds[budget] * len(prompts) / 1000
+
+    return timer
+
+
+def never(_: Model, __: Sequence[Prompt], ___: int) -> float:
+    raise AssertionError("nothing is to be timed")
+
+
+def test_a_budget_wins_only_beyond_the_noise() -> None:
+    assert fastest({1024: [1.0], 2048: [1.04], 4096: [1.2]}) == 2048
+    assert fastest({1024: [1.0], 2048: [1.2], 4096: [1.1]}) == 1024
+    # faster in the median, but slower than the default in one round
+    assert fastest({1024: [1.0, 1.0, 1.0], 2048: [1.2, 1.2, 0.9]}) == 2048
+
+
+def test_the_choice_is_timed_once_and_kept(model: Model) -> None:
+    calls: list[int] = []
+    assert choose_budget(model, timer=made_timer({1024: 1.0, 2048: 2.0, 4096: 3.0}, calls)) == 1024
+    assert set(calls) == set(BUDGETS)
+    assert choose_budget(model, timer=never) == 1024
+    assert json.loads(record_path(model).read_text())["token_budget"] == 1024
+
+
+def test_a_slow_model_keeps_the_default_after_two_short_runs(model: Model) -> None:
+    calls: list[int] = []
+    assert choose_budget(model, timer=made_timer(dict.fromkeys(BUDGETS, 1e6), calls)) == TOKEN_BUDGET
+    assert calls == [TOKEN_BUDGET] * 2
+
+
+def test_a_small_model_is_never_timed() -> None:
+    assert choose_budget(make_model("llama"), timer=never) == TOKEN_BUDGET
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", '{"token_budget": 7}'])
+def test_a_damaged_record_is_measured_again(model: Model, damage: str) -> None:
+    path = record_path(model)
+    path.parent.mkdir(parents=True)
+    path.write_text(damage)
+    assert choose_budget(model, timer=made_timer({1024: 2.0, 2048: 2.0, 4096: 1.0}, [])) == 4096
+    assert choose_budget(model, timer=never) == 4096
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("CORAL_CACHE", str(tmp_path / "file"))
+    assert choose_budget(model, timer=made_timer({1024: 1.0, 2048: 2.0, 4096: 3.0}, [])) == 1024
+
+
+def test_other_threads_or_weights_have_a_record_of_their_own(model: Model) -> None:
+    first = record_path(model)
+    assert record_path(replace(model, fingerprint={**model.fingerprint, "weights": "other"})) != first
+    n = torch.get_num_threads()
+    torch.set_num_threads(n + 1)
+    try:
+        assert record_path(model) != first
+    finally:
+        torch.set_num_threads(n)
+
+
+def test_made_up_prompts_fill_batches_and_can_be_scored(model: Model) -> None:
+    prompts = made_up(model, 4096)
+    assert [len(plan_for(prompts, token_budget=b).batches) for b in BUDGETS] == [4, 2, 1]
+    assert seconds(model, made_up(model, 128), 1024) > 0
+
+
+def test_a_set_budget_and_a_recorded_one_come_before_the_calibration(
+    model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "choose_budget", lambda _: 4096)
+    what = Extraction(layers=(0,), packing="tree")
+    assert settled(model, tmp_path, what).token_budget == 4096
+    assert settled(model, tmp_path, replace(what, packing="plain")).token_budget == TOKEN_BUDGET
+    (tmp_path / "manifest.json").write_text(json.dumps({"token_budget": 1024, "packing": "tree"}))
+    assert settled(model, tmp_path, what).token_budget == 1024
+    assert settled(model, tmp_path, replace(what, token_budget=300)).token_budget == 300

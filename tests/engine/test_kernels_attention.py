@@ -1,0 +1,94 @@
+"""Attention block by block gives what a dense mask gives, and only where it is meant to."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from support.models import FAMILIES, make_model
+from torch import Tensor
+
+from coral_lens.engine._kernels import NAME, STEP, attend, block_attention, cut_blocks
+from coral_lens.engine.architectures import BLOCK_FAMILIES
+from coral_lens.engine.batches import lay_out
+from coral_lens.engine.packing import plan_for
+from coral_lens.engine.readers import PooledResidual
+from coral_lens.engine.scoring import Prefixes, score_batch
+from coral_lens.records import Prompt
+
+IN_BLOCKS = {"llama", "mistral", "qwen2", "qwen3", "phi3", "phi3-longrope"}
+
+
+def tree_mask(n: int, trunk: int, past: int) -> Tensor:
+    """A causal trunk and two branches that do not see each other, after a prefix that all see."""
+    mask = torch.ones(n, n, dtype=torch.bool).tril()
+    middle = (trunk + n) // 2
+    mask[middle:, trunk:middle] = False
+    return torch.cat([torch.ones(n, past, dtype=torch.bool), mask], dim=1)
+
+
+@pytest.mark.parametrize("past", [0, 11])
+@pytest.mark.parametrize("sizes", [(5,), (3, STEP, 2 * STEP + 9), (1, 1)])
+def test_blocks_give_what_the_dense_mask_gives(sizes: tuple[int, ...], past: int) -> None:
+    torch.manual_seed(0)
+    width, edges = sum(sizes), [sum(sizes[:i]) for i in range(len(sizes) + 1)]
+    allowed = torch.zeros(width, past + width, dtype=torch.bool)
+    for start, stop in pairwise(edges):
+        part = tree_mask(stop - start, (stop - start) // 2, past)
+        allowed[start:stop, :past] = part[:, :past]
+        allowed[start:stop, past + start : past + stop] = part[:, past:]
+    query = torch.randn(1, 6, width, 8)
+    key, value = torch.randn(1, 2, past + width, 8), torch.randn(1, 2, past + width, 8)
+    blocks = cut_blocks(allowed, list(pairwise(edges)))
+    found, _ = attend(None, query, key, value, None, scaling=0.3, blocks=blocks)
+    wanted = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=allowed[None, None], scale=0.3, enable_gqa=True
+    )
+    torch.testing.assert_close(found, wanted.transpose(1, 2))
+
+
+def test_masks_cover_only_the_keys_that_some_query_does_not_see() -> None:
+    (block,) = cut_blocks(torch.ones(3 * STEP, 3 * STEP, dtype=torch.bool).tril(), [(0, 3 * STEP)])
+    # a query sees itself and all before it, so that the first column of its own piece is seen by all
+    assert [tuple(piece.mask.shape) for piece in block.pieces] == [(STEP, STEP - 1)] * 3
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_only_listed_families_without_a_window_attend_in_blocks(family: str) -> None:
+    model = make_model(family)
+    window = getattr(model.hf.config, "sliding_window", None)
+    assert model.attends_in_blocks == (model.hf.config.model_type in BLOCK_FAMILIES and window is None)
+    assert not model.attends_in_blocks or family in IN_BLOCKS
+
+
+def test_half_precision_attends_as_ever() -> None:
+    model = make_model("llama")
+    model.hf.to(torch.bfloat16)
+    assert not model.attends_in_blocks
+
+
+def test_one_row_and_padded_rows_score_alike() -> None:
+    model = make_model("llama")
+    shared = tuple(range(60, 110))
+    prompts = [Prompt(f"q{i}", ((*shared, *range(i, i + 5)),) * 2, ((7, i), (9, 10, i))) for i in range(6)]
+    prompts += [Prompt(f"p{i}", ((100 + i, *range(20 + i)),) * 2, ((1, 2), (3,))) for i in range(4)]
+    for planned in plan_for(prompts, token_budget=200).batches:
+        scored = []
+        for joined in (False, True):
+            batch = lay_out(prompts, planned, joined=joined)
+            assert bool(batch.blocks) == joined
+            assert not joined or int(batch.lengths.sum()) == batch.input_ids.numel()
+            scored.append(score_batch(model, batch, readers=[PooledResidual((0, 2))], prefixes=Prefixes(model)))
+        torch.testing.assert_close(scored[0].logprobs, scored[1].logprobs, rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(scored[0].readings, scored[1].readings)
+
+
+def test_the_model_attends_as_before_also_after_an_error() -> None:
+    hf = make_model("llama").hf
+    with block_attention(hf):
+        assert hf.config._attn_implementation == NAME
+    assert hf.config._attn_implementation == "sdpa"
+    with pytest.raises(RuntimeError, match="stop"), block_attention(hf):
+        raise RuntimeError("stop")
+    assert hf.config._attn_implementation == "sdpa"

@@ -1,0 +1,65 @@
+"""Fused norms and gates give what transformers gives, and are gone afterwards."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.models import FAMILIES, make_model
+from transformers import PreTrainedModel
+
+from coral_lens.engine._kernels import fused, substitute
+
+TOUCHED = ("llama", "mistral", "qwen2", "qwen3", "phi3")
+
+
+def changed(hf: PreTrainedModel) -> list[str]:
+    return [name for name, module in hf.named_modules() if "forward" in vars(module)]
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_every_module_gives_what_it_gave(family: str) -> None:
+    hf = make_model(family).hf
+    torch.manual_seed(0)
+    known = [module for module in hf.modules() if substitute(module) is not None]
+    assert bool(known) == (hf.config.model_type in TOUCHED)
+    for module in known:
+        width = module.weight.shape[0] if hasattr(module, "weight") else module.gate_proj.in_features
+        states = 10 * torch.randn(2, 7, width)
+        if hasattr(module, "weight"):
+            torch.nn.init.normal_(module.weight)
+        given = states.clone()
+        with torch.inference_mode():
+            wanted = module(states)
+            with fused(hf):
+                assert "forward" in vars(module)
+                torch.testing.assert_close(module(states), wanted)
+        assert torch.equal(states, given)
+    assert not changed(hf)
+
+
+def test_all_is_as_before_after_an_error() -> None:
+    hf = make_model("llama").hf
+    with fused(hf):
+        assert len(changed(hf)) == 3 * 3 + 1
+    with pytest.raises(RuntimeError, match="stop"), fused(hf):
+        raise RuntimeError("stop")
+    assert not changed(hf)
+
+
+def test_half_precision_and_modules_that_others_changed_are_left_alone() -> None:
+    hf = make_model("llama").hf
+    norm = hf.model.norm
+    norm.forward = own = norm.forward
+    with fused(hf):
+        assert vars(norm)["forward"] is own
+    assert vars(norm)["forward"] is own
+    hf.to(torch.bfloat16)
+    with fused(hf):
+        assert changed(hf) == ["model.norm"]
+
+
+def test_another_activation_is_left_alone() -> None:
+    mlp = make_model("llama").hf.model.layers[0].mlp
+    assert substitute(mlp) is not None
+    mlp.act_fn = torch.nn.GELU()
+    assert substitute(mlp) is None

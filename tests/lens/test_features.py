@@ -1,0 +1,83 @@
+"""What a probe sees beyond plain states: centred within the question, and the option's rank."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coral_lens.errors import CoralError
+from coral_lens.lens.features import N_RANKS, build_inputs, check_inputs, rank_features, ranks_of
+from coral_lens.ragged import softmax
+from coral_lens.records import offsets_of
+
+SIZES = st.lists(st.integers(2, 7), min_size=1, max_size=6)
+
+
+def drawn(sizes: list[int], seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    offsets = offsets_of(sizes)
+    return rng.normal(size=(offsets[-1], 3)).astype(np.float32), softmax(rng.normal(size=offsets[-1]), offsets), offsets
+
+
+def test_ranks_and_their_features_worked_by_hand() -> None:
+    p, offsets = np.array([0.2, 0.5, 0.3, 0.5, 0.5]), offsets_of([3, 2])
+    assert ranks_of(p, offsets).tolist() == [2, 0, 1, 0, 1]  # of two equal options the first comes first
+    features = rank_features(p, offsets)
+    assert features[:, 0].tolist() == [1.0, 0.0, 0.5, 0.0, 1.0]
+    assert features[:, 1:].argmax(axis=1).tolist() == [2, 0, 1, 0, 1]
+    assert features[:, 1:].sum(axis=1).tolist() == [1.0] * 5
+
+
+def test_places_after_the_fourth_share_one_column() -> None:
+    p = np.array([0.3, 0.25, 0.2, 0.15, 0.07, 0.03])
+    features = rank_features(p, offsets_of([6]))
+    assert features.shape == (6, 1 + N_RANKS)
+    assert features[:, 1:].argmax(axis=1).tolist() == [0, 1, 2, 3, 4, 4]
+    assert features[:, 0] == pytest.approx(np.arange(6) / 5)
+
+
+@given(SIZES, st.integers(0, 1000))
+def test_ranks_number_the_options_of_each_question_by_falling_probability(sizes: list[int], seed: int) -> None:
+    _, p, offsets = drawn(sizes, seed)
+    ranks = ranks_of(p, offsets)
+    for a, b in pairwise(offsets):
+        assert sorted(ranks[a:b]) == list(range(b - a))
+        assert (np.diff(p[a:b][np.argsort(ranks[a:b])]) <= 0).all()
+
+
+@given(SIZES, st.integers(0, 1000), st.floats(0.2, 5.0))
+def test_ranks_do_not_change_with_the_temperature(sizes: list[int], seed: int, temperature: float) -> None:
+    _, p, offsets = drawn(sizes, seed)
+    scaled = softmax(np.log(p) / temperature, offsets)
+    assert ranks_of(scaled, offsets).tolist() == ranks_of(p, offsets).tolist()
+
+
+def test_without_names_the_states_are_seen_as_they_are() -> None:
+    states, p, offsets = drawn([3, 2])
+    assert build_inputs(states, p, offsets, ()) is states
+
+
+def test_centred_inputs_forget_what_all_options_of_a_question_share() -> None:
+    states, p, offsets = drawn([3, 2, 5])
+    shared = np.repeat(np.random.default_rng(1).normal(size=(3, 3)), [3, 2, 5], axis=0).astype(np.float32)
+    plain, moved = (build_inputs(s, p, offsets, ("centred",)) for s in (states, states + shared))
+    assert moved == pytest.approx(plain, abs=1e-5)
+    assert plain[:3] == pytest.approx(states[:3] - states[:3].mean(axis=0), abs=1e-6)
+
+
+def test_ranks_stand_beside_the_centred_states_and_are_not_centred_themselves() -> None:
+    states, p, offsets = drawn([3, 2])
+    both = build_inputs(states, p, offsets, ("rank", "centred"))
+    assert both.dtype == states.dtype
+    assert both[:, :3].tobytes() == build_inputs(states, p, offsets, ("centred",)).tobytes()
+    assert both[:, 3:] == pytest.approx(rank_features(p, offsets))
+
+
+def test_an_unknown_input_is_refused_with_the_nearest_name() -> None:
+    check_inputs(("centred", "rank"))
+    with pytest.raises(CoralError, match=r"Unknown input 'ranks'; use centred or rank\. Did you mean 'rank'"):
+        check_inputs(("centred", "ranks"))

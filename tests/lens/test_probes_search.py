@@ -1,0 +1,274 @@
+"""Successive halving finds what was planted, wastes nothing, and a killed search ends with the same bytes."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from coral_lens.errors import CoralError
+from coral_lens.lens.probes import mlp
+from coral_lens.lens.probes.mlp import HIDDEN, LayerData, MlpSettings, MlpTraining, fit_mlp
+from coral_lens.lens.probes.registry import mlp_settings, setting_of
+from coral_lens.lens.probes.search import GRID, PAPER_GRID, Found, SearchBudget, in_turns, planned_epochs, search_mlp
+from coral_lens.lens.probes.standardise import r_squared
+
+PLANTED = 5
+LAYERS = (3, 5, 4, 1)
+SMALL = MlpSettings(hidden=(16,), batch_size=32, max_epochs=12, patience=4, dropout=0.1)
+SETTINGS = (
+    replace(SMALL, weight_decay=1.0, learning_rate=1e-2),
+    replace(SMALL, weight_decay=200.0, learning_rate=1e-2),  # decays to nothing
+    replace(SMALL, output_penalty=50.0, learning_rate=1e-2),
+    replace(SMALL, learning_rate=1e-7),
+)
+BUDGET = SearchBudget(rungs=(1, 3), keep=0.25, finalists=2)
+
+
+@pytest.fixture(autouse=True)
+def two_threads() -> Iterator[None]:
+    """As many trials are trained side by side."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def layer_data(layer: int, *, width: int = 8) -> LayerData:
+    """States that tell the residuals at the planted layer, and only a little elsewhere."""
+    rng = np.random.default_rng(layer)
+    z = rng.normal(size=(200, width)).astype(np.float32)
+    signal = np.tanh(z[:, 0] + z[:, 1] * z[:, 2])
+    r = 0.5 * signal * (1.0 if layer == PLANTED else 0.1) + 0.1 * rng.normal(size=200)
+    return LayerData(z[:140], r[:140], z[140:], r[140:])
+
+
+def search(*, journal: Path | None = None, budget: SearchBudget = BUDGET, seed: int = 0) -> Found:
+    return search_mlp(layer_data, LAYERS, SETTINGS, seed=seed, budget=budget, journal=journal)
+
+
+@cache
+def whole() -> Found:
+    """What a search finds that nothing disturbs."""
+    return search()
+
+
+def same_bytes(a: Found, b: Found) -> bool:
+    ours, theirs = a.probe.tensors(), b.probe.tensors()
+    return a.trials == b.trials and all(torch.equal(t, theirs[name]) for name, t in ours.items())
+
+
+def count_epochs(monkeypatch: pytest.MonkeyPatch, *, killed_after: int | None = None) -> list[int]:
+    """Note the steps of the optimiser before each epoch, and break off when so many have been trained."""
+    steps: list[int] = []
+    real = mlp.train_epoch
+
+    def counting(network: object, optimiser: torch.optim.Optimizer, *rest: object) -> None:
+        if killed_after is not None and len(steps) >= killed_after:
+            raise KeyboardInterrupt
+        state = list(optimiser.state.values())
+        steps.append(int(state[0]["step"]) if state else 0)
+        real(network, optimiser, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(mlp, "train_epoch", counting)
+    return steps
+
+
+def test_the_planted_layer_and_setting_are_found() -> None:
+    found = whole()
+    assert (found.best.layer, found.best.settings) == (PLANTED, SETTINGS[0])
+    assert found.best.r2 > 0.5
+    data = layer_data(PLANTED)
+    assert r_squared(data.r_val, found.probe.predict(data.z_val)) == pytest.approx(found.best.r2, abs=1e-12)
+
+
+def test_the_report_has_every_trial_once_and_the_best_first() -> None:
+    found = whole()
+    assert {(t.layer, t.settings) for t in found.trials} == {(layer, s) for layer in LAYERS for s in SETTINGS}
+    assert len(found.trials) == 16
+    assert found.trials[0] == found.best
+    finalists = [t for t in found.trials if t.epochs > 3]
+    assert finalists == list(found.trials[: len(finalists)])
+    assert Counter(t.epochs for t in found.trials if t.epochs <= 3) == {1: 12, 3: 2}
+
+
+def test_the_chosen_probe_is_the_one_that_a_single_fit_gives_to_the_bit() -> None:
+    found = whole()
+    torch.set_num_threads(1)
+    data = layer_data(PLANTED)
+    alone = fit_mlp((data.z, data.r), (data.z_val, data.r_val), found.best.settings, seed=0)
+    assert all(torch.equal(t, found.probe.tensors()[name]) for name, t in alone.tensors().items())
+
+
+def test_the_same_seed_gives_the_same_bytes_whatever_the_number_of_threads() -> None:
+    torch.set_num_threads(1)
+    assert same_bytes(search(), whole())
+    assert not same_bytes(search(seed=1), whole())
+
+
+def test_threads_are_given_back() -> None:
+    search()
+    assert torch.get_num_threads() == 2
+
+
+def test_survivors_continue_rather_than_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = count_epochs(monkeypatch)
+    found = search()
+    assert len(steps) == sum(t.epochs for t in found.trials)
+    assert steps.count(0) == 16  # each began once
+
+
+def test_survivors_that_find_no_room_are_trained_again_to_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    roomy = whole()
+    steps = count_epochs(monkeypatch)
+    cramped = search(budget=replace(BUDGET, memory=0))
+    assert steps.count(0) == 16 + 4 + 2
+    assert same_bytes(roomy, cramped)
+
+
+def test_only_as_many_trials_are_kept_as_may_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = MlpTraining(8, SMALL, seed=0).n_bytes
+    steps = count_epochs(monkeypatch)
+    search(budget=replace(BUDGET, memory=3 * one))
+    assert steps.count(0) == 16 + 1  # three of the four survivors of the first rung found room
+
+
+@pytest.mark.parametrize("killed_after", [1, 9, 20, 30])
+def test_a_killed_search_goes_on_and_ends_with_the_same_bytes(
+    killed_after: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = tmp_path / "search.jsonl"
+    with monkeypatch.context() as killing:
+        count_epochs(killing, killed_after=killed_after)
+        with pytest.raises(KeyboardInterrupt):
+            search(journal=journal)
+    n_lines = journal.read_bytes().count(b"\n") - 1
+    assert n_lines >= killed_after // 4 - 2
+    steps = count_epochs(monkeypatch)
+    assert same_bytes(search(journal=journal), whole())
+    assert len(steps) < sum(t.epochs for t in whole().trials) or killed_after <= 2
+
+
+def test_a_finished_search_is_read_from_its_journal_without_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = search(journal=tmp_path / "search.jsonl")
+    steps = count_epochs(monkeypatch)
+    assert same_bytes(search(journal=tmp_path / "search.jsonl"), first)
+    assert not steps
+
+
+def test_a_cut_line_and_a_lost_probe_are_made_again(tmp_path: Path) -> None:
+    journal = tmp_path / "search.jsonl"
+    first = search(journal=journal)
+    written = journal.read_bytes()
+    journal.write_bytes(written[:-5])
+    journal.with_suffix(".safetensors").write_bytes(b"rubbish")
+    assert same_bytes(search(journal=journal), first)
+    assert journal.read_bytes().count(b"\n") == written.count(b"\n")
+    journal.with_suffix(".safetensors").unlink()
+    assert same_bytes(search(journal=journal), first)
+
+
+def test_the_journal_of_another_search_is_refused(tmp_path: Path) -> None:
+    search(journal=tmp_path / "search.jsonl")
+    with pytest.raises(CoralError, match=r"journal of another search.*Delete it or name another file"):
+        search(journal=tmp_path / "search.jsonl", seed=1)
+
+
+def test_progress_comes_to_the_planned_epochs_also_after_a_resume(tmp_path: Path) -> None:
+    # 16 trials x 1 epoch, 4 survivors x 2 more, 2 finalists x 9 more
+    assert planned_epochs(len(LAYERS), SETTINGS, BUDGET) == 16 + 8 + 18
+    for _ in range(2):
+        told: list[int] = []
+        search_mlp(
+            layer_data, LAYERS, SETTINGS, seed=0, budget=BUDGET, journal=tmp_path / "s.jsonl", progress=told.append
+        )
+        assert sum(told) == 42
+
+
+def test_each_layer_is_loaded_once_a_rung() -> None:
+    loaded: list[int] = []
+
+    def loading(layer: int) -> LayerData:
+        loaded.append(layer)
+        return layer_data(layer)
+
+    search_mlp(loading, LAYERS, SETTINGS, seed=0, budget=BUDGET)
+    assert loaded[:4] == list(LAYERS)
+    assert max(Counter(loaded).values()) <= 3
+
+
+def test_layers_may_differ_in_width() -> None:
+    def of_width(layer: int) -> LayerData:
+        return layer_data(layer, width=8 if layer == PLANTED else 5)
+
+    found = search_mlp(of_width, LAYERS, SETTINGS[:1], seed=0, budget=BUDGET)
+    assert found.best.layer == PLANTED
+    assert found.probe.network[0].weight.shape == (16, 8)
+
+
+def test_a_slow_learning_rate_is_not_dropped_for_being_behind_after_an_epoch() -> None:
+    fast, slow = (replace(SMALL, learning_rate=rate, max_epochs=6) for rate in (1e-2, 1e-5))
+    found = search_mlp(layer_data, LAYERS, (fast, slow), seed=0, budget=BUDGET)
+    past_the_first = [t.settings for t in found.trials if t.epochs > 1]
+    assert past_the_first.count(slow) == past_the_first.count(fast) == 1
+    assert found.best.settings == fast
+
+
+def test_turns_take_the_best_of_each_group_first() -> None:
+    assert in_turns([10, 11, 20, 12, 21, 30], lambda n: float(n // 10)) == [10, 20, 30, 11, 21, 12]
+    assert in_turns([3, 1, 2], lambda n: 0.0) == [3, 1, 2]
+
+
+def test_without_rungs_every_trial_is_trained_to_its_end() -> None:
+    found = search(budget=SearchBudget(rungs=(), finalists=99))
+    assert all(t.epochs >= 4 for t in found.trials)
+    assert found.best.r2 == max(t.r2 for t in found.trials)
+
+
+def test_the_grids_are_the_authors_and_a_smaller_one() -> None:
+    assert len(GRID) == len(set(GRID)) == 24
+    assert {g.weight_decay for g in PAPER_GRID} == {0.0, 0.1, 1.0, 5.0, 10.0, 25.0, 30.0, 45.0}
+    assert {g.output_penalty for g in PAPER_GRID} == {0.0, 0.01, 0.1, 0.25, 0.5}
+    assert {g.patience for g in PAPER_GRID} == {30}
+    assert len(PAPER_GRID) == len(set(PAPER_GRID)) == 80
+    assert {g.hidden for g in (*GRID, *PAPER_GRID)} == {HIDDEN}
+
+
+@pytest.mark.parametrize(
+    ("call", "sentence"),
+    [
+        (lambda: search_mlp(layer_data, (), SETTINGS, seed=0), r"needs layers, each once.*Got \[\] and 4 setting"),
+        (lambda: search_mlp(layer_data, (1, 1), SETTINGS, seed=0), r"each once"),
+        (lambda: search_mlp(layer_data, LAYERS, (), seed=0), r"0 setting"),
+        (lambda: SearchBudget(rungs=(3, 1)), r"rising numbers of epochs.*Got \(3, 1\)"),
+        (lambda: SearchBudget(keep=0.0), r"share of 0 to 1"),
+    ],
+)
+def test_nonsense_is_refused_with_what_was_found(call: Callable[[], object], sentence: str) -> None:
+    with pytest.raises(CoralError, match=sentence):
+        call()
+
+
+def test_equal_residuals_are_refused() -> None:
+    def flat(layer: int) -> LayerData:
+        data = layer_data(layer)
+        return replace(data, r_val=np.zeros_like(data.r_val))
+
+    with pytest.raises(CoralError, match="60 residuals of the validation rows at layer 3 are all equal"):
+        search_mlp(flat, LAYERS, SETTINGS, seed=0)
+
+
+@pytest.mark.parametrize("point", [GRID[5], PAPER_GRID[7], MlpSettings(hidden=(), dropout=0.0, max_epochs=3)])
+def test_a_setting_on_record_is_refitted_with_all_that_was_searched_with(point: MlpSettings) -> None:
+    record = json.loads(json.dumps(setting_of(point)))
+    assert mlp_settings(record) == point
+    assert set(record) >= {"weight_decay", "output_penalty", "learning_rate", "hidden"}

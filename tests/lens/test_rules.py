@@ -1,0 +1,136 @@
+"""Base probabilities and the paper's correction, against numbers worked by hand."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import scipy.special
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coral_lens.lens.rules import BASE_SCORES, base_probs, correct_rows, residuals, steer
+from coral_lens.ragged import softmax
+from coral_lens.records import UNKNOWN, OptionTable, offsets_of
+
+
+def table(
+    logprobs: list[float], sizes: list[int], answers: list[int], *, tokens: list[int], chars: list[int]
+) -> OptionTable:
+    return OptionTable(
+        logprobs=np.array(logprobs),
+        n_tokens=np.array(tokens),
+        n_chars=np.array(chars),
+        n_bytes=np.array(chars),
+        offsets=offsets_of(sizes),
+        answers=np.array(answers),
+    )
+
+
+RAGGED = table([-2.0, -6.0, -1.0, -1.0, -4.0], [2, 3], [1, 0], tokens=[1, 3, 1, 1, 4], chars=[4, 6, 2, 1, 8])
+
+
+@pytest.mark.parametrize(
+    ("rule", "scores"),
+    [
+        ("sum", [-2.0, -6.0, -1.0, -1.0, -4.0]),
+        ("token", [-2.0, -2.0, -1.0, -1.0, -1.0]),
+        ("char", [-0.5, -1.0, -0.5, -1.0, -0.5]),
+    ],
+)
+def test_the_base_rules_score_by_sum_by_token_and_by_character(rule: str, scores: list[float]) -> None:
+    assert BASE_SCORES[rule](RAGGED).tolist() == scores
+    first, second = scipy.special.softmax(scores[:2]), scipy.special.softmax(scores[2:])
+    np.testing.assert_allclose(base_probs(RAGGED, rule), [*first, *second], rtol=1e-14)  # type: ignore[arg-type]
+
+
+def test_options_with_equal_scores_share_the_probability() -> None:
+    np.testing.assert_allclose(base_probs(RAGGED, "token"), [1 / 2, 1 / 2, 1 / 3, 1 / 3, 1 / 3], rtol=1e-15)
+
+
+def test_residuals_are_one_minus_p_for_the_answer_and_minus_p_for_the_others() -> None:
+    assert correct_rows(RAGGED).tolist() == [0, 1, 1, 0, 0]
+    p = np.array([0.75, 0.25, 0.5, 0.375, 0.125])
+    assert residuals(RAGGED, p).tolist() == [-0.75, 0.75, 0.5, -0.375, -0.125]
+
+
+def test_an_unlabelled_question_has_no_residual() -> None:
+    unlabelled = table([-1.0, -2.0], [2], [UNKNOWN], tokens=[1, 1], chars=[1, 1])
+    with pytest.raises(AssertionError, match="unlabelled"):
+        residuals(unlabelled, np.array([0.5, 0.5]))
+
+
+def test_the_correction_worked_by_hand_without_clipping() -> None:
+    # mean 0.25, centred (-0.25, 0.25), moved (0.25, 0.75) and (0.25 + 0, ...): sums stay 1
+    p = np.array([0.5, 0.5, 0.25, 0.5, 0.25])
+    r_hat = np.array([0.0, 0.5, 0.1, 0.4, 0.1])
+    steered = steer(p, r_hat, offsets_of([2, 3]), gamma=1.0)
+    np.testing.assert_allclose(steered, [0.25, 0.75, 0.15, 0.7, 0.15], rtol=1e-14)
+
+
+def test_the_correction_worked_by_hand_with_clipping() -> None:
+    # mean 0, gamma 2: (0.1 - 0.6, 0.9 + 0.6) is clipped to (0, 1.5); of three, (0.2 - 0.8, 0.3 + 0.4, 0.5 + 0.4) to
+    # (0, 0.7, 0.9), which sums to 1.6
+    p = np.array([0.1, 0.9, 0.2, 0.3, 0.5])
+    r_hat = np.array([-0.3, 0.3, -0.4, 0.2, 0.2])
+    steered = steer(p, r_hat, offsets_of([2, 3]), gamma=2.0)
+    np.testing.assert_allclose(steered, [0.0, 1.0, 0.0, 0.7 / 1.6, 0.9 / 1.6], rtol=1e-14)
+    assert steered[0] == steered[2] == 0.0
+
+
+@st.composite
+def ragged(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    sizes = draw(st.lists(st.integers(2, 6), min_size=1, max_size=6))
+    rows = sum(sizes)
+    score = st.floats(-60, 0)
+    scores = np.array(draw(st.lists(score, min_size=rows, max_size=rows)))
+    r_hat = np.array(draw(st.lists(st.floats(-5, 5), min_size=rows, max_size=rows)))
+    return scores, r_hat, np.cumsum([0, *sizes])
+
+
+@given(ragged())
+def test_softmax_is_scipys_question_by_question(some: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
+    scores, _, offsets = some
+    ours = softmax(scores, offsets)
+    for first, last in pairwise(offsets):
+        np.testing.assert_allclose(ours[first:last], scipy.special.softmax(scores[first:last]), rtol=1e-12)
+
+
+def test_softmax_survives_scores_that_would_overflow() -> None:
+    steep = softmax(np.array([1e4, 1e4, -1e4, -1e4]), offsets_of([3, 1]))
+    assert steep.tolist() == [0.5, 0.5, 0.0, 1.0]
+
+
+@given(ragged(), st.floats(0, 3))
+def test_steered_probabilities_sum_to_one_and_are_never_negative(
+    some: tuple[np.ndarray, np.ndarray, np.ndarray], gamma: float
+) -> None:
+    scores, r_hat, offsets = some
+    steered = steer(softmax(scores, offsets), r_hat, offsets, gamma=gamma)
+    assert (steered >= 0).all()
+    np.testing.assert_allclose(np.add.reduceat(steered, offsets[:-1]), 1.0, rtol=1e-12)
+
+
+@given(ragged())
+def test_gamma_zero_is_the_unsteered_model_to_the_bit(some: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
+    scores, r_hat, offsets = some
+    p = softmax(scores, offsets)
+    assert steer(p, r_hat, offsets, gamma=0.0).tobytes() == p.tobytes()
+
+
+@given(ragged(), st.floats(0.25, 3), st.floats(-2, 2))
+def test_only_differences_between_the_options_of_a_question_matter(
+    some: tuple[np.ndarray, np.ndarray, np.ndarray], gamma: float, shift: float
+) -> None:
+    scores, r_hat, offsets = some
+    p = softmax(scores, offsets)
+    by_question = np.repeat(np.arange(len(offsets) - 1) * shift, np.diff(offsets))
+    steered = steer(p, r_hat, offsets, gamma=gamma)
+    np.testing.assert_allclose(steer(p, r_hat + by_question, offsets, gamma=gamma), steered, atol=1e-12)
+
+
+def test_a_perfect_prediction_of_the_residual_at_gamma_one_is_the_truth() -> None:
+    p = base_probs(RAGGED, "sum")
+    steered = steer(p, residuals(RAGGED, p), RAGGED.offsets, gamma=1.0)
+    np.testing.assert_allclose(steered, correct_rows(RAGGED), atol=1e-15)

@@ -1,0 +1,198 @@
+"""CCPS chooses on validation questions, divides confidences by their sum, and ends with the same bytes again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.metrics import roc_auc_score
+from support.questions import toy_questions
+
+from coral_lens.engine.architectures import Model
+from coral_lens.engine.extract import Extraction, extract
+from coral_lens.errors import CoralError
+from coral_lens.lens.rules import correct_rows
+from coral_lens.lens.settings import FitSettings
+from coral_lens.methods.ccps import method as ccps
+from coral_lens.methods.ccps.contrastive import Examples, NetworkSettings
+from coral_lens.methods.ccps.method import (
+    FEATURE_SETS,
+    CcpsSettings,
+    Choice,
+    FeatureSet,
+    Trainer,
+    columns_of,
+    fit_ccps,
+    n_steps,
+    normalised,
+    parts_of,
+    read_features,
+)
+from coral_lens.methods.ccps.perturbation import RADII, option_features
+from coral_lens.methods.entry import MethodEntry
+from coral_lens.methods.interface import Job, QuestionSet
+from coral_lens.methods.registry import read_method
+from coral_lens.records import Question
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+TRAIN, TEST = tuple(toy_questions(40, seed=1)), tuple(toy_questions(6, seed=2))
+QUICK = CcpsSettings(radii=(0.1, 1.0, 5.0), steps=12)
+
+
+def question_set(model: Model, questions: tuple[Question, ...], folder: Path) -> QuestionSet:
+    states = extract(model, questions, folder / "states", what=Extraction(layers=(1,)))
+    return QuestionSet(folder.name, states, lambda: questions)
+
+
+def job_of(model: Model, folder: Path, questions: tuple[Question, ...] = TRAIN) -> Job:
+    return Job(lambda: model, question_set(model, questions, folder / "train"), FitSettings(), folder / "job")
+
+
+def test_confidences_of_a_question_are_divided_by_their_sum() -> None:
+    found = normalised(np.array([0.2, 0.6, 0.01, 0.01, 0.02]), np.array([0, 2, 5]))
+    np.testing.assert_allclose(found, [0.25, 0.75, 0.25, 0.25, 0.5])
+
+
+def test_feature_sets_hold_what_they_say() -> None:
+    names = np.array(option_features(RADII))
+    everything = names[columns_of(FeatureSet("all", "all"), RADII)]
+    # 4 of the state, flip, Jacobian, PEI, and three divergences at eight radii; four statistics of each
+    assert len(everything) == 4 * (4 + 2 + 1 + 3 * 8)
+    small = set(names[columns_of(FeatureSet("all", "small"), RADII)])
+    assert {"kl.0 mean", "kl.3 std", "pei.small max", "entropy min"} <= small
+    assert not {"kl.4 mean", "pei.all mean"} & small
+    steady = names[columns_of(FeatureSet("steady", "all"), RADII)]
+    assert {name.split()[0] for name in steady} == {
+        "logprob",
+        "entropy",
+        "margin",
+        "norm",
+        "flip",
+        "jacobian",
+        "pei.all",
+    }
+
+
+def test_the_whole_method_chooses_by_auroc_over_validation_options(tiny: Model, tmp_path: Path) -> None:
+    job, test = job_of(tiny, tmp_path), question_set(tiny, TEST, tmp_path / "test")
+    steps: list[int] = []
+
+    class Counting:
+        def __init__(self, label: str, *_: object) -> None:
+            self.label = label
+
+        def __enter__(self) -> object:
+            return lambda n: steps.append(n) if self.label == "training" else None
+
+        def __exit__(self, *_: object) -> None: ...
+
+    found = fit_ccps(replace(job, bar=Counting), QUICK)(test)[""]  # type: ignore[arg-type]
+    record = json.loads((job.folder / "ccps.json").read_text("utf-8"))
+    tried = record["tried"]
+    # four sets of features with the usual sizes, then nine sizes with the best set, one of which is known
+    assert len(tried) == len(FEATURE_SETS) + 8
+    assert len(steps) == (4 + 2 + 12) * QUICK.steps
+    assert len(steps) == n_steps(QUICK)
+    best = max(tried, key=lambda t: t["auroc"])
+    assert {k: v for k, v in best.items() if k != "auroc"} == record["chosen"]
+    assert json.loads((job.folder / "notes.json").read_text("utf-8")) == {"chosen": record["chosen"]}
+    features = read_features(job, "train", TRAIN, QUICK)
+    held_out = np.repeat(job.data.covered, np.diff(job.data.table.offsets))
+    fitted = ccps.load_or_fit(job, QUICK)
+    y = correct_rows(job.data.table)
+    assert roc_auc_score(y[held_out], fitted(features[held_out])) == pytest.approx(best["auroc"])
+    # standardised with the training options alone
+    np.testing.assert_allclose(
+        fitted.standardiser.mean, features[~held_out][:, fitted.columns].mean(axis=0), rtol=1e-4, atol=1e-6
+    )
+    np.testing.assert_allclose(np.add.reduceat(found.probs, found.offsets[:-1]), 1.0)
+
+
+def test_the_same_seed_ends_with_the_same_bytes_and_what_is_done_is_found_again(
+    tiny: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, kept = replace(QUICK, search=False), []
+    test = question_set(tiny, TEST, tmp_path / "test")
+    for name in ("one", "two"):
+        job = job_of(tiny, tmp_path / name)
+        probs = fit_ccps(job, settings)(test)[""].probs
+        kept.append([(job.folder / f"ccps.{end}").read_bytes() for end in ("json", "safetensors")])
+    assert kept[0] == kept[1]
+    monkeypatch.setattr(ccps, "choose", lambda *_: pytest.fail("it was fitted before"))
+    assert np.array_equal(fit_ccps(job, settings)(test)[""].probs, probs)
+    assert json.loads(kept[0][0])["chosen"] == {
+        "features": "all",
+        "radii": "all",
+        "embedding": 8,
+        "classifier": [48, 24, 12],
+    }
+
+
+def test_adapting_is_a_row_of_its_own_and_only_where_a_test_allows_it(tiny: Model, tmp_path: Path) -> None:
+    job, settings = job_of(tiny, tmp_path), replace(QUICK, search=False, adapt=True)
+    test = question_set(tiny, TEST, tmp_path / "test")
+    plain = fit_ccps(job, settings)(test)
+    assert list(plain) == [""]
+    both = fit_ccps(job, settings)(replace(test, adapt=lambda: tuple(toy_questions(12, seed=5))))
+    assert list(both) == ["", " adapted"]
+    assert np.array_equal(both[""].probs, plain[""].probs)
+    assert not np.allclose(both[" adapted"].probs, plain[""].probs)
+    allowed = replace(test, adapt=lambda: tuple(toy_questions(12, seed=5)))
+    assert list(fit_ccps(job, replace(settings, adapt=False))(allowed)) == [""]
+    with pytest.raises(CoralError, match=r"adapts on at least 10 questions. Got 3"):
+        fit_ccps(job, settings)(replace(test, adapt=lambda: tuple(toy_questions(3, seed=5))))
+
+
+def test_what_is_planted_in_the_divergences_is_chosen() -> None:
+    rng = np.random.default_rng(0)
+    names = option_features(RADII)
+    y = (np.arange(600) % 4 == 0).astype(np.float64)
+    features = rng.normal(size=(600, len(names)))
+    features[:, names.index("kl.7 mean")] += 3 * y
+    parts = ccps.Parts(Examples(features[:400], y[:400]), Examples(features[400:], y[400:]))
+    trainer = Trainer(parts, RADII, seed=0, on_step=lambda _: None)
+    network = NetworkSettings(steps=60, learning_rate=3e-3)
+    chosen = trainer.best([Choice(features, network) for features in FEATURE_SETS])
+    assert chosen.features.types == "all"
+    assert chosen.features.radii != "small", "the radius of 20 is not among the small ones"
+
+
+def test_what_is_constant_in_training_has_no_say_in_a_test() -> None:
+    """Options of one token have no spread over tokens; those of a test may have."""
+    rng = np.random.default_rng(0)
+    names = np.array(option_features(RADII))
+    still = np.array([name.endswith(" std") for name in names])
+    y = (np.arange(80) % 4 == 0).astype(np.float64)
+    train = np.where(still, 0.0, rng.normal(size=(80, len(names))))
+    parts = ccps.Parts(Examples(train, y), Examples(train, y))
+    fitted = Trainer(parts, RADII, seed=0, on_step=lambda _: None).fit(
+        Choice(FeatureSet("all", "all"), NetworkSettings(steps=3))
+    )
+    assert set(fitted.columns) == set(np.flatnonzero(~still)) & set(columns_of(FeatureSet("all", "all"), RADII))
+    test = rng.normal(size=(9, len(names)))
+    assert np.array_equal(fitted(test), fitted(np.where(still, 1e4, test)))
+
+
+def test_too_few_options_are_refused(tiny: Model, tmp_path: Path) -> None:
+    job = job_of(tiny, tmp_path, TRAIN[:10])
+    with pytest.raises(CoralError, match=r"CCPS needs at least 10 right and 10 wrong options .* Got 8 right"):
+        parts_of(job, np.zeros((len(job.data.table.logprobs), 3)))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"radius": (1.0,)}, r"no option 'radius'. Did you mean 'radii'"),
+        ({"radii": (1.0, 0.5)}, r"must be above 0 and rise. Got \[1.0, 0.5\]"),
+        ({"push": "sideways"}, r"push cannot be used"),
+        ({"steps": 0}, r"at least 1"),
+        ({"activation": "gelu"}, r"activation cannot be used"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(CoralError, match=message):
+        read_method(MethodEntry(kind="ccps", **options))

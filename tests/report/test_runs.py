@@ -1,0 +1,125 @@
+"""A run comes back from its folder as it was, and predictions that were changed afterwards are refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.questions import toy_questions
+
+from coral_lens.errors import CoralError
+from coral_lens.ragged import softmax
+from coral_lens.records import Predictions, Question, offsets_of
+from coral_lens.report.runs import Evaluation, Run, load_run, save_run
+from coral_lens.storage.files import file_name
+
+LENS: dict[str, Any] = {
+    "layer": 2,
+    "gamma": 1.25,
+    "base": "token",
+    "model": {"name": "tiny"},
+    "trace": {"gammas": [0.1]},
+}
+
+
+def evaluation(name: str, questions: list[Question], *, seed: int, trained_on: bool = False) -> Evaluation:
+    rng = np.random.default_rng(seed)
+    offsets = offsets_of([len(q.options) for q in questions])
+    return Evaluation(
+        name,
+        tuple(questions),
+        {
+            method: Predictions(
+                method=method,
+                model="tiny",
+                task=questions[0].task,
+                split=questions[0].split,
+                ids=tuple(q.id for q in questions),
+                answers=np.array([q.answer for q in questions]),
+                offsets=offsets,
+                probs=softmax(rng.normal(size=offsets[-1]) * 5, offsets),
+            )
+            for method in ("base", "temperature", "coral")
+        },
+        trained_on,
+    )
+
+
+def a_run() -> Run:
+    odd = [replace(q, text=f"{q.text}\u2028 ünd\x85 \\ \"'\n") for q in toy_questions(5, seed=1)]
+    named = [replace(q, task="arc", split="validation") for q in toy_questions(4)]
+    evaluations = (
+        evaluation("arc:validation", named, seed=1, trained_on=True),
+        evaluation("my/file.jsonl", odd, seed=2),
+    )
+    return Run("a title", evaluations, LENS, {"command": "coral eval", "left out": {"arc": 3}})
+
+
+def test_a_run_comes_back_to_the_bit(tmp_path: Path) -> None:
+    run = a_run()
+    save_run(run, tmp_path)
+    again = load_run(tmp_path)
+    assert (again.title, again.lens, again.provenance) == (run.title, run.lens, run.provenance)
+    assert [(e.name, e.trained_on) for e in again.evaluations] == [("arc:validation", True), ("my/file.jsonl", False)]
+    for old, new in zip(run.evaluations, again.evaluations, strict=True):
+        assert new.questions == old.questions
+        assert list(new.predictions) == list(old.predictions)
+        for method, predictions in old.predictions.items():
+            read = new.predictions[method]
+            assert read.probs.tobytes() == predictions.probs.tobytes()
+            assert read.answers.tolist() == predictions.answers.tolist()
+            assert read.offsets.tolist() == predictions.offsets.tolist()
+            assert (read.method, read.model, read.task, read.split, read.ids) == (
+                method, "tiny", predictions.task, predictions.split, predictions.ids,
+            )  # fmt: skip
+
+
+def test_every_line_of_a_predictions_file_is_one_question_that_others_can_read(tmp_path: Path) -> None:
+    run = a_run()
+    save_run(run, tmp_path)
+    raw = (tmp_path / "predictions" / "arc.validation.jsonl").read_bytes()
+    lines = [json.loads(line) for line in raw.split(b"\n")[:-1]]
+    assert [line["id"] for line in lines] == ["0", "1", "2", "3"]
+    first = run.evaluations[0]
+    assert lines[0]["options"] == list(first.questions[0].options)
+    assert lines[0]["answer"] == first.questions[0].answer
+    assert set(lines[0]["probs"]) == {"base", "temperature", "coral"}
+    assert sum(lines[2]["probs"]["coral"]) == pytest.approx(1.0)
+
+
+def test_saving_again_gives_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        save_run(a_run(), tmp_path / name)
+    files = [p.relative_to(tmp_path / "a") for p in (tmp_path / "a").rglob("*") if p.is_file()]
+    assert len(files) == 3
+    assert all((tmp_path / "a" / f).read_bytes() == (tmp_path / "b" / f).read_bytes() for f in files)
+
+
+def test_changed_predictions_are_refused_by_name(tmp_path: Path) -> None:
+    save_run(a_run(), tmp_path)
+    path = tmp_path / "predictions" / f"{file_name('my/file.jsonl')}.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"answer": 1', b'"answer": 0', 1))
+    with pytest.raises(CoralError, match="changed after the run") as error:
+        load_run(tmp_path)
+    assert str(path) in str(error.value)
+
+
+def test_missing_predictions_are_refused_by_name(tmp_path: Path) -> None:
+    save_run(a_run(), tmp_path)
+    path = tmp_path / "predictions" / "arc.validation.jsonl"
+    path.unlink()
+    with pytest.raises(CoralError, match="missing") as error:
+        load_run(tmp_path)
+    assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize(("content", "said"), [(None, "exist"), ("{", "damaged"), ('{"format": 9}', "format 9")])
+def test_a_folder_that_is_not_a_run_is_refused(tmp_path: Path, content: str | None, said: str) -> None:
+    if content is not None:
+        (tmp_path / "run.json").write_text(content)
+    with pytest.raises(CoralError, match=said):
+        load_run(tmp_path)

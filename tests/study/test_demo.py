@@ -1,0 +1,45 @@
+"""The demo walks the whole line, and a second run reuses what the first one left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from coral_lens.data.splits import question_keys
+from coral_lens.engine.architectures import Model
+from coral_lens.report.runs import load_run
+from coral_lens.study.demo import DemoPlan, demo_questions, run_demo
+
+PLAN = DemoPlan(limit=40)
+pytestmark = pytest.mark.filterwarnings("ignore:.*prompts were longer than the model reads")
+"""The tiny model reads 256 bytes."""
+
+
+def test_training_and_test_questions_are_apart() -> None:
+    train, tests = demo_questions(PLAN)
+    assert [test.name for test in tests] == [*PLAN.train, *PLAN.transfer]
+    ids = [q.id for q in train] + [q.id for test in tests for q in test.questions]
+    assert len(ids) == len(set(ids)) == 5 * 40
+    for test in tests:
+        assert not {q.group for q in train} & {q.group for q in test.questions}
+
+
+def test_a_second_run_reuses_the_first_and_gives_the_same_predictions(tiny: Model, tmp_path: Path) -> None:
+    first = run_demo(tmp_path, PLAN, model=tiny)
+    written = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
+    assert len(written) >= 1 + 5 + 2
+    second = run_demo(tmp_path, PLAN, model=tiny)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")} == written
+    for run in (first, second, load_run(tmp_path)):
+        assert [e.trained_on for e in run.evaluations] == [True, True, True, False, False]
+        for a, b in zip(run.evaluations, first.evaluations, strict=True):
+            assert tuple(a.predictions) == ("base", "temperature", "coral", "listwise", "listwise tempered")
+            assert all((a.predictions[m].probs == b.predictions[m].probs).all() for m in a.predictions)
+
+
+def test_no_test_question_was_seen_by_the_lenses(tiny: Model, tmp_path: Path) -> None:
+    run = run_demo(tmp_path, PLAN, model=tiny)
+    train, _ = demo_questions(PLAN)
+    seen = set(question_keys(train).tolist())
+    assert all(not seen & set(question_keys(e.questions).tolist()) for e in run.evaluations)

@@ -1,0 +1,601 @@
+"""A study walks the whole line, repeats nothing, leaks nothing, and survives being killed anywhere."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.models import make_model
+
+from coral_lens.cli import printing
+from coral_lens.cli.printing import show_run
+from coral_lens.data.splits import normalised
+from coral_lens.engine import extract as store
+from coral_lens.engine.architectures import Model, wrap
+from coral_lens.errors import CoralError
+from coral_lens.methods import lens as lens_method
+from coral_lens.methods.interface import Job, Method, Predict, QuestionSet, no_options
+from coral_lens.methods.registry import METHODS
+from coral_lens.records import Predictions, Question, Style, predictions_of
+from coral_lens.report.figures.style import Picture
+from coral_lens.report.runs import load_run
+from coral_lens.report.tables.run import results_table
+from coral_lens.study import evaluate as evaluating
+from coral_lens.study import predictions as predicting
+from coral_lens.study import run as running
+from coral_lens.study.config import Study, frozen
+from coral_lens.study.folders import Places
+from coral_lens.study.plan import loader, plan_study
+from coral_lens.study.run import prepare_study, run_study
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*prompts were longer than the model reads"),
+    pytest.mark.usefixtures("one_thread"),
+]
+N = 60
+"""Training questions of each task."""
+
+
+def arc(number: int, *, word: str) -> dict[str, Any]:
+    labels = list("ABCD")
+    choices = {"text": [f"{word} {number % 7}{label}" for label in labels], "label": labels}
+    key = labels[(number * 5) % 4]
+    return {"id": f"q{number}", "question": f"Which {word} is number {number}?", "choices": choices, "answerKey": key}
+
+
+def race(number: int, *, word: str) -> dict[str, Any]:
+    return {
+        "example_id": f"{word}{number // 3}.txt",
+        "article": f"Of {word} {number // 3}.",
+        "question": f"Who of {word} {number}?",
+        "options": [f"{word} {c}{number % 5}" for c in "abcd"],
+        "answer": "ABCD"[number * 3 % 4],
+    }
+
+
+def put(root: Path, task: str, **splits: list[dict[str, Any]]) -> None:
+    for split, rows in splits.items():
+        (root / task).mkdir(parents=True, exist_ok=True)
+        (root / task / f"{split}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows), "utf-8")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """ARC-Easy and RACE with a training and a test split, and OpenBookQA-like transfer questions."""
+    root = tmp_path_factory.mktemp("data")
+    repeated = [arc(3, word="stone"), arc(5, word="stone")]  # in other letters and with other punctuation
+    repeated = [r | {"question": r["question"].upper().replace("?", " ?!"), "id": f"again {r['id']}"} for r in repeated]
+    put(
+        root,
+        "arc_easy",
+        train=[arc(i, word="stone") for i in range(N)],
+        test=[arc(i, word="river") for i in range(30)] + repeated,
+        validation=[arc(i, word="cloud") for i in range(8)],
+    )
+    shared = [race(1000 + i, word="bird") | {"article": "Of fish 0."} for i in range(2)]
+    put(
+        root,
+        "race_question",
+        train=[race(i, word="fish") for i in range(N)],
+        test=[race(i, word="bird") for i in range(27)] + shared,
+    )
+    put(root, "arc_challenge", test=[arc(i, word="wind") for i in range(40)])
+    return root
+
+
+STUDY: dict[str, Any] = {
+    "name": "toy",
+    "models": ["tiny"],
+    "mixture": [
+        {
+            "name": "both",
+            "sources": [
+                {"task": "arc_easy", "split": "train", "n": 50, "shots": 0},
+                {"task": "race_question", "split": "train", "shots": 0},
+            ],
+        }
+    ],
+    "test": [
+        {"task": "arc_easy", "split": "test", "shots": 0},
+        {"task": "race_question", "split": "test", "shots": 0},
+        {"task": "arc_challenge", "split": "test", "n": 30, "shots": 0},
+    ],
+    "method": [{"kind": "ridge", "name": "coral"}, {"kind": "listwise"}],
+}
+
+
+def study_of(**changes: Any) -> Study:
+    return Study.model_validate(frozen(STUDY | changes))
+
+
+@pytest.fixture(autouse=True, scope="module")
+def cheap_report() -> Iterator[None]:
+    """Figures are drawn in the tests of the report; here, what they say is enough. So are few resamples."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Picture, "png", lambda self: b"\x89PNG" + self.alt.encode())
+        patch.setattr(Picture, "svg", lambda self: f"<svg>{self.name}</svg>")
+        patch.setattr(evaluating, "results_table", partial(results_table, n_boot=100))
+        yield
+
+
+class Opening:
+    """Stands in for loading a model, and counts."""
+
+    def __init__(self, model: Model) -> None:
+        self.model, self.names = model, list[str]()
+
+    def __call__(self, name: str) -> Model:
+        self.names.append(name)
+        return self.model
+
+
+def walk(study: Study, root: Path, data: Path, opening: Callable[[str], Model]) -> Path:
+    prepared = prepare_study(study, data)
+    return run_study(prepared, Places(out=root / "out", work=root / "work", data=data), open_model=opening)
+
+
+def files_of(root: Path) -> dict[str, bytes]:
+    """Everything that was written, but for locks and costs."""
+    found = {p.relative_to(root).as_posix(): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
+    return {
+        name: c for name, c in found.items() if not name.endswith((".lock", "/cost.json", "/costs.json", "/costs.md"))
+    }
+
+
+@pytest.fixture(scope="module")
+def undisturbed(
+    tiny: Model, data: Path, one_thread: None, cheap_report: None, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    root = tmp_path_factory.mktemp("undisturbed")
+    walk(study_of(), root, data, Opening(tiny))
+    return root
+
+
+# --- the whole line
+
+
+def test_a_study_ends_in_tables_figures_and_a_page(undisturbed: Path) -> None:
+    out = undisturbed / "out"
+    names = {p.relative_to(out).as_posix() for p in out.rglob("*") if p.is_file()}
+    assert {f"tables.{kind}" for kind in ("md", "tex", "csv", "json")} | {"report.html", "study.json"} <= names
+    run = "runs/tiny/both"
+    assert {f"{run}/{name}" for name in ("report.html", "results.md", "run.json", "seeds.json")} <= names
+    assert {"figures/improvement-0.png", f"{run}/figures/summary-ece.png"} <= names
+    assert all((out / name).read_bytes()[:4] == b"\x89PNG" for name in names if name.endswith(".png"))
+    page = (out / "report.html").read_text("utf-8")
+    assert 'href="runs/tiny/both/report.html"' in page
+    assert not re.findall(r"(?:src|href)=\"https?:", page)
+
+
+def test_every_table_names_the_split_that_was_really_used(undisturbed: Path) -> None:
+    for kind in ("md", "tex", "csv", "json"):
+        text = (undisturbed / "out" / f"tables.{kind}").read_text("utf-8").replace("\\_", "_")
+        for split in ("arc_easy:test", "race_question:test", "arc_challenge:test"):
+            assert split in text
+
+
+def test_every_method_answers_the_same_questions(undisturbed: Path) -> None:
+    run = load_run(undisturbed / "out" / "runs" / "tiny" / "both")
+    assert [(e.name, len(e.questions), e.trained_on) for e in run.evaluations] == [
+        ("arc_easy:test", 32, True),
+        ("race_question:test", 29, True),
+        ("arc_challenge:test", 30, False),
+    ]
+    for evaluation in run.evaluations:
+        rows = tuple(evaluation.predictions)
+        assert rows == ("base", "temperature", "coral", "listwise", "listwise tempered")
+        assert len({p.ids for p in evaluation.predictions.values()}) == 1
+
+
+def test_tables_agree_with_the_report_of_the_run(undisturbed: Path) -> None:
+    out = undisturbed / "out"
+    with (out / "tables.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    results = json.loads((out / "runs/tiny/both/results.json").read_text("utf-8"))
+    for task in results["tasks"]:
+        for method, found in task["methods"].items():
+            (row,) = [
+                r
+                for r in rows
+                if (r["test"], r["method"], r["metric"], r["against"]) == (task["task"], method, "brier", "")
+            ]
+            assert float(row["value"]) == found["scores"]["brier"]["value"]
+            assert (row["model"], row["mixture"], row["kind"]) == ("tiny", "both", task["kind"])
+
+
+def test_a_run_says_what_each_method_took(undisturbed: Path) -> None:
+    costs = json.loads((undisturbed / "out/runs/tiny/both/costs.json").read_text("utf-8"))["methods"]
+    assert [c["method"] for c in costs] == ["base", "temperature", "coral", "listwise"]
+    for cost in costs:  # all start from the shared scores, and pay for them
+        assert cost["relative"] >= 1.0
+        assert cost["questions_per_second"] > 0
+
+
+def test_a_finished_study_is_not_done_again_and_loads_no_model(undisturbed: Path, data: Path, tmp_path: Path) -> None:
+    shutil.copytree(undisturbed, tmp_path / "copy")
+    before = files_of(tmp_path / "copy")
+
+    def refuse(name: str) -> Model:
+        raise AssertionError(f"{name} was loaded")
+
+    walk(study_of(), tmp_path / "copy", data, refuse)
+    assert files_of(tmp_path / "copy") == before
+
+
+def test_making_the_report_of_a_run_again_takes_nothing_from_its_study(
+    undisturbed: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(undisturbed, tmp_path / "copy")
+    folder, before = tmp_path / "copy/out/runs/tiny/both", files_of(tmp_path / "copy/out")
+    monkeypatch.setattr(printing, "results_table", partial(results_table, n_boot=100))
+    show_run(load_run(folder), folder, again=True)
+    assert (folder / "results.json").read_bytes() == before["runs/tiny/both/results.json"]
+    # tables that are not what the study made, whoever wrote them, are made again
+    (folder / "results.json").write_text('{"tasks": []}', "utf-8")
+    walk(study_of(), tmp_path / "copy", data, lambda name: pytest.fail(name))
+    after = files_of(tmp_path / "copy/out")
+    assert [n for n in before if after[n] != before[n] and not n.endswith("both/report.html")] == []
+
+
+def test_one_more_method_costs_no_model_and_no_fit_of_the_others(
+    undisturbed: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(undisturbed, tmp_path / "copy")
+    fitted: list[str] = []
+    usual = lens_method.load_or_fit
+
+    def counting(store: Any, settings: Any, *rest: Any, **more: Any) -> Any:
+        fitted.append(settings.lens)
+        return usual(store, settings, *rest, **more)
+
+    monkeypatch.setattr(lens_method, "load_or_fit", counting)
+    more = study_of(method=[*STUDY["method"], {"kind": "ensemble"}])
+    walk(more, tmp_path / "copy", data, lambda name: pytest.fail(name))
+    assert fitted == ["ensemble"]
+
+
+def test_studies_that_share_their_work_share_states_and_lenses(
+    undisturbed: Path, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Probe 1 unchanged: the guard keeps out of training what the first study tests on, so that the lens is the same."""
+    shutil.copytree(undisturbed / "work", tmp_path / "work")
+    monkeypatch.setattr(lens_method, "load_or_fit", lambda *_, **__: pytest.fail("fitted again"))
+    tests = [t for t in STUDY["test"] if t["task"] == "arc_challenge"]
+    guard = [t for t in STUDY["test"] if t["task"] != "arc_challenge"]
+    walk(study_of(name="transfer", test=tests, guard=guard), tmp_path, data, lambda name: pytest.fail(name))
+    old, new = (load_run(root / "out/runs/tiny/both") for root in (undisturbed, tmp_path))
+    assert new.lens == old.lens
+    assert np.array_equal(new.evaluations[0].predictions["coral"].probs, old.evaluations[2].predictions["coral"].probs)
+
+
+# --- killed and resumed
+
+
+class Killed(BaseException):
+    """Not an Exception: nothing may catch it and go on."""
+
+
+def killing(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, *, call: int, after: bool) -> None:
+    """Have the n-th call of a function kill the walk, before or after it does its work."""
+    usual, calls = getattr(where, name), 0
+
+    def deadly(*arguments: Any, **more: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call and not after:
+            raise Killed
+        result = usual(*arguments, **more)
+        if calls == call:
+            raise Killed
+        return result
+
+    monkeypatch.setattr(where, name, deadly)
+
+
+DEATHS = [
+    (running, "claim", 1, True),
+    (store, "compute_shard", 2, False),
+    (running, "extract", 3, True),
+    (lens_method, "load_or_fit", 1, True),
+    (lens_method, "load_or_fit", 2, False),
+    (predicting, "write_atomic", 2, False),
+    (predicting, "write_atomic", 8, True),
+    (evaluating, "save_run", 1, True),
+    (evaluating, "write_pictures", 1, True),
+    (evaluating, "write_report", 1, True),
+    (running, "write_study", 1, False),
+]
+"""Where the walk is killed: at which call of a function, and whether before or after it."""
+
+
+@pytest.mark.parametrize(("where", "name", "call", "after"), DEATHS, ids=[f"{n}-{c}" for _, n, c, _ in DEATHS])
+def test_a_killed_and_resumed_study_ends_with_the_same_bytes(
+    tiny: Model, data: Path, undisturbed: Path, tmp_path: Path, where: Any, name: str, call: int, after: bool
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        killing(patch, where, name, call=call, after=after)
+        with pytest.raises(Killed):
+            walk(study_of(), tmp_path, data, Opening(tiny))
+    walk(study_of(), tmp_path, data, Opening(tiny))
+    resumed, expected = files_of(tmp_path), files_of(undisturbed)
+    assert list(resumed) == list(expected)
+    assert [name for name, content in resumed.items() if content != expected[name]] == []
+
+
+def test_a_folder_of_something_else_is_left_alone(tiny: Model, data: Path, undisturbed: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "diary.txt").write_text("mine", "utf-8")
+    with pytest.raises(CoralError, match="holds no study"):
+        walk(study_of(), tmp_path, data, Opening(tiny))
+    with pytest.raises(CoralError, match="holds the study 'toy', not 'other'"):
+        walk(study_of(name="other"), undisturbed, data, Opening(tiny))
+
+
+def test_changed_data_are_noticed(tiny: Model, data: Path, undisturbed: Path, tmp_path: Path) -> None:
+    shutil.copytree(undisturbed / "work", tmp_path / "work")
+    shutil.copytree(data, tmp_path / "data")
+    put(tmp_path / "data", "arc_challenge", test=[arc(i, word="storm") for i in range(40)])
+    with pytest.raises(CoralError, match="holds activations of something else"):
+        walk(study_of(), tmp_path, tmp_path / "data", Opening(tiny))
+
+
+def small_study(model: str = "tiny") -> Study:
+    return study_of(models=[model], layers=[1], test=STUDY["test"][2:], method=[{"kind": "isotonic"}])
+
+
+def test_a_dtype_that_is_asked_for_has_states_of_its_own(tiny: Model, data: Path, tmp_path: Path) -> None:
+    other = make_model("llama")
+    other.hf.to(torch.bfloat16)
+    other = wrap(other.hf, other.tokenizer, name=other.name)
+    assert other.dtype != tiny.dtype
+    assert other.fingerprint == tiny.fingerprint
+    walk(small_study(), tmp_path, data, Opening(tiny))
+    kept, first = files_of(tmp_path / "work"), load_run(tmp_path / "out/runs/tiny/both")
+    prepared, places = prepare_study(small_study(), data), Places(tmp_path / "out", tmp_path / "work", data, "bfloat16")
+    run_study(prepared, places, open_model=Opening(other))
+    second = load_run(tmp_path / "out/runs/tiny/both")
+    assert (first.lens["model"]["dtype"], second.lens["model"]["dtype"]) == ("torch.float32", "torch.bfloat16")
+    probs = [run.evaluations[0].predictions["base"].probs for run in (first, second)]
+    assert not np.array_equal(*probs)
+    assert {k: v for k, v in files_of(tmp_path / "work").items() if k in kept} == kept
+    walk(small_study(), tmp_path, data, lambda name: pytest.fail(name))
+    # without the name, states in two dtypes are never put together
+    shutil.rmtree(next((tmp_path / "work/tiny/states").glob("arc_challenge*")))
+    with pytest.raises(
+        CoralError, match=r"Other dtype of .tiny. in .*torch\.float32.* the model as it is now .torch\.bf"
+    ):
+        walk(small_study(), tmp_path, data, Opening(other))
+
+
+def test_a_model_whose_files_were_changed_is_looked_at_again(tiny: Model, data: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "weights").write_text("old", "utf-8")
+    study = small_study(str(tmp_path / "mine"))
+    walk(study, tmp_path, data, Opening(tiny))
+    walk(study, tmp_path, data, lambda name: pytest.fail(name))
+    soon = time.time() + 60
+    os.utime(tmp_path / "mine" / "weights", (soon, soon))
+    walk(study, tmp_path, data, Opening(tiny))
+    with pytest.raises(CoralError, match="Other weights of"):
+        walk(study, tmp_path, data, Opening(make_model("llama", seed=1)))
+
+
+# --- leaks
+
+
+def test_what_a_test_set_holds_is_dropped_from_training_by_text_and_by_article(undisturbed: Path, data: Path) -> None:
+    study = study_of(
+        mixture=[STUDY["mixture"][0] | {"sources": [s | {"n": None} for s in STUDY["mixture"][0]["sources"]]}]
+    )
+    load = loader(study, data)
+    plan = plan_study(study, load)
+    (mixture,) = plan.mixtures
+    # two questions of ARC in other letters; the three questions of the article "Of fish 0."
+    assert mixture.dropped == {"arc_easy:test": 2, "race_question:test": 3, "arc_challenge:test": 0}
+    assert (mixture.n_dropped, mixture.n_questions) == (5, 2 * N - 5)
+    train = [q for part in mixture.parts for q in load(part.source) if q.id in part.ids]
+    tested = [q for test in plan.tests for q in load(test.part.source) if q.id in test.part.ids]
+    assert not {normalised(q) for q in train} & {normalised(q) for q in tested}
+    assert not {q.group for q in train} & {q.group for q in tested}
+    record = json.loads((undisturbed / "out" / "study.json").read_text("utf-8"))
+    assert record["mixtures"]["both"]["dropped because a test set holds them too"]["race_question:test"] == 3
+    page = (undisturbed / "out" / "report.html").read_text("utf-8")
+    assert "dropped because a test set holds them too · race_question:test</dt><dd>3</dd>" in page
+
+
+def test_what_is_dropped_is_what_the_lens_has_not_seen(undisturbed: Path) -> None:
+    run = load_run(undisturbed / "out/runs/tiny/both")
+    record = json.loads((undisturbed / "out" / "study.json").read_text("utf-8"))["mixtures"]["both"]
+    assert sum(run.lens["training"]["tasks"].values()) == sum(record["questions"].values())
+
+
+def test_the_rest_of_a_mixture_is_tested_and_never_trained_on(tiny: Model, data: Path, tmp_path: Path) -> None:
+    mixture = {
+        "name": "half",
+        "validation": 0.25,
+        "held_out": 0.25,
+        "sources": [
+            {"task": "arc_easy", "split": "test", "shots": 0},
+            {"task": "race_question", "split": "train", "shots": 0},
+        ],
+    }
+    study = study_of(mixture=[mixture], test=[{"rest": "half"}], method=[{"kind": "ridge"}])
+    opening = Opening(tiny)
+    walk(study, tmp_path, data, opening)
+    run = load_run(tmp_path / "out/runs/tiny/half")
+    assert [e.name for e in run.evaluations] == [
+        "arc_easy:test held out of half",
+        "race_question:train held out of half",
+    ]
+    assert [len(e.questions) for e in run.evaluations] == [8, 15]
+    assert all(e.trained_on for e in run.evaluations)
+    seen = run.lens["training"]
+    assert sum(seen["tasks"].values()) == 32 + N - 8 - 15
+    assert seen["settings"]["validation"] == pytest.approx(1 / 3)
+    states = [p.name for p in (tmp_path / "work" / "tiny" / "states").iterdir()]
+    assert len(states) == 2, "one store serves training and test"
+
+
+def test_a_worked_example_is_never_an_evaluated_question(data: Path, tmp_path: Path) -> None:
+    root = tmp_path / "data"
+    shutil.copytree(data, root)
+    # the third test question is a training question too, from which the shots are drawn
+    put(root, "arc_challenge", test=[arc(i, word="wind") for i in range(6)], train=[arc(2, word="wind") | {"id": "t"}] * 1
+        + [arc(i, word="hail") for i in range(9)])  # fmt: skip
+    study = study_of(test=[{"task": "arc_challenge", "split": "test", "shots": 3}])
+    load = loader(study, root)
+    plan = plan_study(study, load)
+    (test,) = plan.tests
+    assert (test.n_questions, test.n_left_out) == (5, 1)
+    asked = [q for q in load(test.part.source) if q.id in test.part.ids]
+    for question in asked:
+        assert question.rendered is not None
+        shots = question.rendered.contexts[0].split("\n\n")[:-1]
+        assert len(shots) == 3
+        assert not any(other.text in shot for shot in shots for other in asked)
+
+
+def test_a_test_with_shots_has_one_more_row_of_the_same_questions_without_them(
+    tiny: Model, data: Path, tmp_path: Path
+) -> None:
+    root = tmp_path / "data"
+    shutil.copytree(data, root)
+    put(root, "arc_challenge", train=[arc(i, word="hail") for i in range(9)])
+    changes: dict[str, Any] = {"method": [{"kind": "ridge"}], "test": [STUDY["test"][2] | {"n": 20, "shots": 2}]}
+    walk(study_of(**changes), tmp_path / "with", root, Opening(tiny))
+    plain = study_of(**changes | {"test": [STUDY["test"][2] | {"n": 20}]})
+    walk(plain, tmp_path / "plain", root, Opening(tiny))
+    shown, unshown = (load_run(tmp_path / name / "out/runs/tiny/both").evaluations[0] for name in ("with", "plain"))
+    assert tuple(shown.predictions) == ("base", "0-shot", "temperature", "ridge")
+    assert shown.predictions["0-shot"].ids == unshown.predictions["base"].ids
+    np.testing.assert_allclose(shown.predictions["0-shot"].probs, unshown.predictions["base"].probs, atol=1e-6)
+    assert not np.allclose(shown.predictions["0-shot"].probs, shown.predictions["base"].probs, atol=1e-6)
+
+
+def test_every_method_is_compared_with_the_base_and_corrected_for_all_of_it(undisturbed: Path) -> None:
+    (table, *_) = json.loads((undisturbed / "out" / "tables.json").read_text("utf-8"))["tables"]
+    compared = [c["method"] for c in table["comparisons"] if c["against"] == "base"]
+    assert compared == [m for m in table["methods"] if m != "base"]
+    for c in table["comparisons"]:
+        assert set(c["p_values"]) == {"accuracy", "brier", "nll", "brier_top1", "nll_top1"}, "ECE ranks nothing here"
+        assert all(c["p_values"][m] >= d["p_value"] for m, d in c["differences"].items() if m in ("brier", "nll"))
+
+
+def test_few_training_questions_or_hidden_answers_are_refused_before_a_model_is_loaded(
+    data: Path, tmp_path: Path
+) -> None:
+    few = [{"name": "few", "sources": [{"task": "arc_easy", "split": "train", "n": 10, "shots": 0}]}]
+    with pytest.raises(CoralError, match="at least 20"):
+        prepare_study(study_of(mixture=few), data)
+    put(tmp_path, "commonsense_qa_cloze", test=[arc(i, word="x") | {"answerKey": ""} for i in range(3)])
+    shutil.copytree(data, tmp_path, dirs_exist_ok=True)
+    hidden = [{"task": "commonsense_qa_cloze", "split": "test", "shots": 0}]
+    with pytest.raises(CoralError, match=r"3 of 3 questions have no answer.*such as validation"):
+        prepare_study(study_of(test=hidden), tmp_path)
+    with pytest.raises(CoralError, match="needs its split 'validation', which is not here"):
+        prepare_study(study_of(test=[{"task": "race_question", "split": "validation", "shots": 0}]), data)
+
+
+# --- methods, seeds, models
+
+
+def test_a_new_method_is_one_row_of_the_table(
+    tiny: Model, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gets the model, the training questions with states and prompts, a folder and a seed, and no test question."""
+
+    def fit_uniform(job: Job, settings: None) -> Predict:
+        assert settings is None
+        assert job.model() is tiny
+        asked = job.train.asked()
+        assert [q.id for q in asked] == [q.id for q in job.train.states.questions]
+        assert all(q.rendered for q in asked)
+
+        def predict(test: QuestionSet) -> dict[str, Predictions]:
+            sizes = np.diff(test.states.table.offsets)
+            return {"": predictions_of("uniform", test.states, np.repeat(1.0 / sizes, sizes))}
+
+        return predict
+
+    monkeypatch.setitem(METHODS, "uniform", Method(no_options, fit_uniform))
+    walk(study_of(method=[{"kind": "uniform"}]), tmp_path, data, Opening(tiny))
+    run = load_run(tmp_path / "out/runs/tiny/both")
+    for evaluation in run.evaluations:
+        assert set(evaluation.predictions["uniform"].probs.tolist()) == {0.25}
+    assert "Few-shot" in (tmp_path / "out" / "tables.md").read_text("utf-8")
+
+
+def test_a_method_may_adapt_only_on_what_no_test_set_holds(
+    tiny: Model, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, int | None] = {}
+
+    def fit_adapting(job: Job, _: None) -> Predict:
+        def predict(test: QuestionSet) -> dict[str, Predictions]:
+            seen[test.name] = len(test.adapt()) if test.adapt else None
+            uniform = predictions_of("", test.states, np.full(len(test.states.table.logprobs), 0.25))
+            return {"": uniform, " adapted": uniform} if test.adapt else {"": uniform}
+
+        return predict
+
+    monkeypatch.setitem(METHODS, "adapting", Method(no_options, fit_adapting))
+    tests = [STUDY["test"][0] | {"adapt": "train"}, STUDY["test"][2]]
+    walk(study_of(method=[{"kind": "adapting"}], test=tests), tmp_path, data, Opening(tiny))
+    # two training questions stand in the test set too
+    assert seen == {"arc_easy:test": N - 2, "arc_challenge:test": None}
+    run = load_run(tmp_path / "out/runs/tiny/both")
+    assert ["adapting adapted" in e.predictions for e in run.evaluations] == [True, False]
+    record = json.loads((tmp_path / "out" / "study.json").read_text("utf-8"))["tests"]
+    assert record["arc_easy:test"]["adapted on"] == f"{N - 2} of arc_easy:train"
+    assert "adapted on" not in record["arc_challenge:test"]
+    with pytest.raises(CoralError, match=r"would adapt on arc_easy:test, and tests on questions of the same split"):
+        prepare_study(study_of(test=[STUDY["test"][0] | {"adapt": "test"}]), data)
+
+
+def test_a_method_looks_at_all_questions_before_a_model_is_loaded(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[tuple[int, str]] = []
+
+    def look(questions: Sequence[Question], style: Style, settings: None) -> None:
+        looked.append((len(questions), str(style)))
+        assert all(q.rendered for q in questions)
+
+    monkeypatch.setitem(METHODS, "picky", Method(no_options, lambda *_: pytest.fail("fitted"), check=look))
+    prepare_study(study_of(method=[{"kind": "picky"}]), data)
+    assert looked == [(49 + 57 + 32 + 29 + 30, "text")]
+
+
+def test_seeds_give_a_spread_and_models_a_run_each(tiny: Model, data: Path, tmp_path: Path) -> None:
+    study = study_of(models=["one", "two/three"], seeds=[3, 4, 5], method=[{"kind": "ridge"}], test=STUDY["test"][2:])
+    opening = Opening(tiny)
+    walk(study, tmp_path, data, opening)
+    assert opening.names == ["one", "two/three"]
+    tables = json.loads((tmp_path / "out" / "tables.json").read_text("utf-8"))
+    assert [t["model"] for t in tables["tables"]] == ["one", "two/three"]
+    assert {i["n_cells"] for i in tables["improvements"]} == {2}
+    found = tables["tables"][0]["methods"]["ridge"]
+    seeds = json.loads(next((tmp_path / "out/runs/one").rglob("seeds.json")).read_text("utf-8"))
+    values = seeds["scores"]["arc_challenge:test"]["ridge"]["brier"]
+    assert len(values) == 3
+    assert found["spread"]["brier"] == pytest.approx(np.std(values, ddof=1))
+    assert found["scores"]["brier"]["value"] == pytest.approx(values[0])
+
+
+def test_the_chat_template_goes_around_every_prompt(tiny: Model, data: Path, tmp_path: Path) -> None:
+    tiny.tokenizer.chat_template = "{% for m in messages %}<{{ m.content }}>{% endfor %}"
+    try:
+        walk(study_of(chat=True, method=[{"kind": "ridge"}], test=STUDY["test"][2:]), tmp_path, data, Opening(tiny))
+    finally:
+        tiny.tokenizer.chat_template = None
+    run = load_run(tmp_path / "out/runs/tiny/both")
+    assert run.lens["style"] == {"kind": "text", "chat": True}

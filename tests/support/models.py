@@ -1,0 +1,158 @@
+"""Tiny random models of each family, and how transformers names their parts. A new family is one line of FAMILIES."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import deepcopy
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from tokenizers import Tokenizer, decoders, pre_tokenizers, processors
+from tokenizers.models import BPE
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from coral_lens.engine.architectures import Model, wrap
+
+if TYPE_CHECKING:
+    from lm_eval.models.huggingface import HFLM
+
+SIZES = {
+    "vocab_size": 258,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "bos_token_id": 256,
+    "eos_token_id": 257,
+    "pad_token_id": 257,
+    "tie_word_embeddings": False,
+}
+
+
+def make_tokenizer(*, bos: bool = False) -> PreTrainedTokenizerFast:
+    """A byte-level tokenizer: one token a byte, and BOS in front where asked for."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {char: i for i, char in enumerate(alphabet)} | {"<s>": 256, "</s>": 257}
+    tokenizer = Tokenizer(BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    if bos:
+        tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 256)])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
+
+
+def make_llama() -> LlamaForCausalLM:
+    return LlamaForCausalLM(LlamaConfig(**SIZES))
+
+
+TOKENS = {name: SIZES[name] for name in ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")}
+OLD_SIZES = {**TOKENS, "n_layer": 3, "n_head": 4, "tie_word_embeddings": False}
+"""Of families whose configuration uses the older names."""
+WINDOW = 16
+GEMMA_SIZES = {**SIZES, "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": WINDOW}
+MIXED_LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
+ROPE_BORDER = 128
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10_000.0,
+    "short_factor": [1.0, 1.1, 1.2, 1.3],
+    "long_factor": [2.0, 3.0, 4.0, 5.0],
+}
+
+
+FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
+    "llama": make_llama,
+    "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=None)),
+    "mistral-window": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=WINDOW)),
+    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, use_sliding_window=False)),
+    "qwen2-window": lambda: Qwen2ForCausalLM(
+        Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1)
+    ),
+    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=8)),
+    "qwen3-window": lambda: Qwen3ForCausalLM(
+        Qwen3Config(**SIZES, head_dim=8, use_sliding_window=True, sliding_window=WINDOW, layer_types=MIXED_LAYERS)
+    ),
+    "gemma2": lambda: Gemma2ForCausalLM(Gemma2Config(**GEMMA_SIZES)),
+    "gemma3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**GEMMA_SIZES, layer_types=MIXED_LAYERS)),
+    "phi3": lambda: Phi3ForCausalLM(Phi3Config(**SIZES)),
+    "phi3-window": lambda: Phi3ForCausalLM(Phi3Config(**SIZES, sliding_window=WINDOW)),
+    "phi3-longrope": lambda: Phi3ForCausalLM(
+        Phi3Config(**SIZES, original_max_position_embeddings=ROPE_BORDER, rope_parameters=LONGROPE)
+    ),
+    "gpt_neox": lambda: GPTNeoXForCausalLM(
+        GPTNeoXConfig(**{name: value for name, value in SIZES.items() if name != "num_key_value_heads"})
+    ),
+    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**OLD_SIZES, n_embd=32, n_positions=256)),
+    "bloom": lambda: BloomForCausalLM(BloomConfig(**OLD_SIZES, hidden_size=32)),
+    "mamba": lambda: MambaForCausalLM(
+        MambaConfig(**TOKENS, hidden_size=32, num_hidden_layers=3, state_size=4, tie_word_embeddings=False)
+    ),
+}
+PLAIN_FAMILIES = ("bloom", "mamba")
+"""Take no tree: ALiBi counts distance along the row, and a recurrent model has no attention mask at all."""
+
+
+class Paths(NamedTuple):
+    """Where transformers keeps the parts of a family."""
+
+    blocks: str = "model.layers"
+    norm: str = "model.norm"
+    projection: str | None = "self_attn.o_proj"
+    """Within a block."""
+
+
+PATHS = {
+    "gpt_neox": Paths("gpt_neox.layers", "gpt_neox.final_layer_norm", "attention.dense"),
+    "gpt2": Paths("transformer.h", "transformer.ln_f", "attn.c_proj"),
+    "bloom": Paths("transformer.h", "transformer.ln_f", "self_attention.dense"),
+    "mamba": Paths("backbone.layers", "backbone.norm_f", None),
+}
+
+
+def paths_of(hf: PreTrainedModel) -> Paths:
+    return PATHS.get(hf.config.model_type, Paths())
+
+
+def make_model(family: str, *, bos: bool = False, seed: int = 0) -> Model:
+    """A tiny random model whose weights are large enough that states differ between layers and tokens."""
+    torch.manual_seed(seed)
+    hf = FAMILIES[family]()
+    with torch.no_grad():
+        for parameter in hf.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.2)
+    return wrap(hf, make_tokenizer(bos=bos), name=f"tiny-{family}")
+
+
+def make_hflm(model: Model, *, batch_size: int = 1, kind: type[HFLM] | None = None) -> HFLM:
+    """lm-eval's own wrapper of the same weights; the tokenizer is copied because HFLM gives it a padding token."""
+    from lm_eval.models.huggingface import HFLM
+
+    return (kind or HFLM)(pretrained=model.hf, tokenizer=deepcopy(model.tokenizer), batch_size=batch_size)

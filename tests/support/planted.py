@@ -1,0 +1,95 @@
+"""Stores in memory whose signal is known: which layer knows the answers, in which tasks, and where each task lies."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from sklearn.model_selection import GroupKFold
+
+from coral_lens.engine.activations import ActivationStore
+from coral_lens.lens.fit import training_data
+from coral_lens.lens.settings import FitSettings
+from coral_lens.lens.training_data import TrainingData
+from coral_lens.records import OptionTable, Question, offsets_of
+
+WIDTH, LAYERS, COLUMN = 8, (0, 1, 2), 3
+IDENTITY = {"name": "planted", "weights": "w" * 64, "tokenizer": "t" * 64, "dtype": "torch.float32"}
+
+
+class PlantedStore(ActivationStore):
+    """Base scores are noise that leans to the answer; some layers know the answers in one column as well as `signal` says."""
+
+    def __init__(
+        self,
+        n: int,
+        *,
+        signal: Mapping[int, float] | None = None,
+        tasks: Mapping[str, float] | None = None,
+        apart: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        """`tasks` maps names to what the signal is multiplied by there; n questions each, `apart` from each other."""
+        tasks = tasks or {"questions": 1.0}
+        rng = np.random.default_rng(seed)
+        sizes = rng.integers(2, 6, n * len(tasks))
+        answers = rng.integers(0, sizes)
+        offsets = offsets_of(sizes.tolist())
+        rows = int(offsets[-1])
+        y = np.zeros(rows)
+        y[offsets[:-1] + answers] = 1.0
+        names = [name for name in tasks for _ in range(n)]
+        self.folder = Path("in memory")
+        self.questions = [
+            Question(str(i), str(i), f"Planted {seed}/{i}?", tuple("abcde"[:size]), int(answer), task=name)
+            for i, (size, answer, name) in enumerate(zip(sizes, answers, names, strict=True))
+        ]
+        ones = np.ones(rows, dtype=np.int64)
+        self.table = OptionTable(rng.normal(size=rows) + 0.5 * y, ones, ones, ones, offsets, answers)
+        # the place of a task never depends on the seed: fresh questions of a task lie where the old ones did
+        where = np.random.default_rng(77).normal(size=(len(tasks), WIDTH)) * apart
+        places = np.repeat(np.repeat(where, n, axis=0), sizes, axis=0)
+        turned = np.repeat([tasks[name] for name in names], sizes)
+        self.states = {layer: (rng.normal(size=(rows, WIDTH)) + places).astype(np.float32) for layer in LAYERS}
+        for layer, strength in (signal or {}).items():
+            self.states[layer][:, COLUMN] += (strength * turned * y).astype(np.float32)
+        self.manifest: dict[str, Any] = {"model": IDENTITY, "layers": list(LAYERS), "questions": "q" * 64, "seed": seed}
+
+    def layer(self, layer: int) -> np.ndarray:
+        return self.states[layer]
+
+
+def data_of(store: PlantedStore, settings: FitSettings | None = None) -> TrainingData:
+    """What a fit with these settings would choose on."""
+    return training_data(store, settings or FitSettings())[0]
+
+
+def brier(store: PlantedStore, probs: np.ndarray, questions: Sequence[int] | np.ndarray | None = None) -> float:
+    """The Brier score, the plain way."""
+    offsets, answers = store.table.offsets, store.table.answers
+    found = []
+    for i in range(len(answers)) if questions is None else questions:
+        y = np.zeros(offsets[i + 1] - offsets[i])
+        y[answers[i]] = 1.0
+        found.append(((probs[offsets[i] : offsets[i + 1]] - y) ** 2).sum())
+    return float(np.mean(found))
+
+
+def planted_rows(n: int = 200, width: int = 12, *, seed: int = 0, noise: float = 0.1) -> tuple[np.ndarray, np.ndarray]:
+    """States and residuals that depend on them, by a fixed rule, and on noise."""
+    rng = np.random.default_rng(seed)
+    z = rng.normal(size=(n, width)).astype(np.float32)
+    weight = np.linspace(-0.3, 0.3, width)
+    return z, np.tanh(z @ weight) + noise * rng.normal(size=n)
+
+
+def ragged_folds(n: int, *, n_folds: int = 3, seed: int = 0) -> np.ndarray:
+    """The fold of each row, by scikit-learn, of questions with two to five options."""
+    sizes = np.random.default_rng(seed).integers(2, 6, size=n)
+    groups = np.repeat(np.arange(n), sizes)[:n]
+    folds = np.empty(n, dtype=np.int64)
+    for k, (_, held_out) in enumerate(GroupKFold(n_folds).split(groups, groups=groups)):
+        folds[held_out] = k
+    return folds

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from coral_lens.errors import CoralError
+from coral_lens.ragged import Options
 
 UNKNOWN = -1
 """The answer of a question that has no label: it can be predicted, but not learned from or scored."""
@@ -106,6 +107,11 @@ class OptionTable:
     def __len__(self) -> int:
         return len(self.answers)
 
+    @property
+    def options(self) -> Options:
+        """The options of each question, side by side."""
+        return Options(self.offsets)
+
 
 @dataclass(frozen=True, slots=True)
 class Predictions:
@@ -133,6 +139,11 @@ class Predictions:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    @property
+    def options(self) -> Options:
+        """The options of each question, side by side."""
+        return Options(self.offsets)
 
     def renamed(self, method: str) -> Predictions:
         """Return the same predictions under another method name."""

@@ -33,7 +33,7 @@ from coral_lens.methods.ccps.method import (
 )
 from coral_lens.methods.ccps.perturbation import RADII, option_features
 from coral_lens.methods.entry import MethodEntry
-from coral_lens.methods.interface import Job, QuestionSet
+from coral_lens.methods.interface import FitContext, QuestionSet
 from coral_lens.methods.registry import read_method
 from coral_lens.records import Question
 
@@ -48,8 +48,8 @@ def question_set(model: Model, questions: tuple[Question, ...], folder: Path) ->
     return QuestionSet(folder.name, states, lambda: questions)
 
 
-def job_of(model: Model, folder: Path, questions: tuple[Question, ...] = TRAIN) -> Job:
-    return Job(lambda: model, question_set(model, questions, folder / "train"), FitSettings(), folder / "job")
+def context_of(model: Model, folder: Path, questions: tuple[Question, ...] = TRAIN) -> FitContext:
+    return FitContext(lambda: model, question_set(model, questions, folder / "train"), FitSettings(), folder / "method")
 
 
 def test_confidences_of_a_question_are_divided_by_their_sum() -> None:
@@ -78,7 +78,7 @@ def test_feature_sets_hold_what_they_say() -> None:
 
 
 def test_the_whole_method_chooses_by_auroc_over_validation_options(tiny: Model, tmp_path: Path) -> None:
-    job, test = job_of(tiny, tmp_path), question_set(tiny, TEST, tmp_path / "test")
+    context, test = context_of(tiny, tmp_path), question_set(tiny, TEST, tmp_path / "test")
     steps: list[int] = []
 
     class Counting:
@@ -90,8 +90,8 @@ def test_the_whole_method_chooses_by_auroc_over_validation_options(tiny: Model, 
 
         def __exit__(self, *_: object) -> None: ...
 
-    found = fit_ccps(replace(job, bar=Counting), QUICK)(test)[""]  # type: ignore[arg-type]
-    record = json.loads((job.folder / "ccps.json").read_text("utf-8"))
+    found = fit_ccps(replace(context, bar=Counting), QUICK)(test)[""]  # type: ignore[arg-type]
+    record = json.loads((context.folder / "ccps.json").read_text("utf-8"))
     tried = record["tried"]
     # four sets of features with the usual sizes, then nine sizes with the best set, one of which is known
     assert len(tried) == len(FEATURE_SETS) + 8
@@ -99,11 +99,11 @@ def test_the_whole_method_chooses_by_auroc_over_validation_options(tiny: Model, 
     assert len(steps) == n_steps(QUICK)
     best = max(tried, key=lambda t: t["auroc"])
     assert {k: v for k, v in best.items() if k != "auroc"} == record["chosen"]
-    assert json.loads((job.folder / "notes.json").read_text("utf-8")) == {"chosen": record["chosen"]}
-    features = read_features(job, "train", TRAIN, QUICK)
-    held_out = np.repeat(job.data.covered, np.diff(job.data.table.offsets))
-    fitted = ccps.load_or_fit(job, QUICK)
-    y = correct_rows(job.data.table)
+    assert json.loads((context.folder / "notes.json").read_text("utf-8")) == {"chosen": record["chosen"]}
+    features = read_features(context, "train", TRAIN, QUICK)
+    held_out = np.repeat(context.data.covered, np.diff(context.data.table.offsets))
+    fitted = ccps.load_or_fit(context, QUICK)
+    y = correct_rows(context.data.table)
     assert roc_auc_score(y[held_out], fitted(features[held_out])) == pytest.approx(best["auroc"])
     # standardised with the training options alone
     np.testing.assert_allclose(
@@ -118,12 +118,12 @@ def test_the_same_seed_ends_with_the_same_bytes_and_what_is_done_is_found_again(
     settings, kept = replace(QUICK, search=False), []
     test = question_set(tiny, TEST, tmp_path / "test")
     for name in ("one", "two"):
-        job = job_of(tiny, tmp_path / name)
-        probs = fit_ccps(job, settings)(test)[""].probs
-        kept.append([(job.folder / f"ccps.{end}").read_bytes() for end in ("json", "safetensors")])
+        context = context_of(tiny, tmp_path / name)
+        probs = fit_ccps(context, settings)(test)[""].probs
+        kept.append([(context.folder / f"ccps.{end}").read_bytes() for end in ("json", "safetensors")])
     assert kept[0] == kept[1]
     monkeypatch.setattr(ccps, "choose", lambda *_: pytest.fail("it was fitted before"))
-    assert np.array_equal(fit_ccps(job, settings)(test)[""].probs, probs)
+    assert np.array_equal(fit_ccps(context, settings)(test)[""].probs, probs)
     assert json.loads(kept[0][0])["chosen"] == {
         "features": "all",
         "radii": "all",
@@ -133,18 +133,18 @@ def test_the_same_seed_ends_with_the_same_bytes_and_what_is_done_is_found_again(
 
 
 def test_adapting_is_a_row_of_its_own_and_only_where_a_test_allows_it(tiny: Model, tmp_path: Path) -> None:
-    job, settings = job_of(tiny, tmp_path), replace(QUICK, search=False, adapt=True)
+    context, settings = context_of(tiny, tmp_path), replace(QUICK, search=False, adapt=True)
     test = question_set(tiny, TEST, tmp_path / "test")
-    plain = fit_ccps(job, settings)(test)
+    plain = fit_ccps(context, settings)(test)
     assert list(plain) == [""]
-    both = fit_ccps(job, settings)(replace(test, adapt=lambda: tuple(toy_questions(12, seed=5))))
+    both = fit_ccps(context, settings)(replace(test, adapt=lambda: tuple(toy_questions(12, seed=5))))
     assert list(both) == ["", " adapted"]
     assert np.array_equal(both[""].probs, plain[""].probs)
     assert not np.allclose(both[" adapted"].probs, plain[""].probs)
     allowed = replace(test, adapt=lambda: tuple(toy_questions(12, seed=5)))
-    assert list(fit_ccps(job, replace(settings, adapt=False))(allowed)) == [""]
+    assert list(fit_ccps(context, replace(settings, adapt=False))(allowed)) == [""]
     with pytest.raises(CoralError, match=r"adapts on at least 10 questions. Got 3"):
-        fit_ccps(job, settings)(replace(test, adapt=lambda: tuple(toy_questions(3, seed=5))))
+        fit_ccps(context, settings)(replace(test, adapt=lambda: tuple(toy_questions(3, seed=5))))
 
 
 def test_what_is_planted_in_the_divergences_is_chosen() -> None:
@@ -178,9 +178,9 @@ def test_what_is_constant_in_training_has_no_say_in_a_test() -> None:
 
 
 def test_too_few_options_are_refused(tiny: Model, tmp_path: Path) -> None:
-    job = job_of(tiny, tmp_path, TRAIN[:10])
+    context = context_of(tiny, tmp_path, TRAIN[:10])
     with pytest.raises(CoralError, match=r"CCPS needs at least 10 right and 10 wrong options .* Got 8 right"):
-        parts_of(job, np.zeros((len(job.data.table.logprobs), 3)))
+        parts_of(context, np.zeros((len(context.data.table.logprobs), 3)))
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from coral_lens.lens.rules import base_probs
 from coral_lens.lens.settings import FitSettings
 from coral_lens.methods.controls import base_only, random_states, untrained_states
 from coral_lens.methods.entry import MethodEntry
-from coral_lens.methods.interface import Job, QuestionSet
+from coral_lens.methods.interface import FitContext, QuestionSet
 from coral_lens.methods.registry import METHODS, read_method
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -36,8 +36,8 @@ def sets(tiny: Model, tmp_path_factory: pytest.TempPathFactory) -> tuple[Questio
 
 
 @pytest.fixture
-def job(tiny: Model, sets: tuple[QuestionSet, QuestionSet], tmp_path: Path) -> Job:
-    return Job(lambda: tiny, sets[0], FitSettings(seed=5), tmp_path)
+def context(tiny: Model, sets: tuple[QuestionSet, QuestionSet], tmp_path: Path) -> FitContext:
+    return FitContext(lambda: tiny, sets[0], FitSettings(seed=5), tmp_path)
 
 
 def read(kind: str, **options: Any) -> FitSettings:
@@ -54,26 +54,26 @@ def read(kind: str, **options: Any) -> FitSettings:
     ],
 )
 def test_every_control_takes_any_lens_and_is_the_same_again(
-    job: Job, sets: tuple[QuestionSet, QuestionSet], kind: str, lens: str
+    context: FitContext, sets: tuple[QuestionSet, QuestionSet], kind: str, lens: str
 ) -> None:
     settings = read(kind, lens=lens)
-    first = METHODS[kind].fit(job, settings)(sets[1])
-    again = METHODS[kind].fit(replace(job, folder=job.folder / "again"), settings)(sets[1])
+    first = METHODS[kind].fit(context, settings)(sets[1])
+    again = METHODS[kind].fit(replace(context, folder=context.folder / "again"), settings)(sets[1])
     assert "" in first
     assert {k: p.probs.tolist() for k, p in first.items()} == {k: p.probs.tolist() for k, p in again.items()}
 
 
 def test_random_states_have_the_shape_of_the_real_ones_and_depend_on_seed_layer_and_questions(
-    job: Job, sets: tuple[QuestionSet, QuestionSet]
+    context: FitContext, sets: tuple[QuestionSet, QuestionSet]
 ) -> None:
-    train, test = (random_states(job)(some) for some in sets)
+    train, test = (random_states(context)(some) for some in sets)
     assert train.layers == sets[0].states.layers
     found = train.layer(1)
     assert (found.shape, found.dtype) == (sets[0].states.layer(1).shape, np.float32)
     assert abs(float(found.mean())) < 0.05
     assert abs(float(found.std()) - 1) < 0.05
     assert np.array_equal(found, train.layer(1))
-    other = random_states(replace(job, common=replace(job.common, seed=6)))(sets[0])
+    other = random_states(replace(context, common=replace(context.common, seed=6)))(sets[0])
     for unlike in (train.layer(2), other.layer(1)):
         assert abs(np.corrcoef(found.ravel(), unlike.ravel())[0, 1]) < 0.1
     assert not np.array_equal(found[: len(test.layer(1))], test.layer(1))
@@ -91,9 +91,9 @@ def test_an_untrained_copy_is_the_same_architecture_with_new_weights(tiny: Model
 
 
 def test_untrained_states_are_those_of_the_copy_beside_the_models_own_scores(
-    job: Job, sets: tuple[QuestionSet, QuestionSet], tiny: Model, tmp_path: Path
+    context: FitContext, sets: tuple[QuestionSet, QuestionSet], tiny: Model, tmp_path: Path
 ) -> None:
-    found = untrained_states(job)(sets[1])
+    found = untrained_states(context)(sets[1])
     by_hand = extract(
         untrained_copy(tiny, seed=5), sets[1].asked(), tmp_path / "by hand", what=Extraction(layers=(0, 1, 2))
     )
@@ -103,10 +103,10 @@ def test_untrained_states_are_those_of_the_copy_beside_the_models_own_scores(
 
 
 def test_base_probabilities_alone_are_their_logarithm_and_ranks(
-    job: Job, sets: tuple[QuestionSet, QuestionSet]
+    context: FitContext, sets: tuple[QuestionSet, QuestionSet]
 ) -> None:
-    found, table = base_only(job)(sets[1]), sets[1].states.table
-    p = base_probs(table, job.common.base)
+    found, table = base_only(context)(sets[1]), sets[1].states.table
+    p = base_probs(table, context.common.base)
     rows = found.layer(found.layers[0])
     assert np.allclose(rows[:, 0], np.log(p), atol=1e-5)
     for start, end in zip(table.offsets[:-1], table.offsets[1:], strict=True):

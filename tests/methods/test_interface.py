@@ -21,7 +21,7 @@ from coral_lens.engine.hooks import Site
 from coral_lens.errors import CoralError
 from coral_lens.lens.settings import FitSettings
 from coral_lens.methods.entry import MethodEntry
-from coral_lens.methods.interface import Job, QuestionSet, options_of
+from coral_lens.methods.interface import FitContext, QuestionSet, options_of
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 QUESTIONS = tuple(toy_questions(40))
@@ -33,22 +33,22 @@ def states(tiny: Model, tmp_path_factory: pytest.TempPathFactory) -> ActivationS
 
 
 @pytest.fixture
-def job(tiny: Model, states: ActivationStore, tmp_path: Path) -> Job:
+def context(tiny: Model, states: ActivationStore, tmp_path: Path) -> FitContext:
     train = QuestionSet("toy", states, lambda: QUESTIONS)
-    return Job(lambda: tiny, train, FitSettings(seed=3), tmp_path)
+    return FitContext(lambda: tiny, train, FitSettings(seed=3), tmp_path)
 
 
-def test_validation_questions_are_those_that_a_lens_would_be_chosen_on(job: Job) -> None:
-    mask = split_mask(QUESTIONS, fraction=job.common.validation, seed=3)
-    assert job.validation().tolist() == np.flatnonzero(mask).tolist()
-    few = job.validation(3)
+def test_validation_questions_are_those_that_a_lens_would_be_chosen_on(context: FitContext) -> None:
+    mask = split_mask(QUESTIONS, fraction=context.common.validation, seed=3)
+    assert context.validation().tolist() == np.flatnonzero(mask).tolist()
+    few = context.validation(3)
     assert len(few) == 3
-    assert set(few) < set(job.validation())
-    assert few.tolist() == job.validation(3).tolist()
+    assert set(few) < set(context.validation())
+    assert few.tolist() == context.validation(3).tolist()
 
 
-def test_the_model_scores_the_same_questions_the_same_again(job: Job, states: ActivationStore) -> None:
-    again = job.score(QUESTIONS, "again")
+def test_the_model_scores_the_same_questions_the_same_again(context: FitContext, states: ActivationStore) -> None:
+    again = context.score(QUESTIONS, "again")
     assert np.array_equal(again.table.logprobs, states.table.logprobs)
     assert again.layers == ()
 
@@ -58,17 +58,19 @@ def shifted(alpha: float) -> Edited:
     return Edited((edit,), {"direction": "ones", "layer": 1, "alpha": alpha})
 
 
-def test_an_edit_of_strength_zero_is_the_unedited_run_and_another_is_not(job: Job, states: ActivationStore) -> None:
-    nothing, something = (job.score(QUESTIONS, "shifted", edited=shifted(a)) for a in (0.0, 1.0))
+def test_an_edit_of_strength_zero_is_the_unedited_run_and_another_is_not(
+    context: FitContext, states: ActivationStore
+) -> None:
+    nothing, something = (context.score(QUESTIONS, "shifted", edited=shifted(a)) for a in (0.0, 1.0))
     assert np.array_equal(nothing.table.logprobs, states.table.logprobs)
     assert not np.allclose(something.table.logprobs, states.table.logprobs)
     assert nothing.folder != something.folder
 
 
-def test_scores_that_were_made_before_are_not_made_again(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_that_were_made_before_are_not_made_again(context: FitContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "BARE_ROW_BYTES", store_module.SHARD_BYTES // 30)
     monkeypatch.setattr(store_module, "choose_budget", lambda _: 512)
-    whole = job.score(QUESTIONS, "whole").table.logprobs
+    whole = context.score(QUESTIONS, "whole").table.logprobs
     usual, calls = store_module.compute_shard, []
 
     def deadly(*arguments: Any, **more: Any) -> Any:
@@ -79,14 +81,14 @@ def test_scores_that_were_made_before_are_not_made_again(job: Job, monkeypatch: 
 
     monkeypatch.setattr(store_module, "compute_shard", deadly)
     with pytest.raises(KeyboardInterrupt):
-        job.score(QUESTIONS, "killed")
+        context.score(QUESTIONS, "killed")
     first = len(calls)
-    resumed = job.score(QUESTIONS, "killed")
+    resumed = context.score(QUESTIONS, "killed")
     assert np.array_equal(resumed.table.logprobs, whole)
     n_shards = len(list(resumed.folder.glob("shard-*")))
     assert n_shards > 3
     assert len(calls) - first == n_shards - 2, "the two finished shards are kept"
-    job.score(QUESTIONS, "killed")
+    context.score(QUESTIONS, "killed")
     assert len(calls) - first == n_shards - 2
 
 
@@ -97,10 +99,10 @@ def test_a_store_of_edited_scores_is_not_taken_for_another(tiny: Model, tmp_path
             extract(tiny, QUESTIONS[:4], tmp_path, what=Extraction((), edited=other))
 
 
-def test_a_question_that_cannot_be_asked_that_way_is_named(job: Job) -> None:
+def test_a_question_that_cannot_be_asked_that_way_is_named(context: FitContext) -> None:
     long = replace(QUESTIONS[3], options=("yes", "no" * 300), answer=0)
     with pytest.warns(UserWarning, match="left out"), pytest.raises(CoralError, match="'3' cannot be scored as 'odd'"):
-        job.score([*QUESTIONS[:3], long], "odd")
+        context.score([*QUESTIONS[:3], long], "odd")
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from coral_lens.errors import CoralError
 from coral_lens.lens.rules import base_probs
 from coral_lens.lens.settings import FitSettings
 from coral_lens.methods.entry import MethodEntry
-from coral_lens.methods.interface import Job, QuestionSet
+from coral_lens.methods.interface import FitContext, QuestionSet
 from coral_lens.methods.iti import method as iti
 from coral_lens.methods.iti.method import Candidate, HeadScan, ItiSettings, Shift, candidates, fit_iti, shift_of
 from coral_lens.methods.registry import read_method
@@ -39,9 +39,9 @@ def question_set(model: Model, questions: tuple[Question, ...], folder: Path) ->
     return QuestionSet(folder.name, states, lambda: questions)
 
 
-def job_of(model: Model, folder: Path, questions: tuple[Question, ...] = TRAIN) -> Job:
+def context_of(model: Model, folder: Path, questions: tuple[Question, ...] = TRAIN) -> FitContext:
     train = question_set(model, questions, folder / "train")
-    return Job(lambda: model, train, FitSettings(), folder / "job")
+    return FitContext(lambda: model, train, FitSettings(), folder / "method")
 
 
 def prompts_of(model: Model, questions: tuple[Question, ...]) -> tuple[Prompt, ...]:
@@ -86,12 +86,12 @@ def plain_scores(model: Model, shifts: dict[tuple[int, int], np.ndarray]) -> np.
     ("family", "sigma"), [("llama", False), ("gemma2", True), ("gpt2", False), ("qwen3-window", True)]
 )
 def test_the_whole_method_is_that_of_plain_passes_and_scikit_learn(family: str, sigma: bool, tmp_path: Path) -> None:
-    model, job = make_model(family), job_of(make_model(family), tmp_path)
+    model, context = make_model(family), context_of(make_model(family), tmp_path)
     settings = ItiSettings(heads=(3,), directions=("probe",) if sigma else ("mean",), alphas=(2.0,), sigma=sigma)
-    found = fit_iti(job, settings)(question_set(model, TEST, tmp_path / "test"))[""]
+    found = fit_iti(context, settings)(question_set(model, TEST, tmp_path / "test"))[""]
 
     heads, y, number = plain_heads(model, TRAIN)
-    held_out = job.data.covered[number]
+    held_out = context.data.covered[number]
     accuracy, directions = {}, {}
     for layer in range(3):
         for head in range(4):
@@ -107,7 +107,7 @@ def test_the_whole_method_is_that_of_plain_passes_and_scikit_learn(family: str, 
             theta = raw / np.linalg.norm(raw)
             directions[layer + 1, head] = 2.0 * theta * ((x[~held_out] @ theta).std() if sigma else 1.0)
     best = sorted(accuracy, key=lambda at: (-round(accuracy[at], 9), at))[:3]
-    record = json.loads((job.folder / "iti.json").read_text("utf-8"))
+    record = json.loads((context.folder / "iti.json").read_text("utf-8"))
     assert [(h["layer"], h["head"]) for h in record["heads"]] == best
     logprobs = plain_scores(model, {at: directions[at].astype(np.float32) for at in best})
     lengths = np.array([len(option) for _, option in options(prompts_of(model, TEST))])
@@ -117,10 +117,10 @@ def test_the_whole_method_is_that_of_plain_passes_and_scikit_learn(family: str, 
 def test_strength_zero_gives_the_bits_of_the_model_as_it_is(any_tiny: Model, tmp_path: Path) -> None:
     test = question_set(any_tiny, TEST, tmp_path / "test")
     edited = Shift(np.ones((3, 4, 8), dtype=np.float32), 0.0).edited()
-    job = Job(lambda: any_tiny, test, FitSettings(), tmp_path / "job")
-    assert np.array_equal(job.score(TEST, "none", edited=edited).table.logprobs, test.states.table.logprobs)
+    context = FitContext(lambda: any_tiny, test, FitSettings(), tmp_path / "method")
+    assert np.array_equal(context.score(TEST, "none", edited=edited).table.logprobs, test.states.table.logprobs)
     moved = Shift(np.ones((3, 4, 8), dtype=np.float32), 1.0).edited()
-    assert not np.allclose(job.score(TEST, "none", edited=moved).table.logprobs, test.states.table.logprobs)
+    assert not np.allclose(context.score(TEST, "none", edited=moved).table.logprobs, test.states.table.logprobs)
 
 
 # ------------------------------------------------------------------------------------------------------- its parts
@@ -151,30 +151,33 @@ def test_the_strengths_are_the_papers_or_the_originals() -> None:
 def test_the_choice_is_the_best_on_validation_questions_and_is_found_again(
     tiny: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job, settings = job_of(tiny, tmp_path), ItiSettings(heads=(2, 5), alphas=(0.0, 3.0), criterion="brier", questions=5)
+    context, settings = (
+        context_of(tiny, tmp_path),
+        ItiSettings(heads=(2, 5), alphas=(0.0, 3.0), criterion="brier", questions=5),
+    )
     test = question_set(tiny, TEST, tmp_path / "test")
-    first = fit_iti(job, settings)(test)[""]
-    record = json.loads((job.folder / "iti.json").read_text("utf-8"))
+    first = fit_iti(context, settings)(test)[""]
+    record = json.loads((context.folder / "iti.json").read_text("utf-8"))
     assert record["validation_questions"] == 5
     assert len(record["tried"]) == 2 * 2 * 2
-    notes = json.loads((job.folder / "notes.json").read_text("utf-8"))
+    notes = json.loads((context.folder / "notes.json").read_text("utf-8"))
     assert notes == {"chosen": record["chosen"]}
     assert record["chosen"]["brier"] == min(tried["brier"] for tried in record["tried"])
     # strength 0 scores as the model does, to rounding
-    p = base_probs(job.data.table, "token")
-    mask = np.isin(np.arange(len(TRAIN)), job.validation(5))
-    assert record["tried"][0]["brier"] == pytest.approx(job.data.scores(p, ["brier"], mask)["brier"], abs=1e-5)
+    p = base_probs(context.data.table, "token")
+    mask = np.isin(np.arange(len(TRAIN)), context.validation(5))
+    assert record["tried"][0]["brier"] == pytest.approx(context.data.scores(p, ["brier"], mask)["brier"], abs=1e-5)
     monkeypatch.setattr(iti, "choose_shift", lambda *_: pytest.fail("it was chosen before"))
-    assert np.array_equal(fit_iti(job, settings)(test)[""].probs, first.probs)
+    assert np.array_equal(fit_iti(context, settings)(test)[""].probs, first.probs)
 
 
 def test_another_share_of_validation_questions_makes_another_choice_in_the_same_folder(
     tiny: Model, tmp_path: Path
 ) -> None:
-    job, settings = job_of(tiny, tmp_path), ItiSettings(heads=(2,), alphas=(3.0,))
+    context, settings = context_of(tiny, tmp_path), ItiSettings(heads=(2,), alphas=(3.0,))
     for share, n in ((0.2, 8), (0.5, 20), (0.2, 8)):
-        fit_iti(replace(job, common=replace(job.common, validation=share)), settings)
-        assert json.loads((job.folder / "iti.json").read_text("utf-8"))["validation_questions"] == n
+        fit_iti(replace(context, common=replace(context.common, validation=share)), settings)
+        assert json.loads((context.folder / "iti.json").read_text("utf-8"))["validation_questions"] == n
 
 
 # ---------------------------------------------------------------------------------------------------------- mistakes
@@ -182,25 +185,25 @@ def test_another_share_of_validation_questions_makes_another_choice_in_the_same_
 
 def test_a_model_without_heads_is_named(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="scored in a row of its own"):
-        job = job_of(make_model("mamba"), tmp_path)
+        context = context_of(make_model("mamba"), tmp_path)
     with pytest.raises(CoralError, match=r"'tiny-mamba' has no attention output projection .* ITI cannot be used"):
-        fit_iti(job, ItiSettings())
+        fit_iti(context, ItiSettings())
 
 
 def test_heads_that_do_not_divide_the_projection_are_named(tiny: Model, tmp_path: Path) -> None:
-    job = job_of(tiny, tmp_path)
+    context = context_of(tiny, tmp_path)
     odd = make_model("llama")
     odd.hf.config.num_attention_heads = 5
     with pytest.raises(CoralError, match=r"reads 32 columns, which 5 heads cannot share equally"):
-        fit_iti(replace(job, model=lambda: odd), ItiSettings())
+        fit_iti(replace(context, model=lambda: odd), ItiSettings())
 
 
 def test_too_few_options_are_refused(tiny: Model, tmp_path: Path) -> None:
-    job = job_of(tiny, tmp_path, TRAIN[:10])
+    context = context_of(tiny, tmp_path, TRAIN[:10])
     with pytest.raises(
         CoralError, match=r"at least 10 right and 10 wrong options among the training questions. Got 8 right"
     ):
-        fit_iti(job, ItiSettings())
+        fit_iti(context, ItiSettings())
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from coral_lens.engine.extract import Edited, Extraction, extract
 from coral_lens.errors import CoralError
 from coral_lens.lens.settings import FitSettings
 from coral_lens.methods.entry import MethodEntry
-from coral_lens.methods.interface import Job, QuestionSet
+from coral_lens.methods.interface import FitContext, QuestionSet
 from coral_lens.methods.letters import (
     averaged,
     letter_prior,
@@ -67,7 +67,7 @@ class Told:
         raise AssertionError("no letter remedy reads states")
 
 
-class BiasedJob(Job):
+class BiasedContext(FitContext):
     """Has the biased model score."""
 
     def score(self, questions: Sequence[Question], name: str, *, edited: Edited | None = None) -> Told:  # type: ignore[override]
@@ -80,31 +80,33 @@ def told(name: str, questions: Sequence[Question]) -> QuestionSet:
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Job:
+def context(tmp_path: Path) -> FitContext:
     train = told("train", [weighty(i, 3 + i % 2) for i in range(60)])
-    return BiasedJob(lambda: pytest.fail("loaded"), train, FitSettings(style=LETTERS), tmp_path)
+    return BiasedContext(lambda: pytest.fail("loaded"), train, FitSettings(style=LETTERS), tmp_path)
 
 
 TEST = [weighty(100 + i, 3 + i % 2) for i in range(9)]
 
 
-def outcome(job: Job, kind: str, **options: Any) -> np.ndarray:
+def outcome(context: FitContext, kind: str, **options: Any) -> np.ndarray:
     settings = read_method(MethodEntry.model_validate({"kind": kind, **options}))
-    (found,) = METHODS[kind].fit(job, settings)(told("test", TEST)).values()
+    (found,) = METHODS[kind].fit(context, settings)(told("test", TEST)).values()
     return found.probs
 
 
 @pytest.mark.parametrize(
     ("kind", "options"), [("contextual-calibration", {}), ("pride", {}), ("pride", {"questions": 1})]
 )
-def test_a_preference_that_multiplies_is_divided_out_exactly(job: Job, kind: str, options: dict[str, int]) -> None:
-    assert np.allclose(outcome(job, kind, **options), deserved(TEST), atol=1e-6)
+def test_a_preference_that_multiplies_is_divided_out_exactly(
+    context: FitContext, kind: str, options: dict[str, int]
+) -> None:
+    assert np.allclose(outcome(context, kind, **options), deserved(TEST), atol=1e-6)
 
 
-def test_batch_calibration_divides_by_the_mean_over_the_validation_questions(job: Job) -> None:
-    found = outcome(job, "batch-calibration")
+def test_batch_calibration_divides_by_the_mean_over_the_validation_questions(context: FitContext) -> None:
+    found = outcome(context, "batch-calibration")
     p = np.split(np.exp(Told(TEST).table.logprobs + 7.0), Told(TEST).table.offsets[1:-1])
-    validation = [job.train.states.questions[i] for i in job.validation()]
+    validation = [context.train.states.questions[i] for i in context.validation()]
     for i, question in enumerate(TEST):
         n = len(question.options)
         means = np.zeros(n)
@@ -117,8 +119,8 @@ def test_batch_calibration_divides_by_the_mean_over_the_validation_questions(job
         assert np.allclose(found[rows], expected / expected.sum(), atol=1e-6)
 
 
-def test_cyclic_averaging_gives_every_option_every_letter(job: Job) -> None:
-    found = np.split(outcome(job, "cyclic"), offsets_of([len(q.options) for q in TEST])[1:-1])
+def test_cyclic_averaging_gives_every_option_every_letter(context: FitContext) -> None:
+    found = np.split(outcome(context, "cyclic"), offsets_of([len(q.options) for q in TEST])[1:-1])
     for question, probs in zip(TEST, found, strict=True):
         weights, n = np.array([float(o) for o in question.options]), len(question.options)
         total = np.zeros(n)
@@ -235,8 +237,8 @@ def test_every_remedy_runs_on_a_model_and_finds_its_scores_again(tiny: Model, tm
         settings = read_method(MethodEntry(kind=kind))
         folder, outcomes = tmp_path / kind, []
         for model in (lambda: tiny, lambda: tiny):
-            job = Job(model, sets[0], FitSettings(style=LETTERS), folder)
-            outcomes.append(METHODS[kind].fit(job, settings)(sets[1])[""].probs)
+            context = FitContext(model, sets[0], FitSettings(style=LETTERS), folder)
+            outcomes.append(METHODS[kind].fit(context, settings)(sets[1])[""].probs)
         assert np.array_equal(*outcomes)
         base = np.exp(sets[1].states.table.logprobs)
         assert not np.allclose(outcomes[0], base)

@@ -20,7 +20,7 @@ from coral_lens.engine.generation import GenerationSettings
 from coral_lens.errors import CoralError
 from coral_lens.lens.settings import FitSettings
 from coral_lens.methods.entry import MethodEntry
-from coral_lens.methods.interface import Job, QuestionSet
+from coral_lens.methods.interface import FitContext, QuestionSet
 from coral_lens.methods.registry import read_method
 from coral_lens.methods.steerconf import texts as written_module
 from coral_lens.methods.steerconf.answers import Said, read_answer
@@ -280,8 +280,8 @@ asked: list[tuple[Any, ...]] = []
 def test_ways_of_asking_are_chosen_in_stages_by_validation_ece(tmp_path: Path) -> None:
     asked.clear()
     questions = [Question(str(i), str(i), "Which?", ("a", "b", "c", "d"), 0) for i in range(40)]
-    job = Job(lambda: pytest.fail("loaded"), NOBODY, FitSettings(), tmp_path)
-    interview = Scripted(job, SteerConfSettings(samples=(1, 5)))
+    context = FitContext(lambda: pytest.fail("loaded"), NOBODY, FitSettings(), tmp_path)
+    interview = Scripted(context, SteerConfSettings(samples=(1, 5)))
     chosen = choose_interview(interview, questions, judge_of(questions, "ece"))
     assert (chosen.prompt, chosen.thinking, chosen.temperature, chosen.samples) == ("cautious", False, 0.5, 1)
     assert chosen.aggregation == "weighted"
@@ -295,17 +295,17 @@ def test_ways_of_asking_are_chosen_in_stages_by_validation_ece(tmp_path: Path) -
 def test_a_way_that_nobody_can_read_is_not_chosen_for_being_calibrated(tmp_path: Path) -> None:
     """The even distribution has hardly any ECE: a prompt that always fails would win."""
     questions = [Question(str(i), str(i), "Which?", ("a", "b", "c", "d"), i % 4) for i in range(40)]
-    job = Job(lambda: pytest.fail("loaded"), NOBODY, FitSettings(), tmp_path)
+    context = FitContext(lambda: pytest.fail("loaded"), NOBODY, FitSettings(), tmp_path)
     settings = SteerConfSettings(prompts=("very_cautious", "vanilla"), temperatures=(0.7,), samples=(1,), screening=1)
-    chosen = choose_interview(Scripted(job, settings), questions, judge_of(questions, "ece"))
+    chosen = choose_interview(Scripted(context, settings), questions, judge_of(questions, "ece"))
     assert chosen.prompt == "vanilla"
 
 
 def test_everything_is_crossed_only_if_asked_for(tmp_path: Path) -> None:
     asked.clear()
     questions = [Question(str(i), str(i), "Which?", ("a", "b"), 0) for i in range(8)]
-    job = Job(lambda: pytest.fail("loaded"), NOBODY, FitSettings(), tmp_path)
-    choose_interview(Scripted(job, SteerConfSettings(crossed=True)), questions, judge_of(questions, "ece"))
+    context = FitContext(lambda: pytest.fail("loaded"), NOBODY, FitSettings(), tmp_path)
+    choose_interview(Scripted(context, SteerConfSettings(crossed=True)), questions, judge_of(questions, "ece"))
     assert len(asked) == 5 * 2 * 3
     assert {a[3] for a in asked} == {10}
 
@@ -347,11 +347,11 @@ def test_a_model_that_never_answers_is_counted_and_gets_even_probabilities(
         questions=2,
         max_new_tokens=4,
     )
-    job = Job(lambda: tiny, sets[0], FitSettings(), tmp_path / "job")
-    found = fit_steerconf(job, settings)(sets[1])[""]
+    context = FitContext(lambda: tiny, sets[0], FitSettings(), tmp_path / "method")
+    found = fit_steerconf(context, settings)(sets[1])[""]
     sizes = np.diff(found.offsets)
     assert np.allclose(found.probs, np.repeat(1 / sizes, sizes))
-    notes = json.loads((tmp_path / "job" / "notes.json").read_text("utf-8"))
+    notes = json.loads((tmp_path / "method" / "notes.json").read_text("utf-8"))
     assert notes["test"]["questions without any readable sample"] == 1.0
     assert notes["test"]["samples cut at the limit"] == 1.0
     assert notes["chosen"]["samples"] == 1
@@ -367,10 +367,10 @@ def test_killed_writing_goes_on_and_ends_with_the_same_bytes(
         GenerationSettings(max_new_tokens=4, temperature=1.0, n_samples=2),
     )
 
-    def job(name: str) -> Job:
-        return Job(lambda: tiny, NOBODY, FitSettings(), tmp_path / name)
+    def context(name: str) -> FitContext:
+        return FitContext(lambda: tiny, NOBODY, FitSettings(), tmp_path / name)
 
-    whole = written(job("whole"), prompts, "texts", settings=settings)
+    whole = written(context("whole"), prompts, "texts", settings=settings)
     usual, calls = written_module.generate_answers, []
 
     def deadly(*arguments: Any, **more: Any) -> Any:
@@ -381,8 +381,8 @@ def test_killed_writing_goes_on_and_ends_with_the_same_bytes(
 
     monkeypatch.setattr(written_module, "generate_answers", deadly)
     with pytest.raises(KeyboardInterrupt):
-        written(job("killed"), prompts, "texts", settings=settings)
-    resumed = written(job("killed"), prompts, "texts", settings=settings)
+        written(context("killed"), prompts, "texts", settings=settings)
+    resumed = written(context("killed"), prompts, "texts", settings=settings)
     assert resumed == whole
     assert len(calls) == 4, "the first piece is not written again"
     files = [sorted((tmp_path / name).rglob("texts-*.jsonl")) for name in ("whole", "killed")]
@@ -390,11 +390,11 @@ def test_killed_writing_goes_on_and_ends_with_the_same_bytes(
     assert [f.read_bytes() for f in files[0]] == [f.read_bytes() for f in files[1]]
     # a damaged piece is written again
     files[1][1].write_bytes(files[1][1].read_bytes().replace(b"text", b"tExt", 1))
-    assert written(job("killed"), prompts, "texts", settings=settings) == whole
+    assert written(context("killed"), prompts, "texts", settings=settings) == whole
     assert files[1][1].read_bytes() == files[0][1].read_bytes()
     # and so is one that is sound, but of fewer prompts than a piece has
     first = read_piece(files[1][0])
     assert first is not None
     write_piece(files[1][0], first[:1])
-    assert written(job("killed"), prompts, "texts", settings=settings) == whole
+    assert written(context("killed"), prompts, "texts", settings=settings) == whole
     assert files[1][0].read_bytes() == files[0][0].read_bytes()

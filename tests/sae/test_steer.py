@@ -26,7 +26,7 @@ from coral_lens.methods.corrsteer import (
     preferred,
 )
 from coral_lens.methods.entry import MethodEntry
-from coral_lens.methods.interface import Job, QuestionSet
+from coral_lens.methods.interface import FitContext, QuestionSet
 from coral_lens.methods.registry import read_method
 from coral_lens.records import Question, Style
 from coral_lens.sae.autoencoder import Autoencoder
@@ -126,12 +126,12 @@ def edited(edit: SteerFeatures) -> Edited:
 TRAIN, TEST = tuple(toy_questions(60, seed=1)), tuple(toy_questions(6, seed=2))
 
 
-def job_of(model: Model, folder: Path) -> Job:
+def context_of(model: Model, folder: Path) -> FitContext:
     def asked(questions: tuple[Question, ...], name: str) -> QuestionSet:
         states = extract(model, questions, folder / name, what=Extraction(layers=(1,)))
         return QuestionSet(name, states, lambda: questions)
 
-    return Job(lambda: model, asked(TRAIN, "train"), FitSettings(), folder / "job")
+    return FitContext(lambda: model, asked(TRAIN, "train"), FitSettings(), folder / "method")
 
 
 def test_the_direction_is_the_mean_of_correct_samples_along_correlated_features(tmp_path: Path, tiny: Model) -> None:
@@ -155,11 +155,11 @@ def test_the_direction_is_the_mean_of_correct_samples_along_correlated_features(
 def test_corrsteer_scores_test_questions_under_the_direction_it_chose(tmp_path: Path, tiny: Model) -> None:
     make_sae(1).save(tmp_path / "sae")
     settings = CorrSteerSettings(str(tmp_path / "sae"), features=(1, 3), alphas=(1.0,), criterion="accuracy")
-    job = job_of(tiny, tmp_path)
+    context = context_of(tiny, tmp_path)
     test = QuestionSet("test", extract(tiny, TEST, tmp_path / "test", what=Extraction(layers=(1,))), lambda: TEST)
-    found = fit_corrsteer(job, settings)(test)[""]
+    found = fit_corrsteer(context, settings)(test)[""]
     assert found.ids == tuple(q.id for q in TEST)
-    still = fit_corrsteer(job, CorrSteerSettings(str(tmp_path / "sae"), features=(1, 3), alphas=(0.0,)))(test)[""]
+    still = fit_corrsteer(context, CorrSteerSettings(str(tmp_path / "sae"), features=(1, 3), alphas=(0.0,)))(test)[""]
     nothing = Edited((AddDirection({Site("residual", 1): torch.zeros(32)}, 0.0, "all"),), {"nothing": True})
     base = extract(tiny, TEST, tmp_path / "base", what=Extraction((), edited=nothing)).table
     np.testing.assert_array_equal(still.probs, base_probs(base, "token"))

@@ -15,7 +15,7 @@ from coral_lens.engine.extract import Extraction, extract
 from coral_lens.lens.settings import FitSettings
 from coral_lens.methods.corrsteer import CORRSTEER, CorrSteerSettings
 from coral_lens.methods.entry import MethodEntry
-from coral_lens.methods.interface import Job, Method, Predict, QuestionSet, no_options
+from coral_lens.methods.interface import FitContext, Method, Predict, QuestionSet, no_options
 from coral_lens.records import Predictions, predictions_of
 from coral_lens.study import costs
 from coral_lens.study import predictions as predicting
@@ -34,9 +34,9 @@ def sets(tiny: Model, tmp_path_factory: pytest.TempPathFactory) -> tuple[Questio
     return train, QuestionSet("test", extract(tiny, TEST, root / "test", what=what), lambda: TEST)
 
 
-def uniform(job: Job, _: None) -> Predict:
+def uniform(context: FitContext, _: None) -> Predict:
     """Knows nothing, and has the model loaded."""
-    job.model()
+    context.model()
 
     def predict(test: QuestionSet) -> dict[str, Predictions]:
         offsets = test.states.table.offsets
@@ -50,14 +50,14 @@ def test_predictions_are_made_again_when_a_file_behind_a_setting_has_another_con
 ) -> None:
     content, fitted = ["old"], list[str]()
 
-    def fit(job: Job, settings: None) -> Predict:
+    def fit(context: FitContext, settings: None) -> Predict:
         fitted.append(content[0])
-        return uniform(job, settings)
+        return uniform(context, settings)
 
     monkeypatch.setitem(predicting.METHODS, "uniform", Method(no_options, fit, depends=lambda _: list(content)))
-    job = Job(lambda: tiny, sets[0], FitSettings(), tmp_path)
+    context = FitContext(lambda: tiny, sets[0], FitSettings(), tmp_path)
     for content[0] in ("old", "old", "new", "new"):
-        method_predictions(job, MethodEntry(kind="uniform"), None, [sets[1]])
+        method_predictions(context, MethodEntry(kind="uniform"), None, [sets[1]])
     assert fitted == ["old", "new"]
 
 
@@ -79,18 +79,18 @@ def test_loading_the_model_is_no_cost_of_the_method_that_comes_first(
         clock[0] += 100.0
         return tiny
 
-    def fit(job: Job, settings: None) -> Predict:
+    def fit(context: FitContext, settings: None) -> Predict:
         clock[0] += 3.0
-        predict = uniform(job, settings)
+        predict = uniform(context, settings)
 
         def slowly(test: QuestionSet) -> dict[str, Predictions]:
             clock[0] += 5.0
-            job.model()
+            context.model()
             return predict(test)
 
         return slowly
 
     monkeypatch.setattr(costs, "now", lambda: (clock[0], 2 * clock[0]))
     monkeypatch.setitem(predicting.METHODS, "uniform", Method(no_options, fit))
-    method_predictions(Job(load, sets[0], FitSettings(), tmp_path), MethodEntry(kind="uniform"), None, [sets[1]])
+    method_predictions(FitContext(load, sets[0], FitSettings(), tmp_path), MethodEntry(kind="uniform"), None, [sets[1]])
     assert read_steps(tmp_path / "cost.json") == {"training": Cost(30, 3.0, 6.0), "test": Cost(4, 5.0, 10.0)}

@@ -25,7 +25,7 @@ from coral_lens.engine import extract as store
 from coral_lens.engine.architectures import Model, wrap
 from coral_lens.errors import CoralError
 from coral_lens.methods import lens as lens_method
-from coral_lens.methods.interface import Job, Method, Predict, QuestionSet, no_options
+from coral_lens.methods.interface import FitContext, Method, Predict, QuestionSet, no_options
 from coral_lens.methods.registry import METHODS
 from coral_lens.records import Predictions, Question, Style, predictions_of
 from coral_lens.report.figures.style import Picture
@@ -515,11 +515,11 @@ def test_a_new_method_is_one_row_of_the_table(
 ) -> None:
     """It gets the model, the training questions with states and prompts, a folder and a seed, and no test question."""
 
-    def fit_uniform(job: Job, settings: None) -> Predict:
+    def fit_uniform(context: FitContext, settings: None) -> Predict:
         assert settings is None
-        assert job.model() is tiny
-        asked = job.train.asked()
-        assert [q.id for q in asked] == [q.id for q in job.train.states.questions]
+        assert context.model() is tiny
+        asked = context.train.asked()
+        assert [q.id for q in asked] == [q.id for q in context.train.states.questions]
         assert all(q.rendered for q in asked)
 
         def predict(test: QuestionSet) -> dict[str, Predictions]:
@@ -541,7 +541,7 @@ def test_a_method_may_adapt_only_on_what_no_test_set_holds(
 ) -> None:
     seen: dict[str, int | None] = {}
 
-    def fit_adapting(job: Job, _: None) -> Predict:
+    def fit_adapting(context: FitContext, _: None) -> Predict:
         def predict(test: QuestionSet) -> dict[str, Predictions]:
             seen[test.name] = len(test.adapt()) if test.adapt else None
             uniform = predictions_of("", test.states, np.full(len(test.states.table.logprobs), 0.25))

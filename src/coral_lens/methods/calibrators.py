@@ -25,27 +25,27 @@ from coral_lens.data.splits import rows_of
 from coral_lens.errors import CoralError
 from coral_lens.lens.fit import temperature_on
 from coral_lens.lens.rules import apply_temperature, base_probs, correct_rows
-from coral_lens.methods.interface import Job, Method, Predict, QuestionSet, no_options, options_of
+from coral_lens.methods.interface import FitContext, Method, Predict, QuestionSet, no_options, options_of
 from coral_lens.records import Predictions, Question, Style, predictions_of
 
 
-def fit_nothing(job: Job, _: None) -> Predict:
+def fit_nothing(context: FitContext, _: None) -> Predict:
     """Leave the model as it is: the row that papers call few-shot."""
 
     def predict(test: QuestionSet) -> dict[str, Predictions]:
-        return {"": predictions_of("base", test.states, base_probs(test.states.table, job.common.base))}
+        return {"": predictions_of("base", test.states, base_probs(test.states.table, context.common.base))}
 
     return predict
 
 
-def fit_temperature(job: Job, _: None) -> Predict:
+def fit_temperature(context: FitContext, _: None) -> Predict:
     """Scale the base probabilities by one temperature, fitted on the validation questions."""
-    data = job.data
+    data = context.data
     temperature = temperature_on(data.p, data.table.offsets, data.table.answers, data.covered)
 
     def predict(test: QuestionSet) -> dict[str, Predictions]:
         table = test.states.table
-        probs = apply_temperature(base_probs(table, job.common.base), table.offsets, temperature=temperature)
+        probs = apply_temperature(base_probs(table, context.common.base), table.offsets, temperature=temperature)
         return {"": predictions_of("temperature", test.states, probs)}
 
     return predict
@@ -76,15 +76,15 @@ def apply_curve(
     return moved / np.repeat(np.add.reduceat(moved, offsets[:-1]), np.diff(offsets))
 
 
-def fit_isotonic(job: Job, _: None) -> Predict:
+def fit_isotonic(context: FitContext, _: None) -> Predict:
     """Fit the curve on the validation questions."""
-    data = job.data
+    data = context.data
     rows = rows_of(data.table.offsets, data.covered)
     curve = fit_curve(data.p[rows], correct_rows(data.table)[rows])
 
     def predict(test: QuestionSet) -> dict[str, Predictions]:
         table = test.states.table
-        probs = apply_curve(base_probs(table, job.common.base), table.offsets, curve=curve)
+        probs = apply_curve(base_probs(table, context.common.base), table.offsets, curve=curve)
         return {"": predictions_of("isotonic", test.states, probs)}
 
     return predict
@@ -166,14 +166,14 @@ def refuse_ragged(questions: Sequence[Question], _: Style, __: VectorSettings) -
         )
 
 
-def fit_vector_scaling(job: Job, settings: VectorSettings) -> Predict:
+def fit_vector_scaling(context: FitContext, settings: VectorSettings) -> Predict:
     """Fit on the validation questions."""
-    data, n = job.data, len(job.train.states.questions[0].options)
+    data, n = context.data, len(context.train.states.questions[0].options)
     validation = data.p.reshape(-1, n)[data.covered]
     fitted = fit_vector(validation, data.table.answers[data.covered], weight=settings.weight)
 
     def predict(test: QuestionSet) -> dict[str, Predictions]:
-        p = base_probs(test.states.table, job.common.base)
+        p = base_probs(test.states.table, context.common.base)
         return {"": predictions_of("vector-scaling", test.states, fitted(p.reshape(-1, n)).reshape(-1))}
 
     return predict

@@ -22,7 +22,7 @@ from coral_lens.engine.extract import Extraction
 from coral_lens.lens.features import rank_features
 from coral_lens.lens.rules import base_probs
 from coral_lens.lens.settings import FitSettings
-from coral_lens.methods.interface import Job, Method, Predict, QuestionSet, refuse_unknown, validated
+from coral_lens.methods.interface import FitContext, Method, Predict, QuestionSet, refuse_unknown, validated
 from coral_lens.methods.lens import LENS_OPTIONS, fit_lens
 from coral_lens.records import OptionTable, Predictions, Question, Scored
 
@@ -57,12 +57,12 @@ class OtherStates:
         return self.scored.table
 
 
-def random_states(job: Job) -> Disguise:
+def random_states(context: FitContext) -> Disguise:
     """Put normal random numbers in place of states."""
 
     def disguise(some: QuestionSet) -> Scored:
-        scored, seed = some.states, job.common.seed
-        layers = job.common.layers or scored.layers
+        scored, seed = some.states, context.common.seed
+        layers = context.common.layers or scored.layers
         shape = scored.layer(layers[0]).shape
         number = int(scored.manifest["questions"][:15], 16)  # other questions, other numbers
 
@@ -75,29 +75,29 @@ def random_states(job: Job) -> Disguise:
     return disguise
 
 
-def untrained_states(job: Job) -> Disguise:
+def untrained_states(context: FitContext) -> Disguise:
     """Put the states of an untrained copy of the model in place of its own; questions are asked in the same way."""
     copies: list[Any] = []
 
     def disguise(some: QuestionSet) -> Scored:
         if not copies:
-            copies.append(untrained_copy(job.model(), seed=job.common.seed))
-        layers = job.common.layers or some.states.layers
-        what = Extraction(layers, job.common.style)
-        store = job.extract(copies[0], some.asked(), "untrained", what=what)
+            copies.append(untrained_copy(context.model(), seed=context.common.seed))
+        layers = context.common.layers or some.states.layers
+        what = Extraction(layers, context.common.style)
+        store = context.extract(copies[0], some.asked(), "untrained", what=what)
         return OtherStates(some.states, layers, store.layer, {"untrained": store.manifest["model"]["weights"]})
 
     return disguise
 
 
-def base_only(job: Job) -> Disguise:
+def base_only(context: FitContext) -> Disguise:
     """Show the lens nothing but what the base probabilities say."""
 
     def disguise(some: QuestionSet) -> Scored:
         table = some.states.table
-        p = base_probs(table, job.common.base)
+        p = base_probs(table, context.common.base)
         shown = np.column_stack([np.log(np.maximum(p, 1e-12)), rank_features(p, table.offsets)]).astype(np.float32)
-        return OtherStates(some.states, (0,), lambda _: shown, {"base": job.common.base})
+        return OtherStates(some.states, (0,), lambda _: shown, {"base": context.common.base})
 
     return disguise
 
@@ -108,15 +108,15 @@ def read_control(entry: MethodEntry) -> FitSettings:
     return validated(FitSettings, entry, entry.options)
 
 
-def fit_disguised(job: Job, settings: FitSettings, disguised: Callable[[Job], Disguise]) -> Predict:
+def fit_disguised(context: FitContext, settings: FitSettings, disguised: Callable[[FitContext], Disguise]) -> Predict:
     """Fit a lens on other states."""
-    disguise = disguised(job)
+    disguise = disguised(context)
 
     def shown(some: QuestionSet) -> QuestionSet:
         return replace(some, states=disguise(some))
 
     # which layers there are, the disguise knows
-    other = replace(job, train=shown(job.train), common=replace(job.common, layers=None))
+    other = replace(context, train=shown(context.train), common=replace(context.common, layers=None))
     predict = fit_lens(other, settings)
 
     def predict_disguised(test: QuestionSet) -> dict[str, Predictions]:
@@ -125,6 +125,6 @@ def fit_disguised(job: Job, settings: FitSettings, disguised: Callable[[Job], Di
     return predict_disguised
 
 
-RANDOM = Method(read_control, lambda job, settings: fit_disguised(job, settings, random_states))
-UNTRAINED = Method(read_control, lambda job, settings: fit_disguised(job, settings, untrained_states))
-BASE_ONLY = Method(read_control, lambda job, settings: fit_disguised(job, settings, base_only))
+RANDOM = Method(read_control, lambda context, settings: fit_disguised(context, settings, random_states))
+UNTRAINED = Method(read_control, lambda context, settings: fit_disguised(context, settings, untrained_states))
+BASE_ONLY = Method(read_control, lambda context, settings: fit_disguised(context, settings, base_only))

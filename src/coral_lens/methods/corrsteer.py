@@ -24,7 +24,7 @@ from coral_lens.engine.extract import Edited, Extraction
 from coral_lens.engine.hooks import Site
 from coral_lens.errors import CoralError
 from coral_lens.lens.rules import base_probs
-from coral_lens.methods.interface import Job, Method, Predict, QuestionSet, options_of
+from coral_lens.methods.interface import FitContext, Method, Predict, QuestionSet, options_of
 from coral_lens.metrics.scores import metric_named
 from coral_lens.records import Predictions, predictions_of
 from coral_lens.sae.autoencoder import Autoencoder, load_autoencoder
@@ -117,9 +117,11 @@ def direction_of(
     return (torch.from_numpy(means[best]) @ sae.w_dec[torch.from_numpy(best)].double()).float()
 
 
-def training_samples(job: Job, mask: Bool[np.ndarray, " question"]) -> tuple[dict[str, int], dict[str, bool]]:
+def training_samples(
+    context: FitContext, mask: Bool[np.ndarray, " question"]
+) -> tuple[dict[str, int], dict[str, bool]]:
     """Return the preferred option of each question, and whether it is the answer."""
-    data = job.data
+    data = context.data
     choice = preferred(data.p, data.table.offsets)
     at = np.flatnonzero(mask)
     names = [data.questions[i].id for i in at.tolist()]
@@ -127,47 +129,47 @@ def training_samples(job: Job, mask: Bool[np.ndarray, " question"]) -> tuple[dic
     return dict(zip(names, choice[at].tolist(), strict=True)), dict(zip(names, right[at].tolist(), strict=True))
 
 
-def choose_direction(job: Job, settings: CorrSteerSettings) -> tuple[Site, Tensor, float]:
+def choose_direction(context: FitContext, settings: CorrSteerSettings) -> tuple[Site, Tensor, float]:
     """Correlate on training questions, choose the number of features and alpha on validation questions."""
-    model, asked, sae = job.model(), job.train.asked(), load_autoencoder(Path(settings.sae))
+    model, asked, sae = context.model(), context.train.asked(), load_autoencoder(Path(settings.sae))
     sae.check(model)
-    train = ~job.data.covered
+    train = ~context.data.covered
     questions = [asked[i] for i in np.flatnonzero(train).tolist()]
-    key = digest([sae_digest(sae), job.train.states.manifest, int(train.sum())])[:8]
-    with job.bar("encoding", len(questions), "questions") as advance:
-        folder = job.folder / f"codes-{key}"
-        codes = collect_codes(model, questions, folder, what=(sae, job.common.style), progress=advance)
-    found, means = correlate_correctness(codes, *training_samples(job, train))
+    key = digest([sae_digest(sae), context.train.states.manifest, int(train.sum())])[:8]
+    with context.bar("encoding", len(questions), "questions") as advance:
+        folder = context.folder / f"codes-{key}"
+        codes = collect_codes(model, questions, folder, what=(sae, context.common.style), progress=advance)
+    found, means = correlate_correctness(codes, *training_samples(context, train))
     site = Site("residual", sae.layer)
     sums = {n: direction_of(sae, found, means, n) for n in settings.features}
     tried = [(min(sums), 0.0), *((n, a) for n in sums for a in settings.alphas if a)]
     edits = [AddDirection({site: sums[n]}, a, "all") for n, a in tried]
-    what = Sweep(sae.layer, edits, [[key, *pair] for pair in tried], job.common.style)
-    validation = [asked[i] for i in job.validation(settings.questions).tolist()]
-    with job.bar("trying strengths", len(validation), "questions") as advance:
+    what = Sweep(sae.layer, edits, [[key, *pair] for pair in tried], context.common.style)
+    validation = [asked[i] for i in context.validation(settings.questions).tolist()]
+    with context.bar("trying strengths", len(validation), "questions") as advance:
         scores = run_sweep(
-            model, validation, job.folder / f"tuning-{digest(list(what.about))[:8]}", what=what, progress=advance
+            model, validation, context.folder / f"tuning-{digest(list(what.about))[:8]}", what=what, progress=advance
         )
-    values = scores_by(scores, job.common.base, [settings.criterion])
+    values = scores_by(scores, context.common.base, [settings.criterion])
     best = best_of([v[settings.criterion] for v in values], settings.criterion)
     record: list[dict[str, Any]] = [{"features": n, "alpha": a, **v} for (n, a), v in zip(tried, values, strict=True)]
     write_json(
-        job.folder / "corrsteer.json", {"criterion": settings.criterion, "chosen": record[best], "tried": record}
+        context.folder / "corrsteer.json", {"criterion": settings.criterion, "chosen": record[best], "tried": record}
     )
-    job.note("chosen", record[best])
+    context.note("chosen", record[best])
     return site, sums[tried[best][0]], tried[best][1]
 
 
-def fit_corrsteer(job: Job, settings: CorrSteerSettings) -> Predict:
+def fit_corrsteer(context: FitContext, settings: CorrSteerSettings) -> Predict:
     """Choose a direction; test questions are then scored under it, in a pass of their own."""
-    site, direction, alpha = choose_direction(job, settings)
+    site, direction, alpha = choose_direction(context, settings)
     about = {"method": "corrsteer", "alpha": alpha, "layer": site.layer, "direction": digest(direction.tolist())}
     edited = Edited((AddDirection({site: direction}, alpha, "all"),), about)
 
     def predict(test: QuestionSet) -> dict[str, Predictions]:
-        what = Extraction((), job.common.style, edited=edited)
-        table = job.extract(job.model(), test.asked(), file_name(test.name), what=what).table
-        return {"": predictions_of("corrsteer", test.states, base_probs(table, job.common.base))}
+        what = Extraction((), context.common.style, edited=edited)
+        table = context.extract(context.model(), test.asked(), file_name(test.name), what=what).table
+        return {"": predictions_of("corrsteer", test.states, base_probs(table, context.common.base))}
 
     return predict
 

@@ -1,10 +1,10 @@
 """What a method of a study is given, what it gives back, and how it runs the model again. Knows no method.
 
-A method is a row (`Method`) that reads its options, looks at the questions before a model is loaded, and is fitted on a Job:
-training and validation questions, the model, and a folder of its own. It never sees a test set before the function that
-fitting returns is called with one.
+A method is a row (`Method`) that reads its options, looks at the questions before a model is loaded, and is fitted in a
+FitContext: training and validation questions, the model, and a folder of its own. It never sees a test set before the function
+that fitting returns is called with one.
 
-A method that must run the model again, with other prompts or under edits, does it through `Job.score`, which keeps what is
+A method that must run the model again, with other prompts or under edits, does it through `FitContext.score`, which keeps what is
 done: a killed study goes on where it was.
 """
 
@@ -53,7 +53,7 @@ class QuestionSet:
 
 
 @dataclass(frozen=True)
-class Job:
+class FitContext:
     """What a method is fitted with."""
 
     model: Callable[[], Model]
@@ -81,13 +81,13 @@ class Job:
     def score(self, questions: Sequence[Question], name: str, *, edited: Edited | None = None) -> ActivationStore:
         """Score questions that are asked in another way, or with edits on the way; no states are kept.
 
-        What is finished is kept in the job's folder under a name that depends on the questions and the edits.
+        What is finished is kept in the method's folder under a name that depends on the questions and the edits.
         """
         return self.extract(self.model(), questions, name, what=Extraction((), self.common.style, edited=edited))
 
     def extract(self, model: Model, questions: Sequence[Question], name: str, *, what: Extraction) -> ActivationStore:
         """Score questions with any model, and keep the states that `what` names; every question must have scores."""
-        # the seed of the job is in its folder's name, and the model in the folder above
+        # the seed is in the folder's name, and the model in the folder above
         key = digest([prompts_digest(questions), list(what.layers), what.about, model.fingerprint["weights"]])
         with self.bar(name, len(questions), "questions") as advance:
             store = extract(model, questions, self.folder / "scores" / f"{name}-{key[:8]}", what=what, progress=advance)
@@ -126,7 +126,7 @@ class Method:
 
     read: Callable[[MethodEntry], Any]
     """Makes settings of what the study says, before any model is loaded, and refuses what it does not know."""
-    fit: Callable[[Job, Any], Predict]
+    fit: Callable[[FitContext, Any], Predict]
     check: Callable[[Sequence[Question], Style, Any], None] = accept
     """Refuses questions (of a mixture and of all tests, with prompts) that it cannot be used on, before a model is loaded."""
     from_scores: bool = True

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from coral_lens.lens.fit import load_or_fit
 from coral_lens.lens.settings import FitSettings
-from coral_lens.methods.interface import Job, Method, Predict, QuestionSet, refuse_unknown, validated
+from coral_lens.methods.interface import FitContext, Method, Predict, QuestionSet, refuse_unknown, validated
 from coral_lens.records import Predictions
 
 if TYPE_CHECKING:
@@ -30,15 +30,15 @@ def lens_settings(entry: MethodEntry, options: dict[str, Any]) -> FitSettings:
     return validated(FitSettings, entry, options)
 
 
-def fit_lens(job: Job, settings: FitSettings) -> Predict:
+def fit_lens(context: FitContext, settings: FitSettings) -> Predict:
     """Fit a lens, or load it if it was fitted before."""
-    shared = {name: getattr(job.common, name) for name in ("base", "style", "layers", "validation", "seed")}
+    shared = {name: getattr(context.common, name) for name in ("base", "style", "layers", "validation", "seed")}
     lens = load_or_fit(
-        job.train.states,
+        context.train.states,
         replace(settings, **shared),
-        job.folder / "lens",
-        journal=job.folder / "search.jsonl",
-        bar=job.bar,
+        context.folder / "lens",
+        journal=context.folder / "search.jsonl",
+        bar=context.bar,
     )
 
     def predict(test: QuestionSet) -> dict[str, Predictions]:

@@ -21,7 +21,7 @@ from jaxtyping import Float
 from coral_lens.data.templates import LABEL, Listed, take_apart
 from coral_lens.errors import CoralError
 from coral_lens.lens.rules import BaseRule, base_probs
-from coral_lens.methods.interface import Job, Method, Predict, QuestionSet, no_options, options_of
+from coral_lens.methods.interface import FitContext, Method, Predict, QuestionSet, no_options, options_of
 from coral_lens.ragged import softmax
 from coral_lens.records import UNKNOWN, Predictions, Question, Scored, Style, predictions_of
 
@@ -126,16 +126,16 @@ def prior_for(priors: Priors, n: int) -> Float[np.ndarray, " letter"]:
 # --------------------------------------------------------------------------------------------------- contextual
 
 
-def fit_contextual(job: Job, _: None) -> Predict:
+def fit_contextual(context: FitContext, _: None) -> Predict:
     """Divide by what the model says of a prompt without content (Zhao et al. 2021), with the same worked examples."""
 
     def predict(test: QuestionSet) -> dict[str, Predictions]:
         empty = [without_content(q) for q in test.asked()]
         keys = [q.rendered.contexts[0] if q.rendered else f"{bool(q.passage)} {len(q.options)}" for q in empty]
         distinct = {key: replace(q, id=f"content-free {i}") for i, (key, q) in enumerate(zip(keys, empty, strict=True))}
-        scored = job.score(list(distinct.values()), "content-free")
-        priors = dict(zip(distinct, per_question(scored, job.common.base), strict=True))
-        probs = divided(per_question(test.states, job.common.base), [priors[key] for key in keys])
+        scored = context.score(list(distinct.values()), "content-free")
+        priors = dict(zip(distinct, per_question(scored, context.common.base), strict=True))
+        probs = divided(per_question(test.states, context.common.base), [priors[key] for key in keys])
         return {"": predictions_of("contextual-calibration", test.states, probs)}
 
     return predict
@@ -149,18 +149,18 @@ def batch_priors(probs: Ragged) -> Priors:
     return {n: np.mean([p for p in probs if len(p) == n], axis=0) for n in sorted({len(p) for p in probs})}
 
 
-def fit_batch(job: Job, _: None) -> Predict:
+def fit_batch(context: FitContext, _: None) -> Predict:
     """Divide by the mean probabilities of the validation questions."""
-    everyone = per_question(job.train.states, job.common.base)
-    priors = batch_priors([everyone[i] for i in job.validation()])
-    return dividing("batch-calibration", priors, job)
+    everyone = per_question(context.train.states, context.common.base)
+    priors = batch_priors([everyone[i] for i in context.validation()])
+    return dividing("batch-calibration", priors, context)
 
 
-def dividing(method: str, priors: Priors, job: Job) -> Predict:
+def dividing(method: str, priors: Priors, context: FitContext) -> Predict:
     """Return a function that divides the preferences out of a test set."""
 
     def predict(test: QuestionSet) -> dict[str, Predictions]:
-        probs = per_question(test.states, job.common.base)
+        probs = per_question(test.states, context.common.base)
         found = divided(probs, [prior_for(priors, len(p)) for p in probs])
         return {"": predictions_of(method, test.states, found)}
 
@@ -170,12 +170,12 @@ def dividing(method: str, priors: Priors, job: Job) -> Predict:
 # ---------------------------------------------------------------------------------------- cyclic permutations
 
 
-def permuted(job: Job, asked: Sequence[Question], probs: Ragged, name: str) -> list[np.ndarray]:
+def permuted(context: FitContext, asked: Sequence[Question], probs: Ragged, name: str) -> list[np.ndarray]:
     """Return for each question [shift, letter]: the letters' probabilities under every cyclic order of its options."""
     todo = [(i, shift) for i, q in enumerate(asked) for shift in range(1, len(q.options))]
-    scored = job.score([reordered(asked[i], shift) for i, shift in todo], name)
+    scored = context.score([reordered(asked[i], shift) for i, shift in todo], name)
     found: list[list[np.ndarray]] = [[p] for p in probs]
-    for (i, _), p in zip(todo, per_question(scored, job.common.base), strict=True):
+    for (i, _), p in zip(todo, per_question(scored, context.common.base), strict=True):
         found[i].append(p)
     return [np.stack(some) for some in found]
 
@@ -204,23 +204,23 @@ class PriDeSettings:
             raise CoralError(f"questions must be at least 1. Got {self.questions} instead.")
 
 
-def fit_pride(job: Job, settings: PriDeSettings) -> Predict:
+def fit_pride(context: FitContext, settings: PriDeSettings) -> Predict:
     """Divide by the preference that cyclic orders of a few validation questions show (Zheng et al. 2024)."""
-    everyone, asked = per_question(job.train.states, job.common.base), job.train.asked()
-    drawn = np.random.default_rng(job.common.seed).permutation(job.validation())  # of all sources alike
+    everyone, asked = per_question(context.train.states, context.common.base), context.train.asked()
+    drawn = np.random.default_rng(context.common.seed).permutation(context.validation())  # of all sources alike
     priors: Priors = {}
     for n in sorted({len(everyone[i]) for i in drawn}):
         some = sorted([i for i in drawn if len(everyone[i]) == n][: settings.questions])
-        observed = permuted(job, [asked[i] for i in some], [everyone[i] for i in some], f"orders-of-{n}")
+        observed = permuted(context, [asked[i] for i in some], [everyone[i] for i in some], f"orders-of-{n}")
         priors[n] = np.mean([letter_prior(o) for o in observed], axis=0)
-    return dividing("pride", priors, job)
+    return dividing("pride", priors, context)
 
 
-def fit_cyclic(job: Job, _: None) -> Predict:
+def fit_cyclic(context: FitContext, _: None) -> Predict:
     """Ask every test question in every cyclic order of its options, and average what each option gets."""
 
     def predict(test: QuestionSet) -> dict[str, Predictions]:
-        observed = permuted(job, test.asked(), per_question(test.states, job.common.base), "orders")
+        observed = permuted(context, test.asked(), per_question(test.states, context.common.base), "orders")
         probs = np.concatenate([averaged(o) for o in observed])
         return {"": predictions_of("cyclic", test.states, probs)}
 

@@ -1,6 +1,6 @@
 """The table of methods that a study may name. Each is fitted on a training mixture and then turns test sets into Predictions.
 
-A new method is one more row: a file that ends in a Method (see `jobs`) and a line here.
+A new method is one more row: a file that ends in a Method (see `interface`) and a line here.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from coral_lens.lens.settings import FitSettings
-from coral_lens.methods.interface import Job, QuestionSet, prompts_digest
+from coral_lens.methods.interface import FitContext, QuestionSet, prompts_digest
 from coral_lens.methods.lens import OF_THE_STUDY
 from coral_lens.methods.registry import METHODS
 from coral_lens.records import Predictions, predictions_of
@@ -26,20 +26,20 @@ Rows = dict[str, dict[str, Predictions]]
 """By test set, then by row of its table."""
 
 
-def method_predictions(job: Job, entry: MethodEntry, settings: Any, tests: Sequence[QuestionSet]) -> Rows:
+def method_predictions(context: FitContext, entry: MethodEntry, settings: Any, tests: Sequence[QuestionSet]) -> Rows:
     """Return a method's predictions of every test set; it is fitted only if some are not on the disk yet."""
     method = METHODS[entry.kind]
-    about = [entry.kind, plain(settings), plain(job.common), digest(job.train.states.manifest)]
+    about = [entry.kind, plain(settings), plain(context.common), digest(context.train.states.manifest)]
     about += method.depends(settings)
     keys = {t.name: digest([*about, digest(t.states.manifest), *adapted_on(t)]) for t in tests}
-    paths = {t.name: job.folder / "predictions" / f"{file_name(t.name)}.json" for t in tests}
+    paths = {t.name: context.folder / "predictions" / f"{file_name(t.name)}.json" for t in tests}
     found = {t.name: read_rows(paths[t.name], keys[t.name], t) for t in tests}
     missing = [t for t in tests if found[t.name] is None]
     if missing:
-        costs = CostRecord(job.folder)
-        job = replace(job, model=costs.uncounted(job.model))
-        with costs.measuring("training", len(job.train.states.questions)):
-            predict = method.fit(job, settings)
+        costs = CostRecord(context.folder)
+        context = replace(context, model=costs.uncounted(context.model))
+        with costs.measuring("training", len(context.train.states.questions)):
+            predict = method.fit(context, settings)
         for test in missing:
             with costs.measuring(test.name, len(test.states.questions)):
                 rows = predict(test)

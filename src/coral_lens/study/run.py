@@ -28,7 +28,7 @@ from coral_lens.lens.fit import check_questions
 from coral_lens.lens.rules import base_probs
 from coral_lens.lens.settings import FitSettings
 from coral_lens.methods.entry import MethodEntry
-from coral_lens.methods.interface import NOTES, Job, QuestionSet, prompts_digest
+from coral_lens.methods.interface import NOTES, FitContext, QuestionSet, prompts_digest
 from coral_lens.methods.registry import CONTROLS, METHODS, ZERO_SHOT, read_method
 from coral_lens.metrics.scores import score
 from coral_lens.progress import Bar, silent
@@ -256,8 +256,8 @@ class Walk:
         for entry, settings in self.prepared.methods:
             at = method_folder(place, entry, settings)
             for i, seed in enumerate(self.study.seeds):
-                job = Job(self.model, train, self._common(plan, seed), at / str(seed), self.bar)
-                for test, found in method_predictions(job, entry, settings, tests).items():
+                context = FitContext(self.model, train, self._common(plan, seed), at / str(seed), self.bar)
+                for test, found in method_predictions(context, entry, settings, tests).items():
                     if i == 0:
                         rows[test] |= found
                     add_scores(seeds[test], found)

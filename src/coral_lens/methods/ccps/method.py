@@ -45,7 +45,7 @@ from coral_lens.methods.ccps.perturbation import (
     option_features,
     radii_of,
 )
-from coral_lens.methods.interface import Job, Method, Predict, QuestionSet, options_of
+from coral_lens.methods.interface import FitContext, Method, Predict, QuestionSet, options_of
 from coral_lens.records import Predictions, Question, predictions_of
 from coral_lens.storage.files import digest, file_name, read_json, write_atomic, write_json
 
@@ -133,15 +133,15 @@ def varying(
 
 
 def read_features(
-    job: Job, name: str, questions: Sequence[Question], settings: CcpsSettings
+    context: FitContext, name: str, questions: Sequence[Question], settings: CcpsSettings
 ) -> Float[np.ndarray, "row feature"]:
-    """Score questions and return the features of their options; what is finished is kept in the job's folder."""
-    model = job.model()
+    """Score questions and return the features of their options; what is finished is kept in the method's folder."""
+    model = context.model()
     reader = PerturbationFeatures(head_of(model), settings.radii, settings.push)
     about = {"method": "ccps", "radii": list(settings.radii), "push": settings.push}
     readings = Readings((reader,), about, row_bytes=8 * len(option_features(settings.radii)))
-    what = Extraction((), job.common.style, readings=readings)
-    return job.extract(model, questions, file_name(name), what=what).reading("features")
+    what = Extraction((), context.common.style, readings=readings)
+    return context.extract(model, questions, file_name(name), what=what).reading("features")
 
 
 # ----------------------------------------------------------------------------------------------------------- choosing
@@ -251,9 +251,9 @@ def n_steps(settings: CcpsSettings) -> int:
 # ---------------------------------------------------------------------------------------------------------- the method
 
 
-def parts_of(job: Job, features: Float[np.ndarray, "row feature"]) -> Parts:
+def parts_of(context: FitContext, features: Float[np.ndarray, "row feature"]) -> Parts:
     """Divide the options as all methods do, and refuse too few."""
-    table, held_out = job.data.table, rows_of(job.data.table.offsets, job.data.covered)
+    table, held_out = context.data.table, rows_of(context.data.table.offsets, context.data.covered)
     y = correct_rows(table)
     right, wrong = int(y[~held_out].sum()), int((1 - y[~held_out]).sum())
     if min(right, wrong) < FEWEST:
@@ -264,22 +264,22 @@ def parts_of(job: Job, features: Float[np.ndarray, "row feature"]) -> Parts:
     return Parts(Examples(features[~held_out], y[~held_out]), Examples(features[held_out], y[held_out]))
 
 
-def load_or_fit(job: Job, settings: CcpsSettings) -> Ccps:
-    """Return the networks in the job's folder if they were fitted on the same questions, else fit and keep them."""
-    path, tensors = job.folder / "ccps.json", job.folder / "ccps.safetensors"
-    key = digest([job.train.states.manifest, job.common.validation, job.common.seed])
+def load_or_fit(context: FitContext, settings: CcpsSettings) -> Ccps:
+    """Return the networks in the method's folder if they were fitted on the same questions, else fit and keep them."""
+    path, tensors = context.folder / "ccps.json", context.folder / "ccps.safetensors"
+    key = digest([context.train.states.manifest, context.common.validation, context.common.seed])
     if path.exists() and tensors.exists() and (known := read_json(path)).get("key") == key:
-        job.note("chosen", known["chosen"])
+        context.note("chosen", known["chosen"])
         return loaded(load_tensors(tensors.read_bytes()), known["chosen"], settings)
-    parts = parts_of(job, read_features(job, job.train.name, job.train.asked(), settings))
-    with job.bar("training", n_steps(settings), "steps") as advance:
-        trainer = Trainer(parts, settings.radii, seed=job.common.seed, on_step=advance)
+    parts = parts_of(context, read_features(context, context.train.name, context.train.asked(), settings))
+    with context.bar("training", n_steps(settings), "steps") as advance:
+        trainer = Trainer(parts, settings.radii, seed=context.common.seed, on_step=advance)
         chosen = choose(trainer, settings)
     fitted = trainer.found[chosen][1]
     write_atomic(tensors, save_tensors(fitted.tensors()))
     tried = [choice.record() | {"auroc": auroc} for choice, (auroc, _) in trainer.found.items()]
     write_json(path, {"key": key, "chosen": chosen.record(), "tried": tried})
-    job.note("chosen", chosen.record())
+    context.note("chosen", chosen.record())
     return fitted
 
 
@@ -291,15 +291,15 @@ def loaded(tensors: dict[str, Tensor], chosen: dict[str, Any], settings: CcpsSet
     return Ccps(tensors["columns"].numpy(), standardiser, confidence)
 
 
-def fit_ccps(job: Job, settings: CcpsSettings) -> Predict:
+def fit_ccps(context: FitContext, settings: CcpsSettings) -> Predict:
     """Fit on the training questions; test questions are scored in a pass of their own, which reads their features."""
-    fitted = load_or_fit(job, settings)
+    fitted = load_or_fit(context, settings)
 
     def predict(test: QuestionSet) -> dict[str, Predictions]:
-        features, offsets = read_features(job, test.name, test.asked(), settings), test.states.table.offsets
+        features, offsets = read_features(context, test.name, test.asked(), settings), test.states.table.offsets
         methods = {"": fitted}
         if settings.adapt and test.adapt:
-            methods[" adapted"] = adapted(job, fitted, test.adapt(), settings)
+            methods[" adapted"] = adapted(context, fitted, test.adapt(), settings)
         return {
             name: predictions_of(f"ccps{name}", test.states, normalised(method(features), offsets))
             for name, method in methods.items()
@@ -308,18 +308,18 @@ def fit_ccps(job: Job, settings: CcpsSettings) -> Predict:
     return predict
 
 
-def adapted(job: Job, fitted: Ccps, questions: Sequence[Question], settings: CcpsSettings) -> Ccps:
+def adapted(context: FitContext, fitted: Ccps, questions: Sequence[Question], settings: CcpsSettings) -> Ccps:
     """Return the method with its classifier trained further on questions of another task."""
     if len(questions) < FEWEST:
         raise CoralError(
             f"CCPS adapts on at least {FEWEST} questions. Got {len(questions)}; leave adapt out of the test."
         )
-    features = read_features(job, f"{questions[0].task} adaptation", questions, settings)
+    features = read_features(context, f"{questions[0].task} adaptation", questions, settings)
     y = np.concatenate([np.arange(len(q.options)) == q.answer for q in questions]).astype(np.float64)
     examples = Examples(fitted.standardiser(features[:, fitted.columns]), y)
-    with job.bar("adapting", settings.steps, "steps") as advance:
+    with context.bar("adapting", settings.steps, "steps") as advance:
         confidence = adapt_classifier(
-            fitted.confidence, examples, settings.network, seed=job.common.seed, on_step=advance
+            fitted.confidence, examples, settings.network, seed=context.common.seed, on_step=advance
         )
     return replace(fitted, confidence=confidence)
 

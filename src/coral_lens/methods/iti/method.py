@@ -28,7 +28,7 @@ from coral_lens.engine.trees import shared_context
 from coral_lens.engine.variants import Variants, score_variants
 from coral_lens.errors import CoralError
 from coral_lens.lens.rules import base_probs, correct_rows
-from coral_lens.methods.interface import Job, Method, Predict, QuestionSet, options_of
+from coral_lens.methods.interface import FitContext, Method, Predict, QuestionSet, options_of
 from coral_lens.methods.iti.head_probes import accuracies, class_weights, fit_probes, mean_shift, spreads, unit
 from coral_lens.metrics.scores import metric_named
 from coral_lens.records import Predictions, predictions_of
@@ -84,14 +84,16 @@ class ItiSettings:
 # -------------------------------------------------------------------------------------------------------------- heads
 
 
-def read_heads(job: Job) -> ActivationStore:
+def read_heads(context: FitContext) -> ActivationStore:
     """Score the training questions and keep what every head puts out at each option's last token."""
-    model = job.model()
+    model = context.model()
     refuse_fused(model)
     blocks = tuple(range(1, model.n_layers + 1))
     width = sum(p.get_parameter("weight").numel() for p in model.projections) // model.width
     readings = Readings((HeadInputs(blocks, model.n_heads),), {"heads": "last token"}, row_bytes=2 * width)
-    return job.extract(model, job.train.asked(), "heads", what=Extraction((), job.common.style, readings=readings))
+    return context.extract(
+        model, context.train.asked(), "heads", what=Extraction((), context.common.style, readings=readings)
+    )
 
 
 def refuse_fused(model: Model) -> None:
@@ -126,16 +128,16 @@ class HeadScan:
         return [(int(b) + 1, int(h)) for b, h in zip(blocks, heads, strict=True)]
 
 
-def scan_heads(job: Job, store: ActivationStore, settings: ItiSettings) -> HeadScan:
+def scan_heads(context: FitContext, store: ActivationStore, settings: ItiSettings) -> HeadScan:
     """Fit a probe on every head with the training questions, judge it on the validation questions, and take directions."""
-    data = job.data
+    data = context.data
     y, held_out = correct_rows(data.table), rows_of(data.table.offsets, data.covered)
     refuse_few(y[~held_out], "training")
     weights, judged = (class_weights(y[rows], balanced=settings.balanced) for rows in (~held_out, held_out))
     accuracy: list[np.ndarray] = []
     found: dict[str, list[np.ndarray]] = {name: [] for name in settings.directions}
     n_blocks = store.manifest["model"]["layers"]
-    with job.bar("probing heads", n_blocks, "blocks") as advance:
+    with context.bar("probing heads", n_blocks, "blocks") as advance:
         for layer in range(1, n_blocks + 1):
             states = store.reading(heads_name(layer)).astype(np.float32)
             train = states[~held_out]
@@ -205,38 +207,38 @@ def candidates(scan: HeadScan, settings: ItiSettings) -> list[Candidate]:
 
 
 def validation_scores(
-    job: Job, scan: HeadScan, tried: Sequence[Candidate], settings: ItiSettings
+    context: FitContext, scan: HeadScan, tried: Sequence[Candidate], settings: ItiSettings
 ) -> Float[np.ndarray, " candidate"]:
     """Return each candidate's validation score; the contexts of the questions run through the model once for all."""
-    model, data, chosen = job.model(), job.data, job.validation(settings.questions)
-    asked = job.train.asked()
-    prompts = prepare([asked[i] for i in chosen], job.common.style, model).prompts
+    model, data, chosen = context.model(), context.data, context.validation(settings.questions)
+    asked = context.train.asked()
+    prompts = prepare([asked[i] for i in chosen], context.common.style, model).prompts
     shifts = [shift_of(scan, c) for c in tried]
     about = {"prompts": digest([[p.contexts, p.options] for p in prompts]), "edits": [s.edited().about for s in shifts]}
     variants = Variants([[s.edit()] for s in shifts], {"weights": model.fingerprint["weights"], **about})
-    folder = job.folder / f"tuning-{digest(variants.about)[:8]}"
-    with job.bar("trying shifts", len(prompts) * len(shifts), "questions") as advance:
+    folder = context.folder / f"tuning-{digest(variants.about)[:8]}"
+    with context.bar("trying shifts", len(prompts) * len(shifts), "questions") as advance:
         found = score_variants(model, prompts, variants, folder, packing=choose_packing(model), progress=advance)
     mask = np.isin(np.arange(len(data.questions)), chosen)
     rows, scores = rows_of(data.table.offsets, mask), []
     for logprobs in found:
         scored = data.table.logprobs.copy()
         scored[rows] = logprobs
-        probs = base_probs(replace(data.table, logprobs=scored), job.common.base)
+        probs = base_probs(replace(data.table, logprobs=scored), context.common.base)
         scores.append(data.scores(probs, [settings.criterion], mask)[settings.criterion])
     return np.array(scores)
 
 
-def choose_shift(job: Job, settings: ItiSettings) -> tuple[Shift, dict[str, Any]]:
+def choose_shift(context: FitContext, settings: ItiSettings) -> tuple[Shift, dict[str, Any]]:
     """Return the shift with the best validation score, the first of equals, and the record of the choice."""
-    scan = scan_heads(job, read_heads(job), settings)
+    scan = scan_heads(context, read_heads(context), settings)
     tried = candidates(scan, settings)
-    scores = validation_scores(job, scan, tried, settings)
+    scores = validation_scores(context, scan, tried, settings)
     best = int(np.argmax(scores) if metric_named(settings.criterion).higher_is_better else np.argmin(scores))
     chosen = tried[best]
     record = {
         "criterion": settings.criterion,
-        "validation_questions": len(job.validation(settings.questions)),
+        "validation_questions": len(context.validation(settings.questions)),
         "chosen": vars(chosen) | {settings.criterion: float(scores[best])},
         "tried": [vars(c) | {settings.criterion: float(s)} for c, s in zip(tried, scores, strict=True)],
         "heads": [
@@ -247,31 +249,31 @@ def choose_shift(job: Job, settings: ItiSettings) -> tuple[Shift, dict[str, Any]
     return shift_of(scan, chosen), record
 
 
-def load_or_choose(job: Job, settings: ItiSettings) -> Shift:
-    """Return the shift in the job's folder if it was chosen on the same questions, else choose one and keep it."""
-    path, tensors = job.folder / "iti.json", job.folder / "iti.safetensors"
-    key = digest([job.train.states.manifest, job.common.base, job.common.validation, job.common.seed])
+def load_or_choose(context: FitContext, settings: ItiSettings) -> Shift:
+    """Return the shift in the method's folder if it was chosen on the same questions, else choose one and keep it."""
+    path, tensors = context.folder / "iti.json", context.folder / "iti.safetensors"
+    key = digest([context.train.states.manifest, context.common.base, context.common.validation, context.common.seed])
     if path.exists() and tensors.exists() and (known := read_json(path)).get("key") == key:
-        job.note("chosen", known["chosen"])
+        context.note("chosen", known["chosen"])
         return Shift(load_tensors(tensors.read_bytes())["directions"].numpy(), known["chosen"]["alpha"])
-    shift, record = choose_shift(job, settings)
+    shift, record = choose_shift(context, settings)
     write_atomic(tensors, save_tensors({"directions": torch.from_numpy(shift.directions)}))
     write_json(path, {"key": key, **record})
-    job.note("chosen", record["chosen"])
+    context.note("chosen", record["chosen"])
     return shift
 
 
-def fit_iti(job: Job, settings: ItiSettings) -> Predict:
+def fit_iti(context: FitContext, settings: ItiSettings) -> Predict:
     """Choose heads, direction and strength; test questions are then scored under the shift, in a pass of their own."""
-    edited = load_or_choose(job, settings).edited()
+    edited = load_or_choose(context, settings).edited()
 
     def predict(test: QuestionSet) -> dict[str, Predictions]:
-        model, questions = job.model(), test.asked()
-        apart = any(shared_context(p) is None for p in prepare(questions, job.common.style, model).prompts)
+        model, questions = context.model(), test.asked()
+        apart = any(shared_context(p) is None for p in prepare(questions, context.common.style, model).prompts)
         # in a tree the context of one option could hold the last context token of another, which is shifted
-        what = Extraction((), job.common.style, packing="plain" if apart else None, edited=edited)
-        table = job.extract(model, questions, file_name(test.name), what=what).table
-        return {"": predictions_of("iti", test.states, base_probs(table, job.common.base))}
+        what = Extraction((), context.common.style, packing="plain" if apart else None, edited=edited)
+        table = context.extract(model, questions, file_name(test.name), what=what).table
+        return {"": predictions_of("iti", test.states, base_probs(table, context.common.base))}
 
     return predict
 

@@ -19,7 +19,7 @@ from jaxtyping import Float
 
 from coral_lens.engine.generation import Generated, GenerationSettings
 from coral_lens.errors import CoralError, nearest
-from coral_lens.methods.interface import Job, Method, Predict, QuestionSet, options_of
+from coral_lens.methods.interface import FitContext, Method, Predict, QuestionSet, options_of
 from coral_lens.methods.steerconf.answers import Said, read_answer
 from coral_lens.methods.steerconf.prompts import STEERING, option_texts, verbal_prompt
 from coral_lens.methods.steerconf.texts import written
@@ -161,23 +161,23 @@ class Heard:
 class Interview:
     """Asks questions in one way after another."""
 
-    job: Job
+    context: FitContext
     settings: SteerConfSettings
 
     def hear(self, questions: Sequence[Question], name: str, choice: Choice) -> Heard:
         """Ask all questions in one way, as often as it says."""
-        model = self.job.model()
+        model = self.context.model()
         wrap = model.chat_template if getattr(model.tokenizer, "chat_template", None) else None
         prompts = [verbal_prompt(q, choice.prompt, thinking=choice.thinking, wrap=wrap) for q in questions]
         how = GenerationSettings(
             max_new_tokens=self.settings.max_new_tokens,
             temperature=choice.temperature,
             n_samples=choice.samples,
-            seed=self.job.common.seed,
+            seed=self.context.common.seed,
             batch_size=self.settings.batch_size,
         )
         label = f"{name}-{choice.prompt}-{'cot' if choice.thinking else 'direct'}-{choice.temperature}"
-        answers: list[list[Generated]] = written(self.job, prompts, label, settings=how)
+        answers: list[list[Generated]] = written(self.context, prompts, label, settings=how)
         read = [
             [read_answer(a.text, option_texts(q)) for a in some] for q, some in zip(questions, answers, strict=True)
         ]
@@ -215,22 +215,22 @@ def choose_interview(interview: Interview, questions: Sequence[Question], judge:
         first = best(screened, names[:1], [settings.screening])
         asked = [replace(first, temperature=temp, samples=most) for temp in settings.temperatures]
     chosen = best(asked, names, settings.samples)
-    write_json(interview.job.folder / "choice.json", {"chosen": asdict(chosen), "tried": trace})
+    write_json(interview.context.folder / "choice.json", {"chosen": asdict(chosen), "tried": trace})
     return chosen
 
 
-def fit_steerconf(job: Job, settings: SteerConfSettings) -> Predict:
+def fit_steerconf(context: FitContext, settings: SteerConfSettings) -> Predict:
     """Choose how to ask on validation questions; nothing else is fitted."""
-    interview = Interview(job, settings)
-    numbers, asked = job.validation(settings.questions), job.train.asked()
+    interview = Interview(context, settings)
+    numbers, asked = context.validation(settings.questions), context.train.asked()
     questions = [asked[i] for i in numbers]
     chosen = choose_interview(interview, questions, judge_of(questions, settings.criterion))
-    job.note("chosen", asdict(chosen))
+    context.note("chosen", asdict(chosen))
 
     def predict(test: QuestionSet) -> dict[str, Predictions]:
         questions = test.asked()
         heard = interview.hear(questions, file_name(test.name), chosen)
-        job.note(test.name, heard.failures(chosen.samples))
+        context.note(test.name, heard.failures(chosen.samples))
         probs = heard.probs([len(q.options) for q in questions], chosen.samples, chosen.aggregation)
         return {"": predictions_of("steerconf", test.states, probs)}
 

@@ -16,7 +16,7 @@ import torch
 
 from coral_lens.engine.generation import Generated, GenerationSettings, generate_answers
 from coral_lens.errors import CoralError
-from coral_lens.methods.interface import Job
+from coral_lens.methods.interface import FitContext
 from coral_lens.storage.files import canonical, digest, digest_bytes, read_json, versions, write_atomic, write_json
 from coral_lens.storage.shards import locked, thread_count
 
@@ -24,18 +24,24 @@ PIECE = 64
 """Prompts in a piece: what is lost when a run is killed, and the most that are answered at a time."""
 
 
-def written(job: Job, prompts: Sequence[str], name: str, *, settings: GenerationSettings) -> list[list[Generated]]:
+def written(
+    context: FitContext, prompts: Sequence[str], name: str, *, settings: GenerationSettings
+) -> list[list[Generated]]:
     """Return the model's answers to prompts, from the disk as far as they were written before."""
-    model = job.model()
+    model = context.model()
     about = {
         "prompts": list(prompts),
         "settings": asdict(settings),
         "weights": model.fingerprint["weights"],
         "piece": PIECE,
     }
-    folder = job.folder / "texts" / f"{name}-{digest(about)[:8]}"
+    folder = context.folder / "texts" / f"{name}-{digest(about)[:8]}"
     answers: list[list[Generated]] = []
-    with locked(folder), thread_count(threads_of(folder, about)), job.bar(name, len(prompts), "questions") as advance:
+    with (
+        locked(folder),
+        thread_count(threads_of(folder, about)),
+        context.bar(name, len(prompts), "questions") as advance,
+    ):
         for start in range(0, len(prompts), PIECE):
             path = folder / f"texts-{start // PIECE:05d}.jsonl"
             some = prompts[start : start + PIECE]

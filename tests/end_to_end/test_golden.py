@@ -1,7 +1,7 @@
 """What the release 0.1 saved loads, resumes and is made again as it was: store, lens, run and study of a tiny model.
 
 `tests/golden` was written by release 0.1. Where this machine computes the very same states as the one that wrote it, all that
-follows must be equal to the bit; on another processor, equal up to rounding. Versions, and digests that cover them, are no part of it.
+follows must be equal to the bit; on another processor, equal up to rounding. Versions are no part of it, nor digests of them.
 """
 
 from __future__ import annotations

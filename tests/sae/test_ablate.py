@@ -34,8 +34,8 @@ from coral_lens.sae.ablate import (
     WithoutFeature,
     ablate_batch,
     ablate_fully,
+    entry_groups,
     features_of,
-    groups_of,
     run_ablation,
     without,
 )
@@ -168,7 +168,7 @@ def test_long_rows_are_computed_few_at_a_time(tiny: Model, monkeypatch: pytest.M
     codes[:, -1] = 1.0
     rows, features = (codes > 0).any(dim=1).nonzero().T
     monkeypatch.setattr("coral_lens.sae.ablate.ENTRY_COLUMNS", 3 * n_keys)
-    groups = list(groups_of(rows, features, codes, batch))
+    groups = list(entry_groups(rows, features, codes, batch))
     assert max(map(len, groups)) == 3
     assert torch.cat(groups).sort().values.tolist() == list(range(len(rows)))
 

@@ -20,7 +20,7 @@ import numpy as np
 from coral_lens.data.questions import load_questions
 from coral_lens.data.splits import question_keys, sample
 from coral_lens.data.tasks import TaskOptions
-from coral_lens.engine.activations import ActivationStore, JoinedStore, Part
+from coral_lens.engine.activations import ActivationStore, JoinedStore, Subset
 from coral_lens.engine.extract import Extraction, all_layers, extract
 from coral_lens.engine.loading import load_model
 from coral_lens.lens.artefact import Lens, load_lens
@@ -103,7 +103,7 @@ def states(name: str, n: int | None, args: argparse.Namespace) -> ActivationStor
 def mixture(train: Sequence[ActivationStore], test: Sequence[ActivationStore]) -> tuple[JoinedStore, int]:
     """Join the training stores without questions that a test set has too."""
     known = np.concatenate([question_keys(s.questions) for s in test])
-    parts = [Part(s, ~np.isin(question_keys(s.questions), known)) for s in train]
+    parts = [Subset(s, ~np.isin(question_keys(s.questions), known)) for s in train]
     return JoinedStore(parts), sum(int((~p.keep).sum()) for p in parts)
 
 

@@ -28,7 +28,7 @@ from coral_lens.engine.loading import load_model
 from coral_lens.engine.packing import Plan, PlannedBatch, plan_for
 from coral_lens.engine.prompts import prepare
 from coral_lens.engine.readers import PooledResidual
-from coral_lens.engine.scoring import TOKEN_BUDGET, Prefixes, ScoredBatch, score, score_batch
+from coral_lens.engine.scoring import TOKEN_BUDGET, PrefixCaches, ScoredBatch, score, score_batch
 from coral_lens.records import Prompt, Style
 
 BUDGETS = (1024, TOKEN_BUDGET)
@@ -92,7 +92,7 @@ def divided(model: Model, prompts: Sequence[Prompt], plan: Plan) -> None:
 
 def side_by_side(workers: Sequence[Model], prompts: Sequence[Prompt], plan: Plan) -> None:
     """Score as many batches at a time as there are workers, in the order of the plan and with little look-ahead."""
-    free = deque((model, Prefixes(model)) for model in workers)
+    free = deque((model, PrefixCaches(model)) for model in workers)
 
     def scored(planned: PlannedBatch) -> ScoredBatch:
         torch.set_num_threads(1)  # OpenMP counts for each thread that Python starts

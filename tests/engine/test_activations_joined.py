@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from support.questions import toy_questions
 
-from coral_lens.engine.activations import ActivationStore, JoinedStore, Part
+from coral_lens.engine.activations import ActivationStore, JoinedStore, Subset
 from coral_lens.engine.architectures import Model
 from coral_lens.engine.extract import Extraction, extract
 from coral_lens.errors import CoralError
@@ -32,7 +32,7 @@ def stores(tiny: Model, tmp_path_factory: pytest.TempPathFactory) -> tuple[Activ
 def joined(stores: tuple[ActivationStore, ActivationStore]) -> JoinedStore:
     first, second = stores
     keep = np.arange(len(second.questions)) % 3 == 0
-    return JoinedStore([Part(first, np.ones(len(first.questions), dtype=bool)), Part(second, keep)])
+    return JoinedStore([Subset(first, np.ones(len(first.questions), dtype=bool)), Subset(second, keep)])
 
 
 def test_questions_and_rows_come_part_by_part(stores: tuple[ActivationStore, ActivationStore]) -> None:
@@ -56,7 +56,7 @@ def test_a_lens_is_fitted_on_it_as_on_any_store(stores: tuple[ActivationStore, A
 def test_another_choice_of_questions_is_another_digest(stores: tuple[ActivationStore, ActivationStore]) -> None:
     first, second = stores
     everything = [np.ones(len(s.questions), dtype=bool) for s in stores]
-    whole = JoinedStore([Part(first, everything[0]), Part(second, everything[1])])
+    whole = JoinedStore([Subset(first, everything[0]), Subset(second, everything[1])])
     assert whole.manifest["questions"] != joined(stores).manifest["questions"]
 
 
@@ -65,7 +65,7 @@ def test_states_of_another_style_are_refused(
 ) -> None:
     letters = extract(tiny, toy_questions(5), tmp_path, what=Extraction(layers=LAYERS, style=Style("letters")))
     with pytest.raises(CoralError, match="prompt styles differ"):
-        JoinedStore([Part(s, np.ones(len(s.questions), dtype=bool)) for s in (stores[0], letters)])
+        JoinedStore([Subset(s, np.ones(len(s.questions), dtype=bool)) for s in (stores[0], letters)])
 
 
 def test_states_of_another_model_are_refused(stores: tuple[ActivationStore, ActivationStore]) -> None:
@@ -73,4 +73,4 @@ def test_states_of_another_model_are_refused(stores: tuple[ActivationStore, Acti
     stranger = ActivationStore(second.folder)
     stranger.manifest = {**second.manifest, "model": {**second.manifest["model"], "weights": "0" * 64}}
     with pytest.raises(CoralError, match="their model's weights are"):
-        JoinedStore([Part(s, np.ones(len(s.questions), dtype=bool)) for s in (first, stranger)])
+        JoinedStore([Subset(s, np.ones(len(s.questions), dtype=bool)) for s in (first, stranger)])

@@ -14,7 +14,7 @@ from coral_lens.engine.architectures import BLOCK_FAMILIES
 from coral_lens.engine.batches import lay_out
 from coral_lens.engine.packing import plan_for
 from coral_lens.engine.readers import PooledResidual
-from coral_lens.engine.scoring import Prefixes, score_batch
+from coral_lens.engine.scoring import PrefixCaches, score_batch
 from coral_lens.records import Prompt
 
 IN_BLOCKS = {"llama", "mistral", "qwen2", "qwen3", "phi3", "phi3-longrope"}
@@ -79,7 +79,7 @@ def test_one_row_and_padded_rows_score_alike() -> None:
             batch = lay_out(prompts, planned, joined=joined)
             assert bool(batch.blocks) == joined
             assert not joined or int(batch.lengths.sum()) == batch.input_ids.numel()
-            scored.append(score_batch(model, batch, readers=[PooledResidual((0, 2))], prefixes=Prefixes(model)))
+            scored.append(score_batch(model, batch, readers=[PooledResidual((0, 2))], prefixes=PrefixCaches(model)))
         torch.testing.assert_close(scored[0].logprobs, scored[1].logprobs, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(scored[0].readings, scored[1].readings)
 

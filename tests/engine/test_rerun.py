@@ -18,7 +18,7 @@ from coral_lens.engine.edits import EditPlace, ReplaceStates, edited_positions
 from coral_lens.engine.hooks import Site
 from coral_lens.engine.packing import Packing, plan_for
 from coral_lens.engine.rerun import Checkpoint, capture, prefix_states, rerun
-from coral_lens.engine.scoring import Prefixes, score_batch
+from coral_lens.engine.scoring import PrefixCaches, score_batch
 from coral_lens.engine.trees import build_tree
 from coral_lens.errors import CoralError
 from coral_lens.records import Prompt
@@ -207,7 +207,7 @@ def test_only_positions_that_change_a_prediction_are_computed(
 
 
 def test_states_that_have_not_changed_give_the_bits_of_the_engine(any_tiny: Model) -> None:
-    prefixes = Prefixes(any_tiny)
+    prefixes = PrefixCaches(any_tiny)
     for batch in few_shot_batches(any_tiny):
         checkpoint = capture(any_tiny, batch, 2, prefixes=prefixes)
         assert torch.equal(checkpoint.logprobs, score_batch(any_tiny, batch, prefixes=prefixes).logprobs)

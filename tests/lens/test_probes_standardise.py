@@ -15,7 +15,7 @@ from support.planted import planted_rows, ragged_folds
 from coral_lens.lens.probes.mlp import MlpSettings, fit_mlp
 from coral_lens.lens.probes.ridge import fit_ridge_folds, fit_ridge_path
 from coral_lens.lens.probes.standardise import fit_standardiser, r_squared
-from coral_lens.storage import arrays as scratch
+from coral_lens.storage import arrays
 
 SMALL = MlpSettings(hidden=(16, 8), max_epochs=8, batch_size=32)
 
@@ -61,7 +61,7 @@ def test_streaming_in_chunks_equals_doing_it_at_once(monkeypatch: pytest.MonkeyP
     whole, whole_scale = fit_ridge_folds(z, r, folds)[0], fit_standardiser(z)
     mlp = fit_mlp((z, r), (z, r), SMALL, seed=0)
     at_once = [mlp.predict(z), fit_ridge_path(z, r)[3].predict(z), whole_scale(z)]
-    monkeypatch.setattr(scratch, "CHUNK_BYTES", 8 * 12 * 10)
+    monkeypatch.setattr(arrays, "CHUNK_BYTES", 8 * 12 * 10)
     scale = fit_standardiser(z)
     np.testing.assert_allclose(scale.mean, whole_scale.mean, rtol=1e-6)
     np.testing.assert_allclose(scale.scale, whole_scale.scale, rtol=1e-6)

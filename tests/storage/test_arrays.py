@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.planted import PlantedStore
 
-from coral_lens.engine.activations import JoinedStore, Part
+from coral_lens.engine.activations import JoinedStore, Subset
 from coral_lens.errors import CoralError
 from coral_lens.lens import choose as choosing
 from coral_lens.lens.artefact import Lens
@@ -22,14 +22,14 @@ from coral_lens.lens.probes.mlp import MlpSettings
 from coral_lens.lens.probes.registry import KINDS
 from coral_lens.lens.settings import FitSettings
 from coral_lens.records import offsets_of
-from coral_lens.storage import arrays as scratch
+from coral_lens.storage import arrays
 from coral_lens.storage.arrays import (
+    allocate,
     chunks,
-    let_go,
     mapping_of,
-    pieces,
     question_chunks,
-    room,
+    release,
+    row_chunks,
     scratch_folder,
     side_by_side,
 )
@@ -38,21 +38,21 @@ from coral_lens.storage.arrays import (
 @pytest.fixture
 def in_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """However small a matrix is, it goes to a file."""
-    monkeypatch.setattr(scratch, "IN_MEMORY", 0)
-    monkeypatch.setattr(scratch, "scratch_folder", lambda: tmp_path)
+    monkeypatch.setattr(arrays, "IN_MEMORY", 0)
+    monkeypatch.setattr(arrays, "scratch_folder", lambda: tmp_path)
     return tmp_path
 
 
 def test_a_small_matrix_is_in_memory_and_a_large_one_in_a_file_without_a_name(in_files: Path) -> None:
-    z = room(5, 3)
+    z = allocate(5, 3)
     z[:] = np.arange(15).reshape(5, 3)
     assert mapping_of(z) is not None
     assert mapping_of(z[1:3]) is not None
     assert list(in_files.iterdir()) == []
-    let_go(z, np.ones(3))
-    assert z[4].tolist() == [12.0, 13.0, 14.0]  # what was let go is read again
-    scratch.IN_MEMORY = 60
-    assert mapping_of(room(5, 3)) is None
+    release(z, np.ones(3))
+    assert z[4].tolist() == [12.0, 13.0, 14.0]  # what was released is read again
+    arrays.IN_MEMORY = 60
+    assert mapping_of(allocate(5, 3)) is None
 
 
 def test_a_full_disk_is_one_sentence(in_files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +61,7 @@ def test_a_full_disk_is_one_sentence(in_files: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(CoralError, match=r"Cannot write .*: no space left on the disk"):
-        room(5, 3)
+        allocate(5, 3)
 
 
 def test_large_files_go_to_tmpdir_if_it_is_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -71,23 +71,23 @@ def test_large_files_go_to_tmpdir_if_it_is_set(monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_chunks_cover_every_row_once() -> None:
-    width = scratch.CHUNK_BYTES // 8 // 10  # ten rows a chunk
-    assert [(c.start, c.stop) for c in chunks(25, width)] == [(0, 10), (10, 20), (20, 25)]
-    assert [(c.start, c.stop) for c in chunks(2, 10**12)] == [(0, 1), (1, 2)]
+    width = arrays.CHUNK_BYTES // 8 // 10  # ten rows a chunk
+    assert [(c.start, c.stop) for c in row_chunks(25, width)] == [(0, 10), (10, 20), (20, 25)]
+    assert [(c.start, c.stop) for c in row_chunks(2, 10**12)] == [(0, 1), (1, 2)]
 
 
 def test_what_is_in_memory_is_one_piece_and_what_is_mapped_comes_in_chunks(
     in_files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scratch, "CHUNK_BYTES", 8 * 3 * 2)  # two rows a chunk
-    assert list(pieces(np.ones((5, 3)))) == [slice(0, 5)]
-    assert list(pieces(room(5, 3))) == [slice(0, 2), slice(2, 4), slice(4, 5)]
+    monkeypatch.setattr(arrays, "CHUNK_BYTES", 8 * 3 * 2)  # two rows a chunk
+    assert list(chunks(np.ones((5, 3)))) == [slice(0, 5)]
+    assert list(chunks(allocate(5, 3))) == [slice(0, 2), slice(2, 4), slice(4, 5)]
 
 
 @given(st.lists(st.integers(2, 6), min_size=1, max_size=30), st.integers(1, 12))
 def test_chunks_of_questions_cover_them_in_order_and_divide_none(sizes: list[int], rows_a_chunk: int) -> None:
     offsets = offsets_of(sizes)
-    found = list(question_chunks(offsets, scratch.CHUNK_BYTES // 8 // rows_a_chunk))
+    found = list(question_chunks(offsets, arrays.CHUNK_BYTES // 8 // rows_a_chunk))
     assert [q for questions, _ in found for q in range(questions.start, questions.stop)] == list(range(len(sizes)))
     for questions, rows in found:
         assert (rows.start, rows.stop) == (offsets[questions.start], offsets[questions.stop])
@@ -109,7 +109,7 @@ def fitted(settings: FitSettings) -> Lens:
     for store in (one, two):
         store.manifest["style"] = {}
     every, some = np.ones(60, dtype=bool), np.arange(60) % 7 > 0
-    lens: Lens = fit_store(JoinedStore([Part(one, every), Part(two, some)]), settings)
+    lens: Lens = fit_store(JoinedStore([Subset(one, every), Subset(two, some)]), settings)
     return lens
 
 
@@ -132,14 +132,14 @@ def test_a_fit_whose_states_are_in_files_is_the_fit_from_memory_to_the_bit(
     short = replace(KINDS["listwise-mlp"], settings=({"weight_decay": 1.0, "max_epochs": 2},))
     monkeypatch.setitem(KINDS, "listwise-mlp", short)
     from_files = fitted(settings)
-    monkeypatch.setattr(scratch, "IN_MEMORY", 2**30)
+    monkeypatch.setattr(arrays, "IN_MEMORY", 2**30)
     from_memory = fitted(settings)
     assert from_files.record() == from_memory.record()
     for ours, theirs in ((from_files.probe, from_memory.probe), (from_files.shift, from_memory.shift)):
         assert all(torch.equal(t, theirs.tensors()[name]) for name, t in ours.tensors().items())
     store = PlantedStore(20, signal={1: 2.0}, seed=9)
     expected = from_memory.apply(store)
-    monkeypatch.setattr(scratch, "IN_MEMORY", 0)
+    monkeypatch.setattr(arrays, "IN_MEMORY", 0)
     for method, probs in from_memory.apply(store).items():
         assert probs.tobytes() == expected[method].tobytes()
     assert list(in_files.iterdir()) == []
@@ -147,7 +147,7 @@ def test_a_fit_whose_states_are_in_files_is_the_fit_from_memory_to_the_bit(
 
 def test_small_chunks_change_a_fit_by_rounding_only(in_files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = fitted(FitSettings(lens="listwise"))
-    monkeypatch.setattr(scratch, "CHUNK_BYTES", 8 * 8 * 10)  # ten rows a chunk
+    monkeypatch.setattr(arrays, "CHUNK_BYTES", 8 * 8 * 10)  # ten rows a chunk
     chunked = fitted(FitSettings(lens="listwise"))
     store = PlantedStore(20, signal={1: 2.0}, seed=9)
     expected = whole.apply(store)

@@ -24,7 +24,7 @@ from coral_lens.lens.probes.standardise import fit_standardiser, r_squared, refu
 from coral_lens.lens.rules import BaseRule, base_probs, correct_rows, residuals, steer
 from coral_lens.lens.training_data import fold_masks
 from coral_lens.records import OptionTable, Predictions, Question, Scored, groups_of, offsets_of
-from coral_lens.storage.arrays import chunks, room
+from coral_lens.storage.arrays import allocate, row_chunks
 from coral_lens.storage.files import digest, digest_bytes
 
 N_FOLDS = 5
@@ -164,9 +164,9 @@ def ridge_by_rows(x: Float[np.ndarray, "row width"], data: Folded, members: Memb
 
     def predict(left_out: tuple[int, ...]) -> list[Float[np.ndarray, "penalty _"]]:
         train = np.flatnonzero(~np.isin(data.row_fold, left_out))
-        z = fit_standardiser(x, train)(x, out=room(*x.shape))
+        z = fit_standardiser(x, train)(x, out=allocate(*x.shape))
         products = np.zeros((len(x), len(train)))
-        for columns in chunks(x.shape[1], len(x)):
+        for columns in row_chunks(x.shape[1], len(x)):
             part = z[:, columns].astype(np.float64)
             part -= part[train].mean(axis=0)
             products += part @ part[train].T
@@ -198,7 +198,7 @@ def applied(
 ) -> Float[np.ndarray, "penalty some"]:
     """Return what a fit predicts of some rows, read in chunks."""
     weights, biases = fit
-    parts = [x[index[rows]].astype(np.float64) @ weights + biases for rows in chunks(len(index), x.shape[1])]
+    parts = [x[index[rows]].astype(np.float64) @ weights + biases for rows in row_chunks(len(index), x.shape[1])]
     return np.concatenate(parts).T
 
 

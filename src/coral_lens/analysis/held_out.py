@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from coral_lens.data.splits import question_keys, shares_article, split_mask
-from coral_lens.engine.activations import ActivationStore, JoinedStore, Part
+from coral_lens.engine.activations import ActivationStore, JoinedStore, Subset
 from coral_lens.errors import CoralError
 from coral_lens.lens.choose import Candidate, moved
 from coral_lens.lens.features import build_inputs
@@ -140,7 +140,7 @@ def parts_of_task(
         at = np.flatnonzero(flat)
         flat[np.random.default_rng(seed).permutation(at)[limit:]] = False
         masks = np.split(flat, np.cumsum([len(m) for m in masks])[:-1])
-    parts = [Part(store, mask) for store, mask in zip(stores, masks, strict=True) if mask.any()]
+    parts = [Subset(store, mask) for store, mask in zip(stores, masks, strict=True) if mask.any()]
     if not parts:
         raise CoralError(f"No question of {task} is left to {'test' if held_out else 'fit'} on; give more questions.")
     return JoinedStore(parts)
@@ -153,7 +153,7 @@ def kept(store: JoinedStore, mask: Bool[np.ndarray, " question"]) -> JoinedStore
         keep, at = part.keep.copy(), np.flatnonzero(part.keep)
         keep[at[~mask[start : start + len(at)]]] = False
         start += len(at)
-        parts.append(Part(part.store, keep))
+        parts.append(Subset(part.store, keep))
     return JoinedStore([part for part in parts if part.keep.any()])
 
 

@@ -25,7 +25,7 @@ from coral_lens.data.splits import rows_of
 from coral_lens.engine.readers import heads_name, layer_name
 from coral_lens.errors import CoralError
 from coral_lens.records import OptionTable, Question, offsets_of
-from coral_lens.storage.arrays import chunks, let_go, room
+from coral_lens.storage.arrays import allocate, release, row_chunks
 from coral_lens.storage.files import digest, read_json
 from coral_lens.storage.shards import Journal, read_tensor, shard_path
 
@@ -124,9 +124,9 @@ class ActivationStore:
         out = None
         for shard, rows in self._places.items():
             states = self._column(layer_name(layer), shard)
-            out = room(int(self._offsets[-1]), states.shape[1]) if out is None else out
+            out = allocate(int(self._offsets[-1]), states.shape[1]) if out is None else out
             out[rows] = states
-            let_go(out)
+            release(out)
         assert out is not None, "a store that can be opened has a shard"
         return out
 
@@ -190,22 +190,22 @@ SAME = ("weights", "tokenizer", "dtype")
 
 
 @dataclass(frozen=True)
-class Part:
+class Subset:
     """Some questions of a store."""
 
     store: ActivationStore
     keep: Bool[np.ndarray, " question"]
 
 
-def first_questions(store: ActivationStore, n: int | None) -> Part:
+def first_questions(store: ActivationStore, n: int | None) -> Subset:
     """Return the first n questions of a store, or all of them."""
-    return Part(store, np.arange(len(store.questions)) < (len(store.questions) if n is None else n))
+    return Subset(store, np.arange(len(store.questions)) < (len(store.questions) if n is None else n))
 
 
 class JoinedStore:
     """The kept questions of each part, one part after the other."""
 
-    def __init__(self, parts: Sequence[Part]) -> None:
+    def __init__(self, parts: Sequence[Subset]) -> None:
         first = parts[0].store
         for part in parts[1:]:
             for what in SAME:
@@ -252,10 +252,10 @@ class JoinedStore:
         for part in self.parts:
             states = part.store.layer(layer)
             rows = np.flatnonzero(rows_of(part.store.table.offsets, part.keep))
-            out = room(int(self.table.offsets[-1]), states.shape[1]) if out is None else out
-            for some in chunks(len(rows), states.shape[1]):
+            out = allocate(int(self.table.offsets[-1]), states.shape[1]) if out is None else out
+            for some in row_chunks(len(rows), states.shape[1]):
                 out[done + some.start : done + some.stop] = states[rows[some]]
-                let_go(states, out)
+                release(states, out)
             done += len(rows)
         assert out is not None, "a joined store has parts"
         return out

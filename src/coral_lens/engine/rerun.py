@@ -21,7 +21,7 @@ from coral_lens.engine._kernels import fused
 from coral_lens.engine.architectures import PrefixCache, mlp_of
 from coral_lens.engine.batches import Batch, prefix_batch
 from coral_lens.engine.hooks import Edit, Site, attach, tapped
-from coral_lens.engine.scoring import Prefixes, answer_logprobs, refuse_broken
+from coral_lens.engine.scoring import PrefixCaches, answer_logprobs, refuse_broken
 
 if TYPE_CHECKING:
     from torch import nn
@@ -79,7 +79,7 @@ def summed(token_logprobs: Float[Tensor, " token"], lengths: Int[Tensor, " optio
 
 @torch.inference_mode()
 def capture(
-    model: Model, batch: Batch, layer: int, *, edits: Sequence[Edit] = (), prefixes: Prefixes | None = None
+    model: Model, batch: Batch, layer: int, *, edits: Sequence[Edit] = (), prefixes: PrefixCaches | None = None
 ) -> Checkpoint:
     """Run a batch and keep what is needed to go on from its states at `layer`; edits and prefixes as in `score_batch`.
 
@@ -91,7 +91,7 @@ def capture(
     )
     # fused as the engine runs, whose bits these are to be
     with fused(model.hf):
-        cache = (prefixes or Prefixes(model, edits)).for_batch(batch)
+        cache = (prefixes or PrefixCaches(model, edits)).for_batch(batch)
     ids, positions = batch.input_ids.to(model.device), batch.position_ids.to(model.device)
     reader, keys = WholeStates(Site("residual", layer)), None
     with fused(model.hf), tapped(model, batch, readers=[reader], edits=edits), outputs_seen(model.blocks[0]) as outputs:

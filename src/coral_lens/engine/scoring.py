@@ -53,7 +53,7 @@ def score(
     One token that is not finite spoils its whole row. The questions of such a batch are scored one by one, each a batch:
     those that are broken by themselves have no scores, and `on_broken` is told their numbers. Without it they are an error.
     """
-    prefixes = Prefixes(model, edits)
+    prefixes = PrefixCaches(model, edits)
 
     def scored(planned: PlannedBatch) -> ScoredBatch:
         batch = lay_out(prompts, planned, packing=plan.packing, joined=model.attends_in_blocks)
@@ -86,7 +86,7 @@ def one_by_one(
             yield alone
 
 
-class Prefixes:
+class PrefixCaches:
     """The key-value cache of the prefixes of one batch, kept for the next: batches of one prefix follow each other."""
 
     def __init__(self, model: Model, edits: Sequence[Edit] = ()) -> None:
@@ -113,7 +113,7 @@ def score_batch(
     *,
     readers: Sequence[Reader] = (),
     edits: Sequence[Edit] = (),
-    prefixes: Prefixes | None = None,
+    prefixes: PrefixCaches | None = None,
 ) -> ScoredBatch:
     """Run one batch through the model."""
     states = run_batch(model, batch, readers=readers, edits=edits, prefixes=prefixes)
@@ -132,11 +132,11 @@ def run_batch(
     *,
     readers: Sequence[Reader] = (),
     edits: Sequence[Edit] = (),
-    prefixes: Prefixes | None = None,
+    prefixes: PrefixCaches | None = None,
 ) -> Float[Tensor, "batch width feature"]:
     """Return the final, normed states of a batch; readers and edits see it on its way through the model."""
     with fused(model.hf):
-        cache = (prefixes or Prefixes(model, edits)).for_batch(batch)
+        cache = (prefixes or PrefixCaches(model, edits)).for_batch(batch)
         with tapped(model, batch, readers=readers, edits=edits):
             return body(model, batch, cache)
 

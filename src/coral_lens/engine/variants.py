@@ -21,7 +21,7 @@ from coral_lens.engine.architectures import PrefixCache
 from coral_lens.engine.batches import Batch, collate, lay_out
 from coral_lens.engine.hooks import Edit
 from coral_lens.engine.packing import Packing, PlannedBatch, batch_questions, longest, tree_size
-from coral_lens.engine.scoring import Prefixes, score_batch
+from coral_lens.engine.scoring import PrefixCaches, score_batch
 from coral_lens.engine.trees import build_tree, shared_context
 from coral_lens.progress import Progress
 from coral_lens.records import Prompt, offsets_of
@@ -94,7 +94,7 @@ def one_row(prompts: Sequence[Prompt], planned: PlannedBatch) -> Batch:
     return replace(batch, allowed=torch.cat([seen, batch.allowed], dim=2))
 
 
-class Contexts(Prefixes):
+class Contexts(PrefixCaches):
     """The key-value cache of the contexts of several questions, end to end; made at its first use."""
 
     def __init__(self, model: Model, contexts: Sequence[tuple[int, ...]]) -> None:

@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 
 from coral_lens.errors import CoralError, nearest
 from coral_lens.ragged import centre
-from coral_lens.storage.arrays import let_go, question_chunks, room
+from coral_lens.storage.arrays import allocate, question_chunks, release
 
 INPUTS = ("centred", "rank")
 """`centred`: states minus their mean over the question's options. `rank`: the option's rank by base probability, as one
@@ -36,13 +36,13 @@ def build_inputs(
     if not names:
         return states
     width = states.shape[1]
-    out = room(len(states), width + (1 + N_RANKS if "rank" in names else 0))
+    out = allocate(len(states), width + (1 + N_RANKS if "rank" in names else 0))
     for questions, rows in question_chunks(offsets, out.shape[1]):
         edges = offsets[questions.start : questions.stop + 1] - rows.start
         out[rows, :width] = centre(states[rows], edges) if "centred" in names else states[rows]
         if "rank" in names:
             out[rows, width:] = rank_features(p[rows], edges)
-        let_go(states, out)
+        release(states, out)
     return out
 
 

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from coral_lens.lens.probes.standardise import Standardiser, fit_standardiser, parts
-from coral_lens.storage.arrays import let_go, question_chunks, room
+from coral_lens.storage.arrays import allocate, question_chunks, release
 
 RANK = 64
 """Leading directions that have a variance of their own, where there are questions enough for them."""
@@ -86,11 +86,11 @@ def places(
     states: Float[np.ndarray, "row width"], offsets: Int[np.ndarray, " edge"]
 ) -> Float[np.ndarray, "question width"]:
     """Return the mean state over the options of each question."""
-    at = room(len(offsets) - 1, states.shape[1])
+    at = allocate(len(offsets) - 1, states.shape[1])
     for questions, rows in question_chunks(offsets, states.shape[1]):
         sums = np.add.reduceat(states[rows], offsets[questions] - rows.start, axis=0)
         at[questions] = sums / np.diff(offsets)[questions, None].astype(states.dtype)
-        let_go(states, at)
+        release(states, at)
     return at
 
 

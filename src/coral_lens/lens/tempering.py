@@ -18,7 +18,7 @@ from jaxtyping import Float, Int
 
 from coral_lens.ragged import softmax
 from coral_lens.records import Question
-from coral_lens.storage.arrays import chunks
+from coral_lens.storage.arrays import row_chunks
 
 SMALLEST = 1e-4
 """Smaller probabilities, such as one that the paper's rule clipped to 0, count as this: no evidence is infinitely strong."""
@@ -146,4 +146,4 @@ def clusters_of(at: Float[np.ndarray, "question width"], *, seed: int) -> list[s
     found = KMeans(n, n_init=4, random_state=seed).fit((some - mean) / scale)
     if every == 1:
         return [f"cluster {c}" for c in found.labels_]
-    return [f"cluster {c}" for rows in chunks(*at.shape) for c in found.predict((at[rows] - mean) / scale)]
+    return [f"cluster {c}" for rows in row_chunks(*at.shape) for c in found.predict((at[rows] - mean) / scale)]

@@ -18,7 +18,7 @@ from coral_lens.lens.features import build_inputs
 from coral_lens.lens.probes.standardise import Standardiser, fit_standardiser, parts
 from coral_lens.metrics.scores import score
 from coral_lens.records import OptionTable, Predictions, Question, offsets_of
-from coral_lens.storage.arrays import room, side_by_side
+from coral_lens.storage.arrays import allocate, side_by_side
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class TrainingData:
         """Return the rows of the marked questions."""
         rows = np.flatnonzero(rows_of(self.table.offsets, mask))
         offsets = offsets_of(np.diff(self.table.offsets)[mask].tolist())
-        z = room(len(rows), features.shape[1])
+        z = allocate(len(rows), features.shape[1])
         for some, part in parts(features, rows):
             by(part, out=z[some])
         return Sample(z, self.p[rows], self.r[rows], offsets, self.table.answers[mask])

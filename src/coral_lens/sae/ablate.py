@@ -27,7 +27,7 @@ from coral_lens.engine.hooks import Site
 from coral_lens.engine.packing import PlannedBatch, plan_for
 from coral_lens.engine.prompts import Prepared, prepare
 from coral_lens.engine.rerun import Checkpoint, capture, prefix_states, rerun
-from coral_lens.engine.scoring import Prefixes, score_batch
+from coral_lens.engine.scoring import PrefixCaches, score_batch
 from coral_lens.errors import CoralError
 from coral_lens.lens.fit import check_questions
 from coral_lens.progress import Bar, Progress, silent
@@ -103,13 +103,13 @@ class Ablated:
 
 
 @torch.inference_mode()
-def ablate_batch(model: Model, batch: Batch, what: Ablating, *, prefixes: Prefixes | None = None) -> Ablated:
+def ablate_batch(model: Model, batch: Batch, what: Ablating, *, prefixes: PrefixCaches | None = None) -> Ablated:
     """Score a batch with the reconstruction, and with each feature taken out of it.
 
     `prefixes` may be shared by batches if it was made with a Reconstruction of the same kind.
     """
     edit = Reconstruction(what)
-    checkpoint = capture(model, batch, what.sae.layer, edits=[edit], prefixes=prefixes or Prefixes(model, [edit]))
+    checkpoint = capture(model, batch, what.sae.layer, edits=[edit], prefixes=prefixes or PrefixCaches(model, [edit]))
     found = checkpoint.logprobs.repeat(len(what.features), 1)
     codes = spread(edit.codes.get(False), batch, what)
     active = (codes > 0).any(dim=1)  # [row, feature]
@@ -283,7 +283,7 @@ def ablate_planned(
 ) -> dict[str, Tensor]:
     """Return the scores of one batch: unpatched, reconstructed, ablated."""
     batch = lay_out(asked.prompts, planned, packing=packing)
-    found = ablate_batch(model, batch, ablating, prefixes=Prefixes(model, [Reconstruction(ablating)]))
+    found = ablate_batch(model, batch, ablating, prefixes=PrefixCaches(model, [Reconstruction(ablating)]))
     return {
         "question": torch.tensor(batch.questions),
         "base": score_batch(model, batch).logprobs,

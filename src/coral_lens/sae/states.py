@@ -29,7 +29,7 @@ from coral_lens.engine.hooks import Site
 from coral_lens.engine.packing import Plan, plan_for
 from coral_lens.engine.prompts import prepare
 from coral_lens.engine.readers import TOKENS, TokenPlace
-from coral_lens.engine.scoring import Prefixes, refuse_broken, run_batch
+from coral_lens.engine.scoring import PrefixCaches, refuse_broken, run_batch
 from coral_lens.engine.trees import build_tree
 from coral_lens.errors import CoralError
 from coral_lens.progress import Bar, silent
@@ -275,7 +275,7 @@ def iter_states(
 ) -> Iterator[tuple[Batch, Float[Tensor, "token width"]]]:
     """Yield each batch of a plan with its token states, computed no further than the layer."""
     tap = Tap(Site("residual", layer), where)
-    prefixes = Prefixes(model, [tap])
+    prefixes = PrefixCaches(model, [tap])
     for planned in plan.batches:
         batch = lay_out(prompts, planned, packing=plan.packing, joined=model.attends_in_blocks)
         with torch.inference_mode(), suppress(LayerReached):

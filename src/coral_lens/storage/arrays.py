@@ -1,7 +1,7 @@
 """Matrices of states that may be larger than memory. Small ones are plain arrays; a large one is mapped from a file that has no
-name, so that the system may drop its pages and nothing is left behind, even by a killed run.
+name, so the system may drop its pages and nothing is left behind, even by a killed run.
 
-Whoever goes through one reads it in chunks and lets go of what was read: then what is in memory does not grow with the rows.
+Whoever goes through one reads it in chunks and releases what was read: then what is in memory does not grow with the rows.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from coral_lens.storage.files import disk_errors
 IN_MEMORY = 256 * 2**20
 """Bytes of a matrix that is still a plain array."""
 CHUNK_BYTES = 64 * 2**20
-"""Of float64 copies of states; so many rows are read at a time."""
+"""Bytes of a float64 copy of some rows; so many rows are read at a time."""
 
 
-def room(n_rows: int, width: int) -> Float[np.ndarray, "row width"]:
+def allocate(n_rows: int, width: int) -> Float[np.ndarray, "row width"]:
     """Return a new float32 matrix to write to, in memory or, if it is large, in a file."""
     n_bytes = 4 * n_rows * width
     if n_bytes <= IN_MEMORY:
@@ -53,29 +53,29 @@ def mapping_of(states: np.ndarray) -> mmap.mmap | None:
     return base if isinstance(base, mmap.mmap) else None
 
 
-def let_go(*states: np.ndarray) -> None:
+def release(*states: np.ndarray) -> None:
     """Tell the system that the pages of mapped matrices are not needed just now; their content stays. Others are left alone."""
-    for one in states:
-        mapping = mapping_of(one)
+    for matrix in states:
+        mapping = mapping_of(matrix)
         if mapping is not None and hasattr(mmap, "MADV_DONTNEED"):
             mapping.madvise(mmap.MADV_DONTNEED)
 
 
-def chunks(n: int, width: int) -> Iterator[slice]:
+def row_chunks(n: int, width: int) -> Iterator[slice]:
     """Yield slices of n rows, each of which may be copied in float64."""
     step = max(1, CHUNK_BYTES // (8 * max(1, width)))
     for start in range(0, n, step):
         yield slice(start, min(start + step, n))
 
 
-def pieces(states: Float[np.ndarray, "row width"]) -> Iterator[slice]:
-    """Yield slices of a matrix for work that copies nothing: all of it if it is in memory, else chunks that are let go."""
+def chunks(states: Float[np.ndarray, "row width"]) -> Iterator[slice]:
+    """Yield slices of a matrix for work that copies nothing: all of it if it is in memory, else chunks that are released."""
     if mapping_of(states) is None:
         yield slice(0, len(states))
         return
-    for rows in chunks(*states.shape):
+    for rows in row_chunks(*states.shape):
         yield rows
-        let_go(states)
+        release(states)
 
 
 def question_chunks(offsets: Int[np.ndarray, " edge"], width: int) -> Iterator[tuple[slice, slice]]:
@@ -96,10 +96,10 @@ def side_by_side(
     if len(layers) == 1:
         return first
     n, width = first.shape
-    out = room(n, width * len(layers))
+    out = allocate(n, width * len(layers))
     for i, layer in enumerate(layers):
         states = first if i == 0 else read(layer)
-        for rows in chunks(n, width * len(layers)):
+        for rows in row_chunks(n, width * len(layers)):
             out[rows, i * width : (i + 1) * width] = states[rows]
-            let_go(states, out)
+            release(states, out)
     return out

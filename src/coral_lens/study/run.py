@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from coral_lens.engine.activations import ActivationStore, JoinedStore, Part
+from coral_lens.engine.activations import ActivationStore, JoinedStore, Subset
 from coral_lens.engine.extract import Extraction, all_layers, extract
 from coral_lens.errors import CoralError
 from coral_lens.lens.fit import check_questions
@@ -230,7 +230,7 @@ class Walk:
     def question_set(self, name: str, parts: Iterable[Selection]) -> QuestionSet:
         """Return selected questions with their states."""
         chosen = [(self.states(part.source), part) for part in parts if part.ids]
-        joined = JoinedStore([Part(s, np.array([q.id in part.ids for q in s.questions])) for s, part in chosen])
+        joined = JoinedStore([Subset(s, np.array([q.id in part.ids for q in s.questions])) for s, part in chosen])
         ids = [q.id for q in joined.questions]
 
         def asked() -> tuple[Question, ...]:

@@ -24,7 +24,7 @@ from torch import Tensor
 from coral_lens.lens.probes.mlp import NetworkProbe, build_mlp
 from coral_lens.lens.training_data import Sample
 from coral_lens.ragged import softmax
-from coral_lens.storage.arrays import let_go, pieces, question_chunks
+from coral_lens.storage.arrays import chunks, question_chunks, release
 
 DECAYS = (10.0, 3.0, 1.0, 0.3, 0.1)
 """Weight decays, strongest first: each fit starts from the one before."""
@@ -71,12 +71,12 @@ def fit_listwise_path(
 
     def loss(theta: np.ndarray, decay: float) -> tuple[float, np.ndarray]:
         weight, a = theta[:-1], theta[-1]
-        scores = np.concatenate([z[rows] @ weight.astype(z.dtype) for rows in pieces(z)])
+        scores = np.concatenate([z[rows] @ weight.astype(z.dtype) for rows in chunks(z)])
         q = softmax(a * log_p + scores.astype(np.float64), offsets)
         error = q.copy()
         error[right] -= 1.0
         value = -np.log(np.maximum(q[right], 1e-300)).mean() + 0.5 * decay * float(weight @ weight)
-        slope = sum((error[rows].astype(z.dtype) @ z[rows]).astype(np.float64) for rows in pieces(z))
+        slope = sum((error[rows].astype(z.dtype) @ z[rows]).astype(np.float64) for rows in chunks(z))
         return value, np.append(slope / n + decay * weight, error @ log_p / n)
 
     theta = np.append(np.zeros(z.shape[1]), 1.0)
@@ -147,7 +147,7 @@ def fit_listwise_mlp(train: Sample, validation: Sample, settings: ListwiseMlpSet
                 optimiser.zero_grad(set_to_none=True)
                 loss(network, logs, rows_of_sample(train, some.numpy())).backward()
                 optimiser.step()
-                let_go(train.z)
+                release(train.z)
             value = mean_loss(network, logs, validation)
             stale += 1
             if value < best:
@@ -167,7 +167,7 @@ def mean_loss(network: torch.nn.Module, logs: Tensor, sample: Sample) -> float:
     for questions, _ in question_chunks(sample.offsets, sample.z.shape[1]):
         rows = rows_of_sample(sample, np.arange(questions.start, questions.stop))
         total += float(loss(network, logs, rows)) * len(rows.right)
-        let_go(sample.z)
+        release(sample.z)
     return total / len(sample.answers)
 
 

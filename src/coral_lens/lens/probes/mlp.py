@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from coral_lens.errors import CoralError
 from coral_lens.lens.probes.standardise import column_means, parts, r_squared, refuse_residuals
-from coral_lens.storage.arrays import let_go
+from coral_lens.storage.arrays import release
 
 HIDDEN = (1024, 512, 256, 128)
 """The paper's four hidden layers."""
@@ -217,7 +217,7 @@ def train_epoch(
     for start in range(0, len(r), settings.batch_size):
         rows = order[start : start + settings.batch_size]
         states, target = (torch.from_numpy(a[rows].astype(np.float32, copy=False)) for a in (z, r))
-        let_go(z)
+        release(z)
         optimiser.zero_grad(set_to_none=False)  # the same memory again: 10 % faster on a CPU than new gradients
         mlp_loss(target, network(states)[:, 0], output_penalty=settings.output_penalty).backward()
         optimiser.step()

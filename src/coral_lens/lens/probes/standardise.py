@@ -15,7 +15,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from coral_lens.errors import CoralError
-from coral_lens.storage.arrays import chunks, let_go
+from coral_lens.storage.arrays import release, row_chunks
 
 Rows = Int[np.ndarray, " some"]
 """Numbers of the rows of a matrix that are meant; None means all."""
@@ -24,9 +24,9 @@ Rows = Int[np.ndarray, " some"]
 def parts(states: Float[np.ndarray, "row width"], rows: Rows | None = None) -> Iterator[tuple[slice, np.ndarray]]:
     """Yield some rows of a matrix, chunk by chunk, each with its place among them."""
     n = len(states) if rows is None else len(rows)
-    for some in chunks(n, states.shape[1]):
+    for some in row_chunks(n, states.shape[1]):
         yield some, states[some] if rows is None else states[rows[some]]
-        let_go(states)
+        release(states)
 
 
 def column_means(states: Float[np.ndarray, "row width"], rows: Rows | None = None) -> Float[np.ndarray, " width"]:
@@ -73,7 +73,7 @@ class Standardiser:
         z = np.empty(states.shape, np.float32) if out is None else out
         for some, part in parts(states):
             z[some] = (part - self.mean) / self.scale
-            let_go(z)
+            release(z)
         return z
 
 

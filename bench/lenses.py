@@ -17,8 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
+from coral_lens.data.leaks import question_keys
 from coral_lens.data.questions import load_questions
-from coral_lens.data.splits import question_keys, sample
+from coral_lens.data.splits import sample
 from coral_lens.data.tasks import TaskOptions
 from coral_lens.engine.activations import ActivationStore, JoinedStore, Subset
 from coral_lens.engine.extract import Extraction, all_layers, extract

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from support.models import make_llama, make_model, make_tokenizer
 from support.questions import toy_questions
 
-from coral_lens.data.splits import question_keys
+from coral_lens.data.leaks import question_keys
 from coral_lens.engine.activations import ActivationStore
 from coral_lens.engine.architectures import Model, wrap
 from coral_lens.engine.extract import Extraction, extract

@@ -20,7 +20,7 @@ from support.models import make_model
 
 from coral_lens.cli import printing
 from coral_lens.cli.printing import show_run
-from coral_lens.data.splits import normalised
+from coral_lens.data.leaks import normalised
 from coral_lens.engine import extract as store
 from coral_lens.engine.architectures import Model, wrap
 from coral_lens.errors import CoralError

@@ -12,7 +12,8 @@ from functools import cache, cached_property
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from coral_lens.data.splits import question_keys, shares_article, split_mask
+from coral_lens.data.leaks import question_keys, shares_article
+from coral_lens.data.splits import split_mask
 from coral_lens.engine.activations import ActivationStore, JoinedStore, Subset
 from coral_lens.errors import CoralError
 from coral_lens.lens.choose import Candidate, moved

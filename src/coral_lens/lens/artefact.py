@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from safetensors.torch import save as save_tensors
 
-from coral_lens.data.splits import KEYS, question_keys
+from coral_lens.data.leaks import KEYS, question_keys
 from coral_lens.engine.activations import ActivationStore
 from coral_lens.engine.extract import Extraction, extract
 from coral_lens.errors import CoralError
@@ -114,7 +114,7 @@ class Lens:
     calibrated_on: Int[np.ndarray, " other"] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Keys of the questions behind sets and abstention, which are never counted as test questions either."""
     keys: int = KEYS
-    """The version of the keys of both; see `splits.NORMALISED`."""
+    """The version of the keys of both; see `leaks.NORMALISED`."""
     view: LayerView | None = None
     """The probes of single layers among which its own was chosen; for people, never for steering."""
 

@@ -9,7 +9,8 @@ from itertools import pairwise
 import numpy as np
 from jaxtyping import Bool
 
-from coral_lens.data.splits import question_keys, rows_of
+from coral_lens.data.leaks import question_keys
+from coral_lens.data.splits import rows_of
 from coral_lens.engine.activations import ActivationStore
 from coral_lens.errors import CoralError
 from coral_lens.lens.artefact import Lens

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Bool, Float
 
+from coral_lens.data.leaks import question_keys
 from coral_lens.data.licences import terms_of
-from coral_lens.data.splits import question_keys, rows_of, split_mask
+from coral_lens.data.splits import rows_of, split_mask
 from coral_lens.engine.extract import Extraction, all_layers, extract
 from coral_lens.errors import CoralError
 from coral_lens.lens.artefact import Lens, cooled, load_lens

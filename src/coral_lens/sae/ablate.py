@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from coral_lens.data.splits import question_keys
+from coral_lens.data.leaks import question_keys
 from coral_lens.engine.batches import Batch, lay_out, prefix_batch
 from coral_lens.engine.edits import edited_positions, replaced
 from coral_lens.engine.extract import Extraction, describe, settled

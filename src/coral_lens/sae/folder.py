@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from coral_lens.data.splits import question_keys
+from coral_lens.data.leaks import question_keys
 from coral_lens.errors import CoralError
 from coral_lens.records import UNKNOWN, Question
 from coral_lens.sae.autoencoder import Autoencoder, load_autoencoder

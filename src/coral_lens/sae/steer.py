@@ -17,7 +17,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from coral_lens.data.splits import question_keys
+from coral_lens.data.leaks import question_keys
 from coral_lens.engine.batches import Batch
 from coral_lens.engine.edits import EditPlace, edited_positions, replaced
 from coral_lens.engine.hooks import Site

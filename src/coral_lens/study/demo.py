@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool
 
+from coral_lens.data.leaks import drop_repeats
 from coral_lens.data.questions import load_questions
-from coral_lens.data.splits import drop_repeats, split_mask
+from coral_lens.data.splits import split_mask
 from coral_lens.data.tasks import TaskOptions
 from coral_lens.engine.architectures import Model
 from coral_lens.engine.extract import Extraction, all_layers, extract

@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, Int
 
+from coral_lens.data.leaks import question_keys, shares_article
 from coral_lens.data.questions import is_file, load_questions
-from coral_lens.data.splits import question_keys, sample, shares_article, split_mask
+from coral_lens.data.splits import sample, split_mask
 from coral_lens.data.tasks import ChatTemplate, Definition, TaskOptions, definitions
 from coral_lens.errors import CoralError
 from coral_lens.records import UNKNOWN, Question

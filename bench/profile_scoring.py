@@ -18,8 +18,8 @@ from torch.profiler import ProfilerActivity, profile
 
 from coral_lens.data.questions import load_questions
 from coral_lens.data.tasks import TaskOptions
-from coral_lens.engine.architectures import Model
 from coral_lens.engine.loading import load_model
+from coral_lens.engine.model import Model
 from coral_lens.engine.packing import plan_for
 from coral_lens.engine.prompts import prepare
 from coral_lens.engine.readers import PooledResidual

@@ -22,9 +22,10 @@ import torch
 
 from coral_lens.data.questions import load_questions
 from coral_lens.data.tasks import TaskOptions
-from coral_lens.engine.architectures import Model, find_parts
+from coral_lens.engine.architectures import find_parts
 from coral_lens.engine.batches import lay_out
 from coral_lens.engine.loading import load_model
+from coral_lens.engine.model import Model
 from coral_lens.engine.packing import Plan, PlannedBatch, plan_for
 from coral_lens.engine.prompts import prepare
 from coral_lens.engine.readers import PooledResidual
@@ -76,7 +77,7 @@ def twin(model: Model) -> Model:
     """Return a model with modules of its own and the same weights."""
     shared = {id(tensor): tensor for tensor in (*model.hf.parameters(), *model.hf.buffers())}
     hf = deepcopy(model.hf, shared)
-    return replace(model, hf=hf, **find_parts(hf))
+    return replace(model, hf=hf, **vars(find_parts(hf)))
 
 
 def pooled(model: Model) -> PooledResidual:

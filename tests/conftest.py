@@ -19,10 +19,10 @@ install_import_hook("coral_lens", "support.shapes.checked")
 import pytest  # noqa: E402
 import torch  # noqa: E402
 from hypothesis import settings  # noqa: E402
-from support.models import FAMILIES, PLAIN_FAMILIES, make_model  # noqa: E402
+from support.models import PLAIN_FAMILIES, TREE_FAMILIES, make_model  # noqa: E402
 
-from coral_lens.engine.architectures import Model  # noqa: E402
 from coral_lens.engine.loading import load_model  # noqa: E402
+from coral_lens.engine.model import Model  # noqa: E402
 
 # the same examples in every run, and no time limit that a busy machine would break
 settings.register_profile("coral", deadline=None, derandomize=True)
@@ -38,7 +38,7 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(n_threads)
 
 
-@pytest.fixture(scope="session", params=[family for family in FAMILIES if family not in PLAIN_FAMILIES])
+@pytest.fixture(scope="session", params=TREE_FAMILIES)
 def any_tiny(request: pytest.FixtureRequest) -> Model:
     """Every family that takes the tree, in turn."""
     return make_model(request.param)

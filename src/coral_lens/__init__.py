@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from coral_lens.data.questions import load_questions
     from coral_lens.data.tasks import TaskOptions
     from coral_lens.engine.activations import ActivationStore
-    from coral_lens.engine.architectures import Model, wrap
     from coral_lens.engine.extract import Extraction, extract
     from coral_lens.engine.loading import load_model
+    from coral_lens.engine.model import Model, wrap
     from coral_lens.errors import CoralError
     from coral_lens.lens.artefact import Answer, Lens, load_lens
     from coral_lens.lens.fit import fit
@@ -32,7 +32,7 @@ _HOMES = {
     "lens.artefact": ("Answer", "Lens", "load_lens"),
     "engine.loading": ("load_model",),
     "metrics.scores": ("Metrics", "evaluate"),
-    "engine.architectures": ("Model", "wrap"),
+    "engine.model": ("Model", "wrap"),
     "data.questions": ("load_questions",),
     "records": ("OptionTable", "Predictions", "Question", "Style"),
     "engine.activations": ("ActivationStore",),

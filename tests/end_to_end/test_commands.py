@@ -31,7 +31,7 @@ from coral_lens.data.tasks import AvailableTask
 from coral_lens.engine import extract as store_module
 from coral_lens.engine import self_check as doctor
 from coral_lens.engine.activations import ActivationStore
-from coral_lens.engine.architectures import Model
+from coral_lens.engine.model import Model
 from coral_lens.engine.self_check import Finding
 from coral_lens.errors import CoralError
 from coral_lens.lens import publish as hub

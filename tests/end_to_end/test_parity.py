@@ -16,7 +16,7 @@ from lm_eval.models.huggingface import HFLM
 from support.models import make_hflm
 
 from coral_lens.data.tasks import TaskOptions, load_task
-from coral_lens.engine.architectures import Model
+from coral_lens.engine.model import Model
 from coral_lens.engine.packing import plan_for
 from coral_lens.engine.prompts import tokenize
 from coral_lens.engine.scoring import TOKEN_BUDGET, score

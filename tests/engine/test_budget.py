@@ -13,9 +13,9 @@ from support.models import make_model
 
 from coral_lens.engine import budget as token_budget
 from coral_lens.engine import extract as store
-from coral_lens.engine.architectures import Model
 from coral_lens.engine.budget import BUDGETS, choose_budget, fastest, made_up, record_path, seconds
 from coral_lens.engine.extract import Extraction, settled
+from coral_lens.engine.model import Model
 from coral_lens.engine.packing import plan_for
 from coral_lens.engine.scoring import TOKEN_BUDGET
 from coral_lens.records import Prompt

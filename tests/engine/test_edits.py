@@ -10,10 +10,10 @@ from support.models import make_model
 from support.plain_passes import hook_counts, logprobs_of, options, plain_logprob, ragged_prompts, run
 from torch import Tensor
 
-from coral_lens.engine.architectures import Model
 from coral_lens.engine.batches import Batch, collate, prefix_batch
 from coral_lens.engine.edits import AddDirection, EditPlace, ReplaceStates, edited_positions, head_directions
 from coral_lens.engine.hooks import Edit, Site
+from coral_lens.engine.model import Model
 from coral_lens.engine.trees import build_tree
 from coral_lens.errors import CoralError
 from coral_lens.records import Prompt

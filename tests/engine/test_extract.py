@@ -28,8 +28,8 @@ from support.stores import WHAT, N, store_questions
 from coral_lens.engine import extract as store_module
 from coral_lens.engine import packing as packing_module
 from coral_lens.engine.activations import ActivationStore
-from coral_lens.engine.architectures import Model
 from coral_lens.engine.extract import Readings, all_layers, extract
+from coral_lens.engine.model import Model
 from coral_lens.engine.packing import plan_for
 from coral_lens.engine.prompts import prepare
 from coral_lens.engine.readers import HeadInputs

@@ -10,14 +10,13 @@ from support.models import FAMILIES, make_model
 from torch import Tensor
 
 from coral_lens.engine._kernels import NAME, STEP, attend, block_attention, cut_blocks
-from coral_lens.engine.architectures import BLOCK_FAMILIES
+from coral_lens.engine.architectures import family_of
 from coral_lens.engine.batches import lay_out
+from coral_lens.engine.model import Model
 from coral_lens.engine.packing import plan_for
 from coral_lens.engine.readers import PooledResidual
 from coral_lens.engine.scoring import PrefixCaches, score_batch
 from coral_lens.records import Prompt
-
-IN_BLOCKS = {"llama", "mistral", "qwen2", "qwen3", "phi3", "phi3-longrope"}
 
 
 def tree_mask(n: int, trunk: int, past: int) -> Tensor:
@@ -58,8 +57,7 @@ def test_masks_cover_only_the_keys_that_some_query_does_not_see() -> None:
 def test_only_listed_families_without_a_window_attend_in_blocks(family: str) -> None:
     model = make_model(family)
     window = getattr(model.hf.config, "sliding_window", None)
-    assert model.attends_in_blocks == (model.hf.config.model_type in BLOCK_FAMILIES and window is None)
-    assert not model.attends_in_blocks or family in IN_BLOCKS
+    assert model.attends_in_blocks == (family_of(model.hf.config.model_type).in_blocks and window is None)
 
 
 def test_half_precision_attends_as_ever() -> None:
@@ -68,8 +66,7 @@ def test_half_precision_attends_as_ever() -> None:
     assert not model.attends_in_blocks
 
 
-def test_one_row_and_padded_rows_score_alike() -> None:
-    model = make_model("llama")
+def test_one_row_and_padded_rows_score_alike(any_tiny: Model) -> None:
     shared = tuple(range(60, 110))
     prompts = [Prompt(f"q{i}", ((*shared, *range(i, i + 5)),) * 2, ((7, i), (9, 10, i))) for i in range(6)]
     prompts += [Prompt(f"p{i}", ((100 + i, *range(20 + i)),) * 2, ((1, 2), (3,))) for i in range(4)]
@@ -79,7 +76,9 @@ def test_one_row_and_padded_rows_score_alike() -> None:
             batch = lay_out(prompts, planned, joined=joined)
             assert bool(batch.blocks) == joined
             assert not joined or int(batch.lengths.sum()) == batch.input_ids.numel()
-            scored.append(score_batch(model, batch, readers=[PooledResidual((0, 2))], prefixes=PrefixCaches(model)))
+            scored.append(
+                score_batch(any_tiny, batch, readers=[PooledResidual((0, 2))], prefixes=PrefixCaches(any_tiny))
+            )
         torch.testing.assert_close(scored[0].logprobs, scored[1].logprobs, rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(scored[0].readings, scored[1].readings)
 

@@ -25,8 +25,9 @@ from transformers import (
 
 from coral_lens.data.assets import embedded_model
 from coral_lens.engine import loading
-from coral_lens.engine.architectures import Model, tokenizer_digest
+from coral_lens.engine.fingerprints import tokenizer_digest
 from coral_lens.engine.loading import ensure_bos, load_model, load_outline, resolve
+from coral_lens.engine.model import Model
 from coral_lens.engine.prompts import prepare
 from coral_lens.errors import CoralError
 from coral_lens.records import Question, Style
@@ -68,7 +69,7 @@ def refusal(name: str | Path, **settings: str) -> str:
 
 
 def test_a_gemma_tokenizer_that_does_not_add_bos_is_made_to() -> None:
-    tokenizer, config = make_tokenizer(), FAMILIES["gemma2"]().config
+    tokenizer, config = make_tokenizer(), FAMILIES["gemma2"].config
     plain = tokenizer.encode("a word")
     for _ in range(2):  # once is enough
         ensure_bos(tokenizer, config)
@@ -86,14 +87,14 @@ def test_a_gemma_tokenizer_that_does_not_add_bos_is_made_to() -> None:
 )
 def test_other_tokenizers_stay_as_they_are(family: str, tokenizer: PreTrainedTokenizerFast) -> None:
     before = tokenizer.backend_tokenizer.to_str()
-    ensure_bos(tokenizer, FAMILIES[family]().config)
+    ensure_bos(tokenizer, FAMILIES[family].config)
     assert tokenizer.backend_tokenizer.to_str() == before
 
 
 def test_a_gemma_tokenizer_without_any_bos_token_stays_as_it_is() -> None:
     bare = PreTrainedTokenizerFast(tokenizer_object=make_tokenizer().backend_tokenizer, eos_token="</s>")
     before = bare.backend_tokenizer.to_str()
-    ensure_bos(bare, FAMILIES["gemma3"]().config)
+    ensure_bos(bare, FAMILIES["gemma3"].config)
     assert bare.backend_tokenizer.to_str() == before
 
 

@@ -18,7 +18,7 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from coral_lens.engine import prompts
-from coral_lens.engine.architectures import Model, wrap
+from coral_lens.engine.model import Model, wrap
 from coral_lens.engine.packing import plan_for
 from coral_lens.engine.prompts import fit_length, prepare, render, shift_space, tokenize
 from coral_lens.engine.scoring import score

@@ -7,9 +7,9 @@ import torch
 from support.models import make_model
 from support.plain_passes import by_option, hook_counts, logprobs_of, options, plain_states, ragged_prompts, run
 
-from coral_lens.engine.architectures import Model
 from coral_lens.engine.batches import Batch, collate
 from coral_lens.engine.hooks import Site
+from coral_lens.engine.model import Model
 from coral_lens.engine.readers import FinalStates, HeadInputs, PooledResidual, ResidualTokens, iter_logits
 from coral_lens.engine.trees import build_tree
 from coral_lens.errors import CoralError

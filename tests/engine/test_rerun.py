@@ -12,10 +12,10 @@ from support.plain_passes import draw_ids, hook_counts, ragged_prompts
 from torch import Tensor
 from transformers import GPTJConfig, GPTJForCausalLM
 
-from coral_lens.engine.architectures import Model, wrap
 from coral_lens.engine.batches import Batch, collate, lay_out, prefix_batch
 from coral_lens.engine.edits import EditPlace, ReplaceStates, edited_positions
 from coral_lens.engine.hooks import Site
+from coral_lens.engine.model import Model, wrap
 from coral_lens.engine.packing import Packing, plan_for
 from coral_lens.engine.rerun import Checkpoint, capture, prefix_states, rerun
 from coral_lens.engine.scoring import PrefixCaches, score_batch

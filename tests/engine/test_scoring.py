@@ -11,17 +11,17 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 import torch
-from support.models import ROPE_BORDER, WINDOW, make_model, paths_of
+from support.models import ROPE_BORDER, WINDOW, WINDOW_FAMILIES, make_model, paths_of, with_mask
 from support.questions import toy_questions
 from torch import Tensor, nn
 
-from coral_lens.engine import architectures as models
-from coral_lens.engine import batches
+from coral_lens.engine import architectures, batches
+from coral_lens.engine import model as model_module
 from coral_lens.engine import packing as packing_module
-from coral_lens.engine.architectures import Model, wrap
 from coral_lens.engine.batches import Batch, collate, lay_out
 from coral_lens.engine.hooks import Edit, Reader, Site
 from coral_lens.engine.loading import load_model
+from coral_lens.engine.model import Model, PrefixCache, wrap
 from coral_lens.engine.packing import Packing, PlannedBatch, plan_for
 from coral_lens.engine.prompts import fit_length, render, tokenize
 from coral_lens.engine.readers import PooledResidual
@@ -191,7 +191,7 @@ def test_the_order_of_the_questions_does_not_change_the_scores(tiny: Model) -> N
 
 def test_the_head_may_run_in_pieces(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run(tiny, ragged_prompts())
-    monkeypatch.setattr(models, "HEAD_BLOCK", 100)
+    monkeypatch.setattr(model_module, "HEAD_BLOCK", 100)
     assert_close(run(tiny, ragged_prompts()), whole)
 
 
@@ -239,7 +239,7 @@ def prefills(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     seen: list[list[int]] = []
     real = Model.prefill
 
-    def counting(model: Model, prefixes: Sequence[tuple[int, ...]]) -> models.PrefixCache:
+    def counting(model: Model, prefixes: Sequence[tuple[int, ...]]) -> PrefixCache:
         seen.append([len(prefix) for prefix in prefixes])
         return real(model, prefixes)
 
@@ -770,7 +770,6 @@ def test_every_family_passes_its_self_check(any_tiny: Model) -> None:
     assert self_check(any_tiny, check_prompts(any_tiny)).difference < 1e-4
 
 
-WINDOW_FAMILIES = ["mistral-window", "qwen2-window", "qwen3-window", "gemma2", "gemma3", "phi3-window"]
 HALF = [torch.bfloat16, torch.float16]
 
 
@@ -789,7 +788,7 @@ def test_every_family_passes_its_self_check_in_half_precision(any_tiny: Model, d
 @pytest.mark.parametrize("dtype", HALF)
 @pytest.mark.parametrize("family", WINDOW_FAMILIES)
 def test_a_wrong_mask_is_noticed_in_half_precision(family: str, dtype: torch.dtype) -> None:
-    wrong = replace(in_half(make_model(family), dtype), mask_form="full")
+    wrong = with_mask(in_half(make_model(family), dtype), "full")
     check = self_check(wrong, check_prompts(wrong))
     assert check.excess > 5
     with pytest.warns(UserWarning, match=r"packed and plain log-probabilities differ by .* in a row of its own"):
@@ -876,7 +875,7 @@ def test_a_model_without_attention_has_no_heads_to_read_or_edit(readers: bool) -
 
 @pytest.mark.parametrize("family", WINDOW_FAMILIES)
 def test_a_wrong_mask_is_noticed_and_plain_rows_are_then_exact(family: str) -> None:
-    model = replace(make_model(family), mask_form="full")
+    model = with_mask(make_model(family), "full")
     prompts = ragged_prompts()
     expected = reference(model, prompts)
     assert (run(model, prompts).logprobs - expected.logprobs).abs().max() > 0.05
@@ -888,7 +887,7 @@ def test_a_wrong_mask_is_noticed_and_plain_rows_are_then_exact(family: str) -> N
 
 @pytest.mark.parametrize("family", ["llama", "mistral-window"])
 def test_a_mask_that_the_model_refuses_is_noticed_too(family: str) -> None:
-    model = replace(make_model(family), mask_form="by_layer")
+    model = with_mask(make_model(family), "by_layer")
     with pytest.warns(UserWarning, match="refuses the tree's attention mask"):
         packing = choose_packing(model)
     assert packing == "plain"
@@ -896,11 +895,10 @@ def test_a_mask_that_the_model_refuses_is_noticed_too(family: str) -> None:
 
 
 def test_an_unlisted_family_with_a_window_is_scored_plainly(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = make_model("mistral-window")
-    assert choose_packing(model) == "tree"
-    monkeypatch.delitem(models.MASK_FORMS, "mistral")
+    assert choose_packing(make_model("mistral-window")) == "tree"
+    monkeypatch.delitem(architectures.FAMILIES, "mistral")
     with pytest.warns(UserWarning, match="sliding window that is not known"):
-        assert choose_packing(model) == "plain"
+        assert choose_packing(make_model("mistral-window")) == "plain"
 
 
 def test_a_cut_prompt_of_a_model_with_learned_positions_can_be_scored_plainly() -> None:

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.models import make_llama, make_model, make_tokenizer
+from support.models import WINDOW_FAMILIES, make_llama, make_model, make_tokenizer, with_mask
 from tokenizers import normalizers
 
-from coral_lens.engine.architectures import Model, wrap
+from coral_lens.engine.model import Model, wrap
 from coral_lens.engine.self_check import examine
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -70,11 +70,9 @@ def test_bos_is_reported_as_the_tokenizer_adds_it(bos: bool, expected: str) -> N
     assert said_of(make_model("llama", bos=bos))["BOS"].startswith(expected)
 
 
-@pytest.mark.parametrize(
-    "family", ["mistral-window", "qwen2-window", "qwen3-window", "gemma2", "gemma3", "phi3-window"]
-)
+@pytest.mark.parametrize("family", WINDOW_FAMILIES)
 def test_a_mask_without_the_window_is_found(family: str) -> None:
-    said = complaints(replace(make_model(family), mask_form="full"))
+    said = complaints(with_mask(make_model(family), "full"))
     assert list(said) == ["packed against plain"]
     assert "log-probs differ by" in said["packed against plain"]
 
@@ -83,7 +81,7 @@ def test_a_mask_without_the_window_is_found(family: str) -> None:
 def test_a_mask_without_the_window_is_found_in_half_precision(dtype: torch.dtype) -> None:
     model = make_model("mistral-window")
     half = wrap(model.hf.to(dtype), model.tokenizer, name="half")
-    assert list(complaints(replace(half, mask_form="full"))) == ["packed against plain"]
+    assert list(complaints(with_mask(half, "full"))) == ["packed against plain"]
 
 
 def test_weights_that_are_not_finite_are_found() -> None:
@@ -95,7 +93,7 @@ def test_weights_that_are_not_finite_are_found() -> None:
 
 
 def test_a_mask_that_the_model_refuses_is_found(tiny: Model) -> None:
-    said = complaints(replace(tiny, mask_form="by_layer"))
+    said = complaints(with_mask(tiny, "by_layer"))
     assert list(said) == ["packed against plain"]
     assert said["packed against plain"].startswith("refused")
 

@@ -10,10 +10,10 @@ from support.models import make_model
 from support.plain_passes import draw_ids, hook_counts, logprobs_of, ragged_prompts, run
 
 from coral_lens.engine import variants
-from coral_lens.engine.architectures import Model
 from coral_lens.engine.batches import Batch
 from coral_lens.engine.edits import AddDirection
 from coral_lens.engine.hooks import Site
+from coral_lens.engine.model import Model
 from coral_lens.engine.packing import Packing
 from coral_lens.engine.scoring import score_batch
 from coral_lens.engine.variants import Variants, one_row, plan_variants, score_variants

@@ -24,8 +24,8 @@ from coral_lens.cli import main
 from coral_lens.data.questions import load_questions
 from coral_lens.data.tasks import TaskOptions
 from coral_lens.engine import extract as store
-from coral_lens.engine.architectures import Model
 from coral_lens.engine.loading import load_model
+from coral_lens.engine.model import Model
 from coral_lens.engine.scoring import TOKEN_BUDGET
 from coral_lens.harness import model as lm_eval_model
 from coral_lens.harness.command import kinds_of, run_lm_eval

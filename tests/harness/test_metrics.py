@@ -13,7 +13,7 @@ from support.lm_eval_runs import evaluate, write_task
 from support.models import make_hflm
 from support.questions import toy_questions
 
-from coral_lens.engine.architectures import Model
+from coral_lens.engine.model import Model
 from coral_lens.harness.logs import load_log
 from coral_lens.harness.metrics import calibration, gap, item_of
 from coral_lens.metrics.scores import score

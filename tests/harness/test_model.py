@@ -20,7 +20,7 @@ from support.questions import toy_questions
 
 import coral_lens
 from coral_lens.data.tasks import TaskOptions, load_task
-from coral_lens.engine.architectures import Model, wrap
+from coral_lens.engine.model import Model, wrap
 from coral_lens.engine.readers import FinalStates
 from coral_lens.engine.scoring import TOKEN_BUDGET
 from coral_lens.errors import CoralError

@@ -19,8 +19,8 @@ from support.questions import toy_questions
 
 from coral_lens.data.leaks import question_keys
 from coral_lens.engine.activations import ActivationStore
-from coral_lens.engine.architectures import Model, wrap
 from coral_lens.engine.extract import Extraction, extract
+from coral_lens.engine.model import Model, wrap
 from coral_lens.errors import CoralError
 from coral_lens.lens import choose as choosing
 from coral_lens.lens.artefact import Lens, load_lens

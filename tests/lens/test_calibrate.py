@@ -13,8 +13,8 @@ from support.questions import toy_questions
 from coral_lens.data.splits import rows_of
 from coral_lens.data.tasks import TaskOptions, load_task
 from coral_lens.engine.activations import ActivationStore
-from coral_lens.engine.architectures import Model
 from coral_lens.engine.extract import Extraction, extract
+from coral_lens.engine.model import Model
 from coral_lens.errors import CoralError
 from coral_lens.lens.artefact import Lens, load_lens
 from coral_lens.lens.calibrate import Guarantees, calibrate

@@ -14,7 +14,7 @@ from support.questions import toy_questions
 
 from coral_lens.data.splits import rows_of, split_mask
 from coral_lens.engine.activations import ActivationStore
-from coral_lens.engine.architectures import Model
+from coral_lens.engine.model import Model
 from coral_lens.errors import CoralError
 from coral_lens.lens import choose as choosing
 from coral_lens.lens.artefact import Lens

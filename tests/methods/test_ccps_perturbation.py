@@ -14,8 +14,8 @@ from support.models import make_model
 from support.plain_passes import by_option, options, plain_states, ragged_prompts, run
 from torch import Tensor, nn
 
-from coral_lens.engine.architectures import Model
 from coral_lens.engine.hooks import Site
+from coral_lens.engine.model import Model
 from coral_lens.errors import CoralError
 from coral_lens.methods.ccps.perturbation import (
     RADII,

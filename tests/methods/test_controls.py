@@ -11,8 +11,8 @@ import pytest
 import torch
 from support.questions import toy_questions
 
-from coral_lens.engine.architectures import Model, untrained_copy
 from coral_lens.engine.extract import Extraction, extract
+from coral_lens.engine.model import Model, untrained_copy
 from coral_lens.errors import CoralError
 from coral_lens.lens.rules import base_probs
 from coral_lens.lens.settings import FitSettings

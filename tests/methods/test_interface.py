@@ -14,10 +14,10 @@ from support.questions import toy_questions
 from coral_lens.data.splits import split_mask
 from coral_lens.engine import extract as store_module
 from coral_lens.engine.activations import ActivationStore
-from coral_lens.engine.architectures import Model
 from coral_lens.engine.edits import AddDirection
 from coral_lens.engine.extract import Edited, Extraction, extract
 from coral_lens.engine.hooks import Site
+from coral_lens.engine.model import Model
 from coral_lens.errors import CoralError
 from coral_lens.lens.settings import FitSettings
 from coral_lens.methods.entry import MethodEntry

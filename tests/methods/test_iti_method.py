@@ -14,9 +14,9 @@ from support.models import make_model
 from support.plain_passes import options, plain_logprob
 from support.questions import toy_questions
 
-from coral_lens.engine.architectures import Model
 from coral_lens.engine.extract import Extraction, extract
 from coral_lens.engine.hooks import Site
+from coral_lens.engine.model import Model
 from coral_lens.engine.prompts import prepare
 from coral_lens.errors import CoralError
 from coral_lens.lens.rules import base_probs

@@ -14,8 +14,8 @@ from support.questions import toy_questions
 
 from coral_lens.data.tasks import TaskOptions, load_task
 from coral_lens.data.templates import Listed
-from coral_lens.engine.architectures import Model
 from coral_lens.engine.extract import Edited, Extraction, extract
+from coral_lens.engine.model import Model
 from coral_lens.errors import CoralError
 from coral_lens.lens.settings import FitSettings
 from coral_lens.methods.entry import MethodEntry

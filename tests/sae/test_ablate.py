@@ -16,10 +16,10 @@ from support.models import make_model
 from support.plain_passes import hook_counts, plain_states, ragged_prompts
 from support.questions import toy_questions
 
-from coral_lens.engine.architectures import Model
 from coral_lens.engine.batches import Batch, collate, lay_out
 from coral_lens.engine.edits import ReplaceStates
 from coral_lens.engine.hooks import Site
+from coral_lens.engine.model import Model
 from coral_lens.engine.packing import plan_for
 from coral_lens.engine.prompts import prepare
 from coral_lens.engine.rerun import Checkpoint

@@ -11,10 +11,10 @@ from support.autoencoders import make_sae
 from support.plain_passes import hook_counts, logprobs_of, options, plain_logprob, ragged_prompts, run
 from support.questions import toy_questions
 
-from coral_lens.engine.architectures import Model
 from coral_lens.engine.edits import AddDirection
 from coral_lens.engine.extract import Edited, Extraction, extract
 from coral_lens.engine.hooks import Site
+from coral_lens.engine.model import Model
 from coral_lens.errors import CoralError
 from coral_lens.lens.rules import base_probs
 from coral_lens.lens.settings import FitSettings

@@ -18,9 +18,9 @@ from support.plain_passes import hook_counts, plain_states
 from support.questions import toy_questions
 from torch import Tensor
 
-from coral_lens.engine.architectures import Model
 from coral_lens.engine.extract import Extraction, extract
 from coral_lens.engine.hooks import Site
+from coral_lens.engine.model import Model
 from coral_lens.engine.packing import plan_for
 from coral_lens.engine.prompts import prepare
 from coral_lens.engine.scoring import score

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from coral_lens.data.leaks import question_keys
-from coral_lens.engine.architectures import Model
+from coral_lens.engine.model import Model
 from coral_lens.report.runs import load_run
 from coral_lens.study.demo import DemoPlan, demo_questions, run_demo
 

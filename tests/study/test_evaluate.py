@@ -9,7 +9,7 @@ import pytest
 from support.models import make_model
 from support.questions import toy_questions
 
-from coral_lens.engine.architectures import Model
+from coral_lens.engine.model import Model
 from coral_lens.errors import CoralError
 from coral_lens.lens.artefact import Lens
 from coral_lens.lens.fit import fit

@@ -10,8 +10,8 @@ import pytest
 from support.autoencoders import make_sae
 from support.questions import toy_questions
 
-from coral_lens.engine.architectures import Model
 from coral_lens.engine.extract import Extraction, extract
+from coral_lens.engine.model import Model
 from coral_lens.lens.settings import FitSettings
 from coral_lens.methods.corrsteer import CORRSTEER, CorrSteerSettings
 from coral_lens.methods.entry import MethodEntry

@@ -22,7 +22,7 @@ from coral_lens.cli import printing
 from coral_lens.cli.printing import show_run
 from coral_lens.data.leaks import normalised
 from coral_lens.engine import extract as store
-from coral_lens.engine.architectures import Model, wrap
+from coral_lens.engine.model import Model, wrap
 from coral_lens.errors import CoralError
 from coral_lens.methods import lens as lens_method
 from coral_lens.methods.interface import FitContext, Method, Predict, QuestionSet, no_options

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from copy import deepcopy
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import torch
@@ -28,6 +28,7 @@ from transformers import (
     MistralForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
@@ -36,7 +37,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from coral_lens.engine.architectures import Model, wrap
+from coral_lens.engine.architectures import MaskForm
+from coral_lens.engine.model import Model, wrap
 
 if TYPE_CHECKING:
     from lm_eval.models.huggingface import HFLM
@@ -68,10 +70,6 @@ def make_tokenizer(*, bos: bool = False) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>")
 
 
-def make_llama() -> LlamaForCausalLM:
-    return LlamaForCausalLM(LlamaConfig(**SIZES))
-
-
 TOKENS = {name: SIZES[name] for name in ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id")}
 OLD_SIZES = {**TOKENS, "n_layer": 3, "n_head": 4, "tie_word_embeddings": False}
 """Of families whose configuration uses the older names."""
@@ -87,38 +85,6 @@ LONGROPE = {
 }
 
 
-FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
-    "llama": make_llama,
-    "mistral": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=None)),
-    "mistral-window": lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=WINDOW)),
-    "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES, use_sliding_window=False)),
-    "qwen2-window": lambda: Qwen2ForCausalLM(
-        Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1)
-    ),
-    "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=8)),
-    "qwen3-window": lambda: Qwen3ForCausalLM(
-        Qwen3Config(**SIZES, head_dim=8, use_sliding_window=True, sliding_window=WINDOW, layer_types=MIXED_LAYERS)
-    ),
-    "gemma2": lambda: Gemma2ForCausalLM(Gemma2Config(**GEMMA_SIZES)),
-    "gemma3": lambda: Gemma3ForCausalLM(Gemma3TextConfig(**GEMMA_SIZES, layer_types=MIXED_LAYERS)),
-    "phi3": lambda: Phi3ForCausalLM(Phi3Config(**SIZES)),
-    "phi3-window": lambda: Phi3ForCausalLM(Phi3Config(**SIZES, sliding_window=WINDOW)),
-    "phi3-longrope": lambda: Phi3ForCausalLM(
-        Phi3Config(**SIZES, original_max_position_embeddings=ROPE_BORDER, rope_parameters=LONGROPE)
-    ),
-    "gpt_neox": lambda: GPTNeoXForCausalLM(
-        GPTNeoXConfig(**{name: value for name, value in SIZES.items() if name != "num_key_value_heads"})
-    ),
-    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(**OLD_SIZES, n_embd=32, n_positions=256)),
-    "bloom": lambda: BloomForCausalLM(BloomConfig(**OLD_SIZES, hidden_size=32)),
-    "mamba": lambda: MambaForCausalLM(
-        MambaConfig(**TOKENS, hidden_size=32, num_hidden_layers=3, state_size=4, tie_word_embeddings=False)
-    ),
-}
-PLAIN_FAMILIES = ("bloom", "mamba")
-"""Take no tree: ALiBi counts distance along the row, and a recurrent model has no attention mask at all."""
-
-
 class Paths(NamedTuple):
     """Where transformers keeps the parts of a family."""
 
@@ -128,27 +94,90 @@ class Paths(NamedTuple):
     """Within a block."""
 
 
-PATHS = {
-    "gpt_neox": Paths("gpt_neox.layers", "gpt_neox.final_layer_norm", "attention.dense"),
-    "gpt2": Paths("transformer.h", "transformer.ln_f", "attn.c_proj"),
-    "bloom": Paths("transformer.h", "transformer.ln_f", "self_attention.dense"),
-    "mamba": Paths("backbone.layers", "backbone.norm_f", None),
+class Tiny(NamedTuple):
+    """How a tiny model of a family is made, and what is true of it."""
+
+    kind: type[PreTrainedModel]
+    config: PreTrainedConfig
+    paths: Paths = Paths()
+    takes_tree: bool = True
+    """False where every option is scored in a row of its own."""
+
+    def make(self) -> PreTrainedModel:
+        return self.kind(deepcopy(self.config))
+
+
+FAMILIES = {
+    "llama": Tiny(LlamaForCausalLM, LlamaConfig(**SIZES)),
+    "mistral": Tiny(MistralForCausalLM, MistralConfig(**SIZES, sliding_window=None)),
+    "mistral-window": Tiny(MistralForCausalLM, MistralConfig(**SIZES, sliding_window=WINDOW)),
+    "qwen2": Tiny(Qwen2ForCausalLM, Qwen2Config(**SIZES, use_sliding_window=False)),
+    "qwen2-window": Tiny(
+        Qwen2ForCausalLM, Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1)
+    ),
+    "qwen3": Tiny(Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=8)),
+    "qwen3-window": Tiny(
+        Qwen3ForCausalLM,
+        Qwen3Config(**SIZES, head_dim=8, use_sliding_window=True, sliding_window=WINDOW, layer_types=MIXED_LAYERS),
+    ),
+    "gemma2": Tiny(Gemma2ForCausalLM, Gemma2Config(**GEMMA_SIZES)),
+    "gemma3": Tiny(Gemma3ForCausalLM, Gemma3TextConfig(**GEMMA_SIZES, layer_types=MIXED_LAYERS)),
+    "phi3": Tiny(Phi3ForCausalLM, Phi3Config(**SIZES)),
+    "phi3-window": Tiny(Phi3ForCausalLM, Phi3Config(**SIZES, sliding_window=WINDOW)),
+    "phi3-longrope": Tiny(
+        Phi3ForCausalLM, Phi3Config(**SIZES, original_max_position_embeddings=ROPE_BORDER, rope_parameters=LONGROPE)
+    ),
+    "gpt_neox": Tiny(
+        GPTNeoXForCausalLM,
+        GPTNeoXConfig(**{name: value for name, value in SIZES.items() if name != "num_key_value_heads"}),
+        Paths("gpt_neox.layers", "gpt_neox.final_layer_norm", "attention.dense"),
+    ),
+    "gpt2": Tiny(
+        GPT2LMHeadModel,
+        GPT2Config(**OLD_SIZES, n_embd=32, n_positions=256),
+        Paths("transformer.h", "transformer.ln_f", "attn.c_proj"),
+    ),
+    # ALiBi counts distance along the row, and a recurrent model has no attention mask at all
+    "bloom": Tiny(
+        BloomForCausalLM,
+        BloomConfig(**OLD_SIZES, hidden_size=32),
+        Paths("transformer.h", "transformer.ln_f", "self_attention.dense"),
+        takes_tree=False,
+    ),
+    "mamba": Tiny(
+        MambaForCausalLM,
+        MambaConfig(**TOKENS, hidden_size=32, num_hidden_layers=3, state_size=4, tie_word_embeddings=False),
+        Paths("backbone.layers", "backbone.norm_f", None),
+        takes_tree=False,
+    ),
 }
+TREE_FAMILIES = [name for name, tiny in FAMILIES.items() if tiny.takes_tree]
+PLAIN_FAMILIES = [name for name, tiny in FAMILIES.items() if not tiny.takes_tree]
+WINDOW_FAMILIES = [name for name, tiny in FAMILIES.items() if getattr(tiny.config, "sliding_window", None)]
 
 
 def paths_of(hf: PreTrainedModel) -> Paths:
-    return PATHS.get(hf.config.model_type, Paths())
+    return next((tiny.paths for tiny in FAMILIES.values() if isinstance(hf, tiny.kind)), Paths())
+
+
+def make_llama() -> PreTrainedModel:
+    return FAMILIES["llama"].make()
 
 
 def make_model(family: str, *, bos: bool = False, seed: int = 0) -> Model:
     """A tiny random model whose weights are large enough that states differ between layers and tokens."""
     torch.manual_seed(seed)
-    hf = FAMILIES[family]()
+    hf = FAMILIES[family].make()
     with torch.no_grad():
         for parameter in hf.parameters():
             if parameter.ndim > 1:
                 parameter.normal_(std=0.2)
     return wrap(hf, make_tokenizer(bos=bos), name=f"tiny-{family}")
+
+
+def with_mask(model: Model, mask: MaskForm) -> Model:
+    """The model as if its family took another form of mask."""
+    return replace(model, family=replace(model.family, mask=mask))
 
 
 def make_hflm(model: Model, *, batch_size: int = 1, kind: type[HFLM] | None = None) -> HFLM:

@@ -8,8 +8,8 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import Tensor, nn
 
-from coral_lens.engine.architectures import Model
 from coral_lens.engine.hooks import Edit, Reader, Site
+from coral_lens.engine.model import Model
 from coral_lens.engine.packing import Packing, plan_for
 from coral_lens.engine.scoring import ScoredBatch, score
 from coral_lens.records import Prompt

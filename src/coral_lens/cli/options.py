@@ -22,7 +22,7 @@ import typer
 from coral_lens.errors import CoralError
 
 if TYPE_CHECKING:
-    from coral_lens.engine.architectures import Model
+    from coral_lens.engine.model import Model
     from coral_lens.records import Question, Style
 
 

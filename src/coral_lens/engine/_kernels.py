@@ -21,6 +21,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from coral_lens.engine.architectures import FAMILIES
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -123,10 +125,9 @@ def block_attention(hf: PreTrainedModel) -> Iterator[None]:
 
 # ---------------------------------------------------------------------------------------------------- fused
 
-FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3", "Phi3")
-"""Families whose RMSNorm is weight * x / rms(x), without Gemma's 1 + weight."""
-GATED = ("Llama", "Mistral", "Qwen2", "Qwen3")
-"""Families whose MLP is down(act(gate(x)) * up(x)), each a layer of its own."""
+RMS_NORMS = frozenset(family.rms_norm for family in FAMILIES.values()) - {None}
+GATED_MLPS = frozenset(family.gated_mlp for family in FAMILIES.values()) - {None}
+"""Names of the classes that `rms_norm` and `gated_mlp` stand in for."""
 
 
 def rms_norm(module: Any, states: Tensor) -> Tensor:
@@ -151,9 +152,9 @@ def substitute(module: nn.Module) -> Callable[[Any, Tensor], Tensor] | None:
     kind = type(module)
     if not kind.__module__.startswith("transformers.models."):
         return None
-    if kind.__name__ in {f"{family}RMSNorm" for family in FAMILIES}:
+    if kind.__name__ in RMS_NORMS:
         return rms_norm
-    if kind.__name__ in {f"{family}MLP" for family in GATED} and is_silu(module):
+    if kind.__name__ in GATED_MLPS and is_silu(module):
         return gated_mlp
     return None
 

@@ -23,7 +23,7 @@ from coral_lens.records import Prompt
 from coral_lens.storage.files import digest, read_json, versions, write_json
 
 if TYPE_CHECKING:
-    from coral_lens.engine.architectures import Model
+    from coral_lens.engine.model import Model
 
 
 BUDGETS = (1024, TOKEN_BUDGET, 4096)

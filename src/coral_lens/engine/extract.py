@@ -27,7 +27,7 @@ from coral_lens.storage.files import canonical, digest, read_json, versions, wri
 from coral_lens.storage.shards import Journal, compact, locked, open_manifest, thread_count
 
 if TYPE_CHECKING:
-    from coral_lens.engine.architectures import Model
+    from coral_lens.engine.model import Model
 
 SHARD_BYTES = 32 * 2**20
 """Aimed-at size of a shard: small enough to lose little when killed, large enough to be read at the disk's speed."""

@@ -24,7 +24,7 @@ from coral_lens.engine.trees import common_length
 from coral_lens.errors import CoralError
 
 if TYPE_CHECKING:
-    from coral_lens.engine.architectures import Model
+    from coral_lens.engine.model import Model
 
 
 CACHE_BYTES = 2**32

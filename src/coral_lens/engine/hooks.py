@@ -14,7 +14,7 @@ from coral_lens.errors import CoralError
 if TYPE_CHECKING:
     from torch import nn
 
-    from coral_lens.engine.architectures import Model
+    from coral_lens.engine.model import Model
 
 
 class Site(NamedTuple):

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from coral_lens.data.assets import cache_dir, embedded_model
-from coral_lens.engine.architectures import Model, find_parts, tokenizer_digest, wrap
+from coral_lens.engine.architectures import family_of, find_parts
+from coral_lens.engine.fingerprints import tokenizer_digest
+from coral_lens.engine.model import Model, wrap
 from coral_lens.errors import CoralError
 from coral_lens.storage.files import digest_file, fresh_folder
 
@@ -83,7 +85,7 @@ def load_outline(name: str, *, revision: str | None = None, trust_remote_code: b
         with torch.device("meta"):
             parts = find_parts(AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code))
     text = config.get_text_config()
-    block, head = (sum(p.numel() for p in m.parameters()) for m in (parts["blocks"][0], parts["head"]))
+    block, head = (sum(p.numel() for p in m.parameters()) for m in (parts.blocks[0], parts.head))
     return Outline(int(text.num_hidden_layers), int(text.hidden_size), tokenizer_digest(tokenizer), block, head)
 
 
@@ -170,10 +172,10 @@ def quiet_loading() -> Iterator[None]:
 
 
 def ensure_bos(tokenizer: PreTrainedTokenizerBase, config: Any) -> None:
-    """Make the tokenizer of a Gemma model add BOS, without which it is lost; one read from a GGUF file may not."""
+    """Make the tokenizer add BOS if the model is lost without it; one read from a GGUF file may not."""
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     bos = tokenizer.bos_token
-    if not config.model_type.startswith("gemma") or backend is None or not isinstance(bos, str):
+    if not family_of(config.model_type).needs_bos or backend is None or not isinstance(bos, str):
         return
     if tokenizer.encode("a")[:1] != [tokenizer.bos_token_id]:
         from tokenizers.processors import TemplateProcessing

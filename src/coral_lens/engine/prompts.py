@@ -11,7 +11,7 @@ from coral_lens.errors import CoralError
 from coral_lens.records import Prompt, Question, Rendered, Style
 
 if TYPE_CHECKING:
-    from coral_lens.engine.architectures import Model
+    from coral_lens.engine.model import Model
 
 
 TOKENIZER_BATCH = 4096

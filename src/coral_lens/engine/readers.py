@@ -18,7 +18,7 @@ from coral_lens.engine.batches import Batch
 from coral_lens.engine.hooks import Site
 
 if TYPE_CHECKING:
-    from coral_lens.engine.architectures import Model
+    from coral_lens.engine.model import Model
 
 
 HEAD_ROWS = 256

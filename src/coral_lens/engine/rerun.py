@@ -18,15 +18,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from coral_lens.engine._kernels import fused
-from coral_lens.engine.architectures import PrefixCache, mlp_of
+from coral_lens.engine.architectures import mlp_of
 from coral_lens.engine.batches import Batch, prefix_batch
 from coral_lens.engine.hooks import Edit, Site, attach, tapped
+from coral_lens.engine.model import PrefixCache
 from coral_lens.engine.scoring import PrefixCaches, answer_logprobs, refuse_broken
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from coral_lens.engine.architectures import Model
+    from coral_lens.engine.model import Model
 
 
 @dataclass(frozen=True)

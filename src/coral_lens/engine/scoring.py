@@ -23,7 +23,7 @@ from coral_lens.errors import CoralError
 from coral_lens.records import Prompt
 
 if TYPE_CHECKING:
-    from coral_lens.engine.architectures import Model, PrefixCache
+    from coral_lens.engine.model import Model, PrefixCache
 
 
 TOKEN_BUDGET = 2048

@@ -20,7 +20,7 @@ from coral_lens.errors import CoralError
 from coral_lens.records import Prompt
 
 if TYPE_CHECKING:
-    from coral_lens.engine.architectures import Model
+    from coral_lens.engine.model import Model
 
 
 # ----------------------------------------------------------------------------------------------------- self-check

@@ -17,9 +17,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from coral_lens.engine.architectures import PrefixCache
 from coral_lens.engine.batches import Batch, collate, lay_out
 from coral_lens.engine.hooks import Edit
+from coral_lens.engine.model import PrefixCache
 from coral_lens.engine.packing import Packing, PlannedBatch, batch_questions, longest, tree_size
 from coral_lens.engine.scoring import PrefixCaches, score_batch
 from coral_lens.engine.trees import build_tree, shared_context
@@ -28,7 +28,7 @@ from coral_lens.records import Prompt, offsets_of
 from coral_lens.storage.shards import Journal, open_manifest, read_tensor, shard_path, thread_count
 
 if TYPE_CHECKING:
-    from coral_lens.engine.architectures import Model
+    from coral_lens.engine.model import Model
 
 
 @dataclass(frozen=True)

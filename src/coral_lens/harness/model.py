@@ -27,8 +27,8 @@ from lm_eval.api.registry import model_registry
 from lm_eval.models.huggingface import HFLM
 from lm_eval.utils import simple_parse_args_string
 
-from coral_lens.engine.architectures import Model
 from coral_lens.engine.loading import load_model, load_outline, resolve
+from coral_lens.engine.model import Model
 from coral_lens.errors import CoralError, nearest
 from coral_lens.harness.requests import (
     Document,
@@ -90,9 +90,11 @@ class CoralLM(HFLM):  # type: ignore[misc]
             common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
             if fitted is not None:
                 refuse_early(fitted, pretrained, other_model=other_model, settings=common)
-            pretrained = load_model(pretrained, device=there(device), dtype=dtype, device_map=device_map, **common)
+            pretrained = load_model(
+                pretrained, device=available_device(device), dtype=dtype, device_map=device_map, **common
+            )
         if fitted is not None:
-            fitted = matched(fitted, pretrained, other_model=other_model)
+            fitted = bind_to_model(fitted, pretrained, other_model=other_model)
             fitted = fitted if strength is None else replace(fitted, gamma=strength)
         self.coral = pretrained if max_length is None else replace(pretrained, max_length=max_length)
         self.lens = fitted if strength != 0 else None
@@ -265,8 +267,8 @@ def corrected(lens: Lens, scored: ScoredRequests) -> np.ndarray:
     return np.log(np.maximum(lens.apply(scored)[lens.method], SMALLEST))
 
 
-def there(device: str | None) -> str | None:
-    """Return the device, or None where there is none: lm-eval's command line says `cuda:0` unless told otherwise."""
+def available_device(device: str | None) -> str | None:
+    """Return the device, or None where the machine has none such: lm-eval's command line says `cuda:0` unless told otherwise."""
     return None if device is not None and device.startswith("cuda") and not torch.cuda.is_available() else device
 
 
@@ -294,7 +296,7 @@ def refuse_early(lens: Lens, name: str, *, other_model: bool, settings: dict[str
         )
 
 
-def matched(lens: Lens, model: Model, *, other_model: bool) -> Lens:
+def bind_to_model(lens: Lens, model: Model, *, other_model: bool) -> Lens:
     """Return the lens for the model, or refuse it, in the words of --model_args."""
     lens = lens.adopted(model) if other_model else lens
     try:

@@ -28,7 +28,7 @@ from coral_lens.records import UNKNOWN, OptionTable, Prompt, Question, Rendered,
 from coral_lens.storage.shards import compact
 
 if TYPE_CHECKING:
-    from coral_lens.engine.architectures import Model
+    from coral_lens.engine.model import Model
 
 
 Options = tuple[Pair, ...]

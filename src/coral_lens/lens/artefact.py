@@ -44,7 +44,7 @@ from coral_lens.storage.arrays import side_by_side
 from coral_lens.storage.files import digest, digest_file, fresh_folder, read_json, write_atomic, write_json
 
 if TYPE_CHECKING:
-    from coral_lens.engine.architectures import Model
+    from coral_lens.engine.model import Model
 
 
 FORMAT = 2

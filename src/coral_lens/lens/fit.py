@@ -38,7 +38,7 @@ from coral_lens.records import UNKNOWN, Question, Scored, offsets_of
 from coral_lens.storage.files import digest, versions
 
 if TYPE_CHECKING:
-    from coral_lens.engine.architectures import Model
+    from coral_lens.engine.model import Model
 
 AUTO_FOLDS = 5
 CHECK_BOOT = 500

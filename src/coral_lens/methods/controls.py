@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Float
 
-from coral_lens.engine.architectures import untrained_copy
 from coral_lens.engine.extract import Extraction
+from coral_lens.engine.model import untrained_copy
 from coral_lens.lens.features import rank_features
 from coral_lens.lens.rules import base_probs
 from coral_lens.lens.settings import FitSettings

@@ -33,7 +33,7 @@ from coral_lens.records import Predictions, Question, Scored, Style
 from coral_lens.storage.files import canonical, digest, read_json, write_json
 
 if TYPE_CHECKING:
-    from coral_lens.engine.architectures import Model
+    from coral_lens.engine.model import Model
 
 
 NOTES = "notes.json"

@@ -30,7 +30,7 @@ from coral_lens.errors import CoralError
 from coral_lens.storage.files import fresh_folder, read_json, write_atomic, write_json
 
 if TYPE_CHECKING:
-    from coral_lens.engine.architectures import Model
+    from coral_lens.engine.model import Model
 
 
 CONFIG, WEIGHTS, STATISTICS = "cfg.json", "sae_weights.safetensors", "statistics.safetensors"

@@ -38,7 +38,7 @@ from coral_lens.storage.shards import (
 )
 
 if TYPE_CHECKING:
-    from coral_lens.engine.architectures import Model
+    from coral_lens.engine.model import Model
 
 
 SHARD_BATCHES = 8

@@ -24,7 +24,7 @@ from coral_lens.sae.codes import sae_digest
 from coral_lens.storage.files import digest, read_json
 
 if TYPE_CHECKING:
-    from coral_lens.engine.architectures import Model
+    from coral_lens.engine.model import Model
 
 
 BOUND = ("sae_digest", "layer", "base", "style", "shots", "weights", "keys")

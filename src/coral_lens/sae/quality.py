@@ -24,7 +24,7 @@ from coral_lens.sae.autoencoder import CHUNK, Autoencoder
 from coral_lens.sae.states import StateSource
 
 if TYPE_CHECKING:
-    from coral_lens.engine.architectures import Model
+    from coral_lens.engine.model import Model
 
 
 @dataclass(frozen=True)

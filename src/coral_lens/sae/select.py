@@ -30,7 +30,7 @@ from coral_lens.sae.folder import LEAST_ACTIVE, LEAST_FREQUENCY, FeatureStudy, S
 from coral_lens.storage.files import versions, write_json
 
 if TYPE_CHECKING:
-    from coral_lens.engine.architectures import Model
+    from coral_lens.engine.model import Model
 
 
 ACTIVE = 1e-4

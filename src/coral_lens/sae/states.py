@@ -38,7 +38,7 @@ from coral_lens.storage.files import digest, read_json
 from coral_lens.storage.shards import Journal, compact, locked, open_manifest, read_tensor, shard_path, thread_count
 
 if TYPE_CHECKING:
-    from coral_lens.engine.architectures import Model
+    from coral_lens.engine.model import Model
     from coral_lens.records import Scored
 
 

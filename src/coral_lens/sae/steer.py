@@ -32,7 +32,7 @@ from coral_lens.sae.sweep import Sweep, best_of, run_sweep, scores_by
 from coral_lens.storage.files import digest, write_json
 
 if TYPE_CHECKING:
-    from coral_lens.engine.architectures import Model
+    from coral_lens.engine.model import Model
 
 
 TOP = (50, 100, 128, 200, 300)

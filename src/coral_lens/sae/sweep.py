@@ -33,7 +33,7 @@ from coral_lens.storage.files import digest
 from coral_lens.storage.shards import Journal, locked, open_manifest, thread_count
 
 if TYPE_CHECKING:
-    from coral_lens.engine.architectures import Model
+    from coral_lens.engine.model import Model
 
 
 @dataclass(frozen=True)

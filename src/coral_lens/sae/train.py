@@ -36,7 +36,7 @@ from coral_lens.storage.files import digest, digest_bytes, read_json, versions, 
 from coral_lens.storage.shards import thread_count
 
 if TYPE_CHECKING:
-    from coral_lens.engine.architectures import Model
+    from coral_lens.engine.model import Model
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from coral_lens.report.tables.run import results_table
 from coral_lens.storage.files import digest, digest_file, file_name, read_json, write_json
 
 if TYPE_CHECKING:
-    from coral_lens.engine.architectures import Model
+    from coral_lens.engine.model import Model
 
 
 VIEW_BYTES = 512 * 2**20

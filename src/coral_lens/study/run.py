@@ -56,7 +56,7 @@ from coral_lens.study.plan import (
 from coral_lens.study.predictions import Rows, described, method_folder, method_predictions
 
 if TYPE_CHECKING:
-    from coral_lens.engine.architectures import Model
+    from coral_lens.engine.model import Model
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from coral_lens.engine.readers import FINAL
 from coral_lens.errors import CoralError
 
 if TYPE_CHECKING:
-    from coral_lens.engine.architectures import Model
+    from coral_lens.engine.model import Model
 
 
 RADII = (0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0)

@@ -35,7 +35,7 @@ from coral_lens.records import Predictions, predictions_of
 from coral_lens.storage.files import digest, digest_bytes, file_name, read_json, write_atomic, write_json
 
 if TYPE_CHECKING:
-    from coral_lens.engine.architectures import Model
+    from coral_lens.engine.model import Model
 
 
 ALPHAS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0)

@@ -7,7 +7,8 @@ from copy import deepcopy
 import torch
 from support.models import make_hflm, make_tokenizer, paths_of
 
-from coral_lens.engine.architectures import Model, tokenizer_digest, weights_digest
+from coral_lens.engine.fingerprints import tokenizer_digest, weights_digest
+from coral_lens.engine.model import Model
 
 
 def test_the_weights_digest_is_the_same_in_float32_and_bfloat16(any_tiny: Model) -> None:

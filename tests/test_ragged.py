@@ -75,6 +75,11 @@ def test_some_questions_are_taken_with_their_rows() -> None:
     assert kept.sum(values[options.rows(mask)]).tolist() == [1, 24]
 
 
+def test_successive_questions_are_taken_with_rows_counted_from_the_first() -> None:
+    part = Options.of_sizes(SIZES).part(slice(1, 3))
+    assert part.edges.tolist() == [0, 5, 8]
+
+
 def test_no_questions_at_all_have_no_sums() -> None:
     options = Options.of_sizes([])
     assert len(options) == options.n_rows == 0

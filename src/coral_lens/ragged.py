@@ -94,6 +94,11 @@ class Options:
         """Return which rows belong to the questions of a mask."""
         return self.spread(mask)
 
+    def part(self, questions: slice) -> Options:
+        """Return the options of successive questions alone, their rows counted from 0."""
+        edges = self.edges[questions.start : questions.stop + 1]
+        return Options(edges - edges[0])
+
     def take(self, mask: Bool[np.ndarray, " question"]) -> Options:
         """Return the options of the questions of a mask alone; `rows(mask)` gives their values."""
         return Options.of_sizes(self.sizes[mask])

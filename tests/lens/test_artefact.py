@@ -29,7 +29,6 @@ from coral_lens.lens.probes.listwise import tilt
 from coral_lens.lens.probes.mlp import MlpSettings
 from coral_lens.lens.rules import base_probs, steer
 from coral_lens.lens.settings import FitSettings
-from coral_lens.ragged import centre
 from coral_lens.records import UNKNOWN, Rendered, Style
 from coral_lens.storage.files import digest, write_json
 
@@ -311,14 +310,14 @@ def test_answers_are_the_steered_probabilities_of_the_equation(lens: Lens, tiny:
     states = fresh.layer(lens.layers[0])
     if lens.rule == "residual":
         z = (states - lens.standardiser.mean) / lens.standardiser.scale
-        steered = steer(p, lens.probe.predict(z), table.offsets, gamma=lens.gamma)
+        steered = steer(p, lens.probe.predict(z), table.options, gamma=lens.gamma)
     else:
-        z = (centre(states, table.offsets) - lens.standardiser.mean) / lens.standardiser.scale
+        z = (table.options.centre(states) - lens.standardiser.mean) / lens.standardiser.scale
         scores = lens.probe.predict(z)
-        steered = tilt(p, scores, table.offsets, base_weight=lens.base_weight, gamma=lens.gamma)
-    shifts, last = lens.shift(states, table.offsets), lens.apply(fresh)[lens.method]
+        steered = tilt(p, scores, table.options, base_weight=lens.base_weight, gamma=lens.gamma)
+    shifts, last = lens.shift(states, table.options), lens.apply(fresh)[lens.method]
     for i, (question, answer) in enumerate(zip(questions, answers, strict=True)):
-        rows = slice(table.offsets[i], table.offsets[i + 1])
+        rows = table.options.of(i)
         # alone in the store or with another layer, rows are packed alike and differ by rounding at most
         np.testing.assert_allclose(untempered[i].probs, steered[rows], atol=1e-6)
         np.testing.assert_allclose(answer.probs, last[rows], atol=1e-6)

@@ -10,7 +10,6 @@ import pytest
 from support.planted import PlantedStore
 from support.questions import toy_questions
 
-from coral_lens.data.splits import rows_of
 from coral_lens.data.tasks import TaskOptions, load_task
 from coral_lens.engine.activations import ActivationStore
 from coral_lens.engine.extract import Extraction, extract
@@ -92,7 +91,7 @@ def test_sets_and_abstention_are_of_the_probabilities_that_the_lens_answers_with
     store = store_of(100, 2)
     calibrated, _ = calibrate(lens, store, Guarantees(coverage=0.8))
     p = lens.apply(store)["listwise tempered"]
-    right = p[store.table.offsets[:-1] + store.table.answers]
+    right = p[store.table.options.starts + store.table.answers]
     assert calibrated.sets is not None
     assert calibrated.sets.threshold == pytest.approx(np.sort(1 - right)[80])
     assert calibrated.sets.n_questions == 100
@@ -205,16 +204,16 @@ def test_on_real_questions_the_mean_coverage_over_random_halves_is_the_stated_on
     arc: ActivationStore, kind: str
 ) -> None:
     """The expected coverage is ceil(0.9 * 61) / 61 = 0.902, whatever the model; deterministic APS has ties and more."""
-    p, offsets, answers = base_probs(arc.table, "token"), arc.table.offsets, arc.table.answers
+    p, options, answers = base_probs(arc.table, "token"), arc.table.options, arc.table.answers
     rng = np.random.default_rng(0)
     covered = []
     for _ in range(300):
         half = np.zeros(120, dtype=bool)
         half[rng.permutation(120)[:60]] = True
-        first, second = ((rows_of(offsets, m), offsets_of(np.diff(offsets)[m].tolist())) for m in (half, ~half))
-        rule = fit_conformal(p[first[0]], first[1], answers[half], coverage=0.9, kind=kind)
-        sets = prediction_sets(rule, p[second[0]], second[1], keep_top=False)
-        covered.append(sets[second[1][:-1] + answers[~half]].mean())
+        first, second = ((options.rows(m), options.take(m)) for m in (half, ~half))
+        rule = fit_conformal(p[first[0]], first[1].edges, answers[half], coverage=0.9, kind=kind)
+        sets = prediction_sets(rule, p[second[0]], second[1].edges, keep_top=False)
+        covered.append(sets[second[1].starts + answers[~half]].mean())
     if kind == "lac":
         assert np.mean(covered) == pytest.approx(55 / 61, abs=0.012)
     else:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from support.planted import COLUMN, LAYERS, WIDTH, PlantedStore, brier, data_of
 
-from coral_lens.data.splits import rows_of
 from coral_lens.errors import CoralError
 from coral_lens.lens.choose import (
     GAMMAS,
@@ -29,8 +28,7 @@ from coral_lens.lens.probes.registry import AUTO, KINDS
 from coral_lens.lens.probes.ridge import LinearProbe
 from coral_lens.lens.rules import steer
 from coral_lens.lens.settings import FitSettings
-from coral_lens.ragged import softmax
-from coral_lens.records import offsets_of
+from coral_lens.ragged import Options
 
 ASKED = Asked(layers=LAYERS)
 CLOSED = ("ridge", "listwise", "ensemble")
@@ -38,14 +36,14 @@ CLOSED = ("ridge", "listwise", "ensemble")
 
 def test_moved_is_the_rule_that_the_lens_applies() -> None:
     rng = np.random.default_rng(0)
-    offsets = offsets_of([3, 4])
-    p, scores = softmax(rng.normal(size=7), offsets), rng.normal(size=7)
+    options = Options.of_sizes([3, 4])
+    p, scores = options.softmax(rng.normal(size=7)), rng.normal(size=7)
     assert (
-        moved("residual", p, np.log(p), scores, offsets, 1.5).tobytes()
-        == steer(p, scores, offsets, gamma=1.5).tobytes()
+        moved("residual", p, np.log(p), scores, options, 1.5).tobytes()
+        == steer(p, scores, options, gamma=1.5).tobytes()
     )
-    ours = moved("listwise", p, 0.7 * np.log(p), scores, offsets, 0.5)
-    assert ours == pytest.approx(tilt(p, scores, offsets, base_weight=0.7, gamma=0.5))
+    ours = moved("listwise", p, 0.7 * np.log(p), scores, options, 0.5)
+    assert ours == pytest.approx(tilt(p, scores, options, base_weight=0.7, gamma=0.5))
 
 
 @pytest.mark.parametrize("name", ["ridge", "listwise"])
@@ -67,7 +65,7 @@ def test_a_recipe_fitted_again_on_the_training_questions_is_the_lens_that_was_ch
     held_out = data.rounds[0]
     again = fit_parts(data, chosen.recipe, ~held_out, held_out)
     z = again.standardiser(data.features(chosen.recipe.layers, chosen.recipe.inputs))
-    rows = rows_of(data.table.offsets, held_out)
+    rows = data.table.options.rows(held_out)
     # the listwise path starts each fit from the one before, so the minimum is the same but not its last digits
     assert again.probe.predict(z)[rows] == pytest.approx(chosen.scores[rows], abs=2e-2)
     assert (again.base_weight * np.log(data.p))[rows] == pytest.approx(chosen.base[rows], abs=2e-2)
@@ -141,7 +139,7 @@ def test_a_lens_of_two_layers_applies_them_side_by_side() -> None:
     assert lens.name.startswith("listwise lens, layers 0, 2,")
     data = data_of(store)
     chosen, _ = choose(data, "listwise", replace(ASKED, top_layers=2))
-    rows = rows_of(store.table.offsets, data.rounds[0])
+    rows = store.table.options.rows(data.rounds[0])
     expected = chosen.probs(data, chosen.best("brier")["gamma"])[rows]
     assert lens.apply(store)["listwise"][rows] == pytest.approx(expected, abs=1e-6)
 
@@ -162,7 +160,7 @@ def test_gamma_zero_is_kept_where_a_probe_is_useless() -> None:
     """The signal turns around between training and validation: every strength harms."""
     store = PlantedStore(150, signal={1: 3.0})
     data = data_of(store)
-    store.states[1][rows_of(store.table.offsets, data.rounds[0]), COLUMN] *= -1
+    store.states[1][store.table.options.rows(data.rounds[0]), COLUMN] *= -1
     for name, grid in (("ridge", GAMMAS), ("listwise", SHRINKAGES)):
         chosen, _ = choose(data, name, replace(ASKED, layers=(1,)))
         assert [point["gamma"] for point in chosen.gammas] == list(grid)
@@ -199,7 +197,7 @@ def test_with_folds_every_question_is_predicted_by_a_fit_that_did_not_see_it(nam
     features = data.features(chosen.recipe.layers, chosen.recipe.inputs)
     for mask in data.rounds:
         parts = fit_parts(data, chosen.recipe, ~mask, mask)
-        rows = rows_of(data.table.offsets, mask)
+        rows = data.table.options.rows(mask)
         expected = parts.probe.predict(parts.standardiser(features[rows]))
         assert chosen.scores[rows] == pytest.approx(expected, abs=2e-2)
 
@@ -208,7 +206,7 @@ def test_the_answers_of_a_fold_do_not_change_what_is_predicted_there() -> None:
     store = PlantedStore(60, signal={1: 2.0})
     data = data_of(store, FitSettings(folds=3))
     mask = data.rounds[1]
-    rows = rows_of(data.table.offsets, mask)
+    rows = data.table.options.rows(mask)
     r = np.where(rows, np.random.default_rng(0).normal(size=len(rows)), data.r)
     answers = np.where(mask, 0, data.table.answers)
     other = replace(data, r=r, table=replace(data.table, answers=answers))
@@ -274,7 +272,7 @@ def test_inputs_are_recorded_and_used_again(name: str, asked: tuple[str, ...], r
     assert len(lens.standardiser.mean) == WIDTH + 6 * ("rank" in recorded)
     data = data_of(store)
     chosen, _ = choose(data, name, Asked(inputs=asked, layers=(1,)))
-    rows = rows_of(store.table.offsets, data.rounds[0])
+    rows = store.table.options.rows(data.rounds[0])
     expected = chosen.probs(data, chosen.best("brier")["gamma"])[rows]
     assert lens.apply(store)[lens.method][rows] == pytest.approx(expected, abs=1e-6)
 
@@ -282,8 +280,8 @@ def test_inputs_are_recorded_and_used_again(name: str, asked: tuple[str, ...], r
 def test_ranks_help_where_the_base_is_reliably_wrong_at_its_first_choice() -> None:
     """The answer is always the second most probable option: only the rank says so."""
     store = PlantedStore(120)
-    logprobs, offsets = store.table.logprobs, store.table.offsets
-    answers = np.array([np.argsort(-logprobs[a:b])[1] for a, b in pairwise(offsets)])
+    logprobs, options = store.table.logprobs, store.table.options
+    answers = np.array([np.argsort(-logprobs[a:b])[1] for a, b in pairwise(options.edges)])
     store.table = replace(store.table, answers=answers)
     store.questions = [replace(q, answer=int(a)) for q, a in zip(store.questions, answers, strict=True)]
     plain, ranked = (

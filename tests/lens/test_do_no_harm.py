@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from support.planted import PlantedStore, brier, data_of
 
-from coral_lens.data.splits import rows_of
 from coral_lens.lens.artefact import Lens
 from coral_lens.lens.choose import Asked, Candidate, choose
 from coral_lens.lens.do_no_harm import Mixture, fit_do_no_harm, within, without
@@ -27,7 +26,7 @@ def chosen_of(data: TrainingData, name: str = "listwise", layers: tuple[int, ...
 
 
 def mixture_of(data: TrainingData) -> Mixture:
-    at = places(data.layer(1), data.table.offsets)
+    at = places(data.layer(1), data.table.options)
     return Mixture(data, at, np.array(domains_of(data.questions, at, seed=0)))
 
 
@@ -39,9 +38,9 @@ def test_the_answers_of_the_part_that_is_left_out_teach_its_lens_nothing() -> No
     data = data_of(store)
     chosen = chosen_of(data)
     turned = np.array([q.task == "b" for q in store.questions])
-    answers = np.where(turned, (store.table.answers + 1) % np.diff(store.table.offsets), store.table.answers)
+    answers = np.where(turned, (store.table.answers + 1) % store.table.options.sizes, store.table.answers)
     residual = data.r.copy()
-    residual[rows_of(store.table.offsets, turned)] = 7.0
+    residual[store.table.options.rows(turned)] = 7.0
     other = replace(data, table=replace(data.table, answers=answers), r=residual)
     plain, changed = (without(mixture_of(d), chosen, 1.0, "b") for d in (data, other))
     assert plain.evidence.lens.tobytes() == changed.evidence.lens.tobytes()
@@ -58,8 +57,8 @@ def test_within_holds_the_validation_questions_as_the_chosen_lens_predicts_them(
     found = within(mixture_of(data), chosen, 1.0)
     assert found.answers.tolist() == data.table.answers[data.rounds[0]].tolist()
     logits = found.evidence.base + found.evidence.lens
-    expected = np.log(chosen.probs(data, 1.0)[rows_of(data.table.offsets, data.rounds[0])])
-    starts, sizes = found.evidence.offsets[:-1], np.diff(found.evidence.offsets)
+    expected = np.log(chosen.probs(data, 1.0)[data.table.options.rows(data.rounds[0])])
+    starts, sizes = found.evidence.options.starts, found.evidence.options.sizes
     gap = logits - expected
     assert gap == pytest.approx(np.repeat(gap[starts], sizes), abs=1e-9)  # equal but for a constant of each question
 
@@ -91,7 +90,7 @@ def test_a_lens_that_is_not_to_be_tempered_simulates_nothing_but_knows_the_shift
     shift, tempering, shown = fit_do_no_harm(data, chosen_of(data), 1.0, temper=False, seed=0)
     assert tempering is None
     assert shown == {}
-    assert np.median(shift.of(places(data.layer(1), data.table.offsets))) == pytest.approx(1.0, abs=0.3)
+    assert np.median(shift.of(places(data.layer(1), data.table.options))) == pytest.approx(1.0, abs=0.3)
 
 
 def ratio(lens: Lens, shift: float) -> float:
@@ -109,9 +108,9 @@ def test_what_does_not_carry_over_between_parts_is_not_trusted_afar(kind: str) -
     same = fit_store(PlantedStore(120, signal={1: 2.5}, tasks=TASKS, apart=2.0), settings)
     own = PlantedStore(120, tasks=TASKS, apart=2.0)
     y = np.zeros(len(own.table.logprobs))
-    y[own.table.offsets[:-1] + own.table.answers] = 1.0
+    y[own.table.options.starts + own.table.answers] = 1.0
     for i, task in enumerate(TASKS):
-        rows = rows_of(own.table.offsets, np.array([q.task == task for q in own.questions]))
+        rows = own.table.options.rows(np.array([q.task == task for q in own.questions]))
         own.states[1][rows, i] += (2.5 * y[rows]).astype(np.float32)
         own.states[1][rows, (i + 1) % 3] -= (2.5 * y[rows]).astype(np.float32)
     turned = fit_store(own, settings)

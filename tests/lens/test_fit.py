@@ -12,7 +12,7 @@ import pytest
 import torch
 from support.questions import toy_questions
 
-from coral_lens.data.splits import rows_of, split_mask
+from coral_lens.data.splits import split_mask
 from coral_lens.engine.activations import ActivationStore
 from coral_lens.engine.model import Model
 from coral_lens.errors import CoralError
@@ -29,7 +29,6 @@ from coral_lens.lens.rules import apply_temperature, base_probs
 from coral_lens.lens.settings import FitSettings
 from coral_lens.lens.tempering import SMALLEST
 from coral_lens.metrics.scores import score
-from coral_lens.ragged import centre, softmax
 from coral_lens.records import UNKNOWN, OptionTable, Predictions, Question, Style, offsets_of
 
 WIDTH, LAYERS, SIGNAL = 10, (0, 1, 2, 3), 2
@@ -143,7 +142,7 @@ def turned_around() -> Planted:
     """The signal turns around between training and validation."""
     store = Planted(300, strength=2.0)
     mask = split_mask(store.questions, fraction=0.2, seed=0)
-    store.states[SIGNAL][rows_of(store.table.offsets, mask), 4] *= -1
+    store.states[SIGNAL][store.table.options.rows(mask), 4] *= -1
     return store
 
 
@@ -160,7 +159,7 @@ def test_a_listwise_lens_of_gamma_zero_is_a_temperature() -> None:
     lens = fit_store(store, FitSettings(layers=(SIGNAL,)))
     assert lens.gamma == 0.0
     p = lens.apply(store)
-    expected = softmax(lens.base_weight * np.log(p["base"]), store.table.offsets)
+    expected = store.table.options.softmax(lens.base_weight * np.log(p["base"]))
     assert p["listwise"] == pytest.approx(expected, abs=1e-12)
 
 
@@ -222,7 +221,7 @@ def test_the_lens_records_what_it_was_fitted_on(planted: Lens) -> None:
 def changed_validation(store: Planted, mask: np.ndarray) -> Planted:
     """The same training questions; validation questions with other states, scores and answers."""
     other = Planted(len(store.questions), strength=2.0)
-    rows = rows_of(store.table.offsets, mask)
+    rows = store.table.options.rows(mask)
     rng = np.random.default_rng(99)
     for states in other.states.values():
         states[rows] = 50 + 7 * rng.normal(size=states[rows].shape)
@@ -251,15 +250,15 @@ def test_validation_questions_change_neither_the_standardiser_nor_the_probe(
     assert first.probe.bias == second.probe.bias
     assert first.base_weight == second.base_weight
     assert first.trace["validation"] != second.trace["validation"]
-    states = store.states[SIGNAL] if kind == "ridge" else centre(store.states[SIGNAL], store.table.offsets)
-    train = states[rows_of(store.table.offsets, ~mask)]
+    states = store.states[SIGNAL] if kind == "ridge" else store.table.options.centre(store.states[SIGNAL])
+    train = states[store.table.options.rows(~mask)]
     assert first.standardiser.mean.tobytes() == fit_standardiser(train).mean.tobytes()
 
 
 def test_training_questions_do_not_change_the_temperature() -> None:
     store, other = Planted(300, strength=2.0), Planted(300, strength=2.0)
     mask = split_mask(store.questions, fraction=0.2, seed=0)
-    rows = rows_of(store.table.offsets, mask)
+    rows = store.table.options.rows(mask)
     other.table = replace(other.table, logprobs=np.where(rows, other.table.logprobs, -1.0))
     settings = FitSettings(layers=(SIGNAL,))
     assert fit_store(store, settings).temperature == fit_store(other, settings).temperature
@@ -385,7 +384,7 @@ def test_a_metric_beyond_those_shown_can_choose_too(kind: str) -> None:
 def test_a_criterion_that_does_not_exist_on_the_validation_questions_is_refused(kind: str) -> None:
     store = Planted(60, strength=0.0)
     certain = np.full(len(store.table.logprobs), -50.0)
-    certain[store.table.offsets[:-1] + store.table.answers] = 0.0
+    certain[store.table.options.starts + store.table.answers] = 0.0
     store.table = replace(store.table, logprobs=certain)
     with pytest.raises(CoralError, match="auroc does not exist"):
         fit_store(store, FitSettings(lens=kind, criterion="auroc"))
@@ -435,7 +434,7 @@ def test_with_folds_every_question_chooses_and_the_lens_is_fitted_on_all(
     lens = fit_store(store, FitSettings(lens=kind, folds=4))
     assert (lens.training["n_train"], lens.training["n_validation"]) == (200, 200)
     assert lens.layers == (SIGNAL,)
-    states = store.states[SIGNAL] if kind == "ridge" else centre(store.states[SIGNAL], store.table.offsets)
+    states = store.states[SIGNAL] if kind == "ridge" else store.table.options.centre(store.states[SIGNAL])
     assert lens.standardiser.mean.tobytes() == fit_standardiser(states).mean.tobytes()
     assert lens.trace["chosen"]["settings"] == list(KINDS[kind].settings), "the one that there was"
 
@@ -481,7 +480,7 @@ def test_a_lens_can_start_from_scaled_probabilities_and_still_shows_the_unscaled
     assert lens.base_temperature > 1.0, "scores of noise are too sure"
     raw = base_probs(store.table, "token")
     assert lens.apply(store)["base"].tobytes() == raw.tobytes()
-    p = apply_temperature(raw, store.table.offsets, temperature=lens.base_temperature)
+    p = apply_temperature(raw, store.table.options, temperature=lens.base_temperature)
     assert lens.base_probs(store.table).tobytes() == p.tobytes()
     nothing = replace(lens, gamma=0.0, base_weight=1.0).apply(store)[lens.plain_method]
     assert nothing == pytest.approx(p, abs=1e-12)
@@ -497,7 +496,7 @@ def test_a_temperature_after_the_lens_is_fitted_on_validation_and_takes_the_plac
     assert lens.tempering is None
     assert tuple(lens.apply(store)) == ("base", "temperature", method)
     q = np.maximum(plain.apply(store)[plain.method], SMALLEST)  # what was clipped to 0 is not infinitely unlikely
-    expected = apply_temperature(q, store.table.offsets, temperature=lens.then_temperature)
+    expected = apply_temperature(q, store.table.options, temperature=lens.then_temperature)
     assert lens.apply(store)[method] == pytest.approx(expected, abs=1e-12)
     before, after = (one.trace["validation"][one.method]["nll"]["value"] for one in (plain, lens))
     assert after <= before + 1e-3

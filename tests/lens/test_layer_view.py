@@ -32,11 +32,11 @@ def fresh() -> PlantedStore:
 def test_at_the_lenss_layer_it_is_the_lenss_own_probe(lens: Lens, fresh: PlantedStore) -> None:
     assert lens.view is not None
     assert lens.layers == (KNOWS,)
-    p, offsets = lens.base_probs(fresh.table), fresh.table.offsets
-    x = build_inputs(fresh.layer(KNOWS), p, offsets, lens.inputs)
+    p, options = lens.base_probs(fresh.table), fresh.table.options
+    x = build_inputs(fresh.layer(KNOWS), p, options, lens.inputs)
     scores = lens.probe.predict(lens.standardiser(x))
     expected = (
-        scores if lens.rule == "residual" else tilt(p, scores, offsets, base_weight=lens.base_weight, gamma=1.0) - p
+        scores if lens.rule == "residual" else tilt(p, scores, options, base_weight=lens.base_weight, gamma=1.0) - p
     )
     found = lens.view.changes(fresh, p)
     assert found.shape == (3, len(p))

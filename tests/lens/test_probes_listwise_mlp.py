@@ -24,8 +24,7 @@ from coral_lens.lens.probes.mlp import build_mlp
 from coral_lens.lens.probes.registry import KINDS
 from coral_lens.lens.settings import FitSettings
 from coral_lens.lens.training_data import Sample
-from coral_lens.ragged import softmax
-from coral_lens.records import offsets_of
+from coral_lens.ragged import Options
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SMALL = ListwiseMlpSettings(hidden=(16,), max_epochs=25, learning_rate=1e-2, weight_decay=0.1, dropout=0.0)
@@ -34,26 +33,26 @@ SMALL = ListwiseMlpSettings(hidden=(16,), max_epochs=25, learning_rate=1e-2, wei
 def sample(n: int, seed: int, *, width: int = 4) -> Sample:
     """The answer is the option whose first two neurons have the same sign, as their product says: no line tells that."""
     rng = np.random.default_rng(seed)
-    offsets = offsets_of(rng.integers(2, 6, n).tolist())
-    z = rng.normal(size=(offsets[-1], width)).astype(np.float32)
-    p = softmax(rng.normal(size=offsets[-1]), offsets)
-    truth = softmax(np.log(p) / 2 + 4 * np.tanh(2 * z[:, 0] * z[:, 1]).astype(np.float64), offsets)
-    answers = np.array([rng.choice(b - a, p=truth[a:b]) for a, b in pairwise(offsets)])
+    options = Options.of_sizes(rng.integers(2, 6, n).tolist())
+    z = rng.normal(size=(options.n_rows, width)).astype(np.float32)
+    p = options.softmax(rng.normal(size=options.n_rows))
+    truth = options.softmax(np.log(p) / 2 + 4 * np.tanh(2 * z[:, 0] * z[:, 1]).astype(np.float64))
+    answers = np.array([rng.choice(b - a, p=truth[a:b]) for a, b in pairwise(options.edges)])
     y = np.zeros(len(p))
-    y[offsets[:-1] + answers] = 1.0
-    return Sample(z, p, y - p, offsets, answers)
+    y[options.starts + answers] = 1.0
+    return Sample(z, p, y - p, options, answers)
 
 
-def plain_loss(logits: np.ndarray, offsets: np.ndarray, answers: np.ndarray) -> float:
+def plain_loss(logits: np.ndarray, options: Options, answers: np.ndarray) -> float:
     """Question by question."""
     found = []
-    for (a, b), answer in zip(pairwise(offsets), answers, strict=True):
+    for (a, b), answer in zip(pairwise(options.edges), answers, strict=True):
         found.append(np.log(np.exp(logits[a:b]).sum()) - logits[a + answer])
     return float(np.mean(found))
 
 
 def cross_entropy(s: Sample, f: np.ndarray, base_weight: float, scale: float) -> float:
-    return plain_loss(base_weight * np.log(s.p) + scale * f, s.offsets, s.answers)
+    return plain_loss(base_weight * np.log(s.p) + scale * f, s.options, s.answers)
 
 
 # --------------------------------------------------------------------------------------------------------- the loss
@@ -70,8 +69,8 @@ def test_the_loss_is_the_cross_entropy_of_the_plain_formula() -> None:
 
 
 def test_the_loss_of_certain_and_impossible_options_is_finite() -> None:
-    offsets = offsets_of([2])
-    s = Sample(np.zeros((2, 4), np.float32), np.array([1.0, 0.0]), np.array([-1.0, 1.0]), offsets, np.array([1]))
+    options = Options.of_sizes([2])
+    s = Sample(np.zeros((2, 4), np.float32), np.array([1.0, 0.0]), np.array([-1.0, 1.0]), options, np.array([1]))
     network = build_mlp(4, (8,), dropout=0.0).eval()
     with torch.no_grad():
         value = float(loss(network, torch.zeros(2), rows_of_sample(s, np.arange(1))))
@@ -110,8 +109,8 @@ def test_its_gradient_is_that_of_finite_differences() -> None:
 def test_rows_come_in_the_order_asked_for_with_the_right_option_marked() -> None:
     s = sample(10, 2)
     rows = rows_of_sample(s, np.array([7, 2]))
-    sizes = np.diff(s.offsets)
-    first, second = slice(s.offsets[7], s.offsets[8]), slice(s.offsets[2], s.offsets[3])
+    sizes = s.options.sizes
+    first, second = s.options.of(7), s.options.of(2)
     assert rows.z.numpy().tolist() == np.concatenate([s.z[first], s.z[second]]).tolist()
     assert rows.question.tolist() == [0] * sizes[7] + [1] * sizes[2]
     assert rows.right.tolist() == [s.answers[7], sizes[7] + s.answers[2]]
@@ -149,7 +148,7 @@ def test_a_fit_stops_after_its_patience() -> None:
                 calls += name == "z"
                 return super().__getattribute__(name)
 
-        counted = Counted(train.z, train.p, train.r, train.offsets, train.answers)
+        counted = Counted(train.z, train.p, train.r, train.options, train.answers)
         fit_listwise_mlp(counted, validation, ListwiseMlpSettings(max_epochs=30, patience=patience, **base), seed=0)  # type: ignore[arg-type]
         epochs.append(calls)
     assert epochs[0] < epochs[1]
@@ -169,7 +168,7 @@ def test_a_signal_that_no_line_tells_is_found_by_the_network() -> None:
     train, validation, fresh = (sample(n, seed) for n, seed in ((900, 5), (300, 6), (500, 7)))
     found = fit_listwise_mlp(train, validation, SMALL, seed=0)
     network = cross_entropy(fresh, found.probe.predict(fresh.z), found.base_weight, found.scale)
-    lines = fit_listwise_path(train.z, train.p, train.offsets, train.answers)
+    lines = fit_listwise_path(train.z, train.p, train.options, train.answers)
     linear = min(cross_entropy(fresh, fresh.z @ one.weight, one.base_weight, 1.0) for one in lines)
     scaled = min(cross_entropy(fresh, np.zeros(len(fresh.p)), a, 0.0) for a in np.linspace(0.0, 1.0, 21))
     assert linear > scaled - 0.02  # a line finds nothing beyond the temperature
@@ -197,7 +196,7 @@ def test_the_lens_steers_as_the_candidate_did_on_validation(monkeypatch: pytest.
     assert lens.layers == chosen.recipe.layers == (1,)
     gamma = chosen.best("brier")["gamma"]
     assert gamma > 0
-    validation = np.repeat(data.rounds[0], np.diff(store.table.offsets))
+    validation = np.repeat(data.rounds[0], store.table.options.sizes)
     ours = lens.apply(store)["listwise"][validation]
     assert ours == pytest.approx(chosen.probs(data, gamma)[validation], abs=1e-5)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coral_lens.lens.rules import BASE_SCORES, base_probs, correct_rows, residuals, steer
-from coral_lens.ragged import softmax
+from coral_lens.ragged import Options
 from coral_lens.records import UNKNOWN, OptionTable, offsets_of
 
 
@@ -65,7 +65,7 @@ def test_the_correction_worked_by_hand_without_clipping() -> None:
     # mean 0.25, centred (-0.25, 0.25), moved (0.25, 0.75) and (0.25 + 0, ...): sums stay 1
     p = np.array([0.5, 0.5, 0.25, 0.5, 0.25])
     r_hat = np.array([0.0, 0.5, 0.1, 0.4, 0.1])
-    steered = steer(p, r_hat, offsets_of([2, 3]), gamma=1.0)
+    steered = steer(p, r_hat, Options.of_sizes([2, 3]), gamma=1.0)
     np.testing.assert_allclose(steered, [0.25, 0.75, 0.15, 0.7, 0.15], rtol=1e-14)
 
 
@@ -74,63 +74,67 @@ def test_the_correction_worked_by_hand_with_clipping() -> None:
     # (0, 0.7, 0.9), which sums to 1.6
     p = np.array([0.1, 0.9, 0.2, 0.3, 0.5])
     r_hat = np.array([-0.3, 0.3, -0.4, 0.2, 0.2])
-    steered = steer(p, r_hat, offsets_of([2, 3]), gamma=2.0)
+    steered = steer(p, r_hat, Options.of_sizes([2, 3]), gamma=2.0)
     np.testing.assert_allclose(steered, [0.0, 1.0, 0.0, 0.7 / 1.6, 0.9 / 1.6], rtol=1e-14)
     assert steered[0] == steered[2] == 0.0
 
 
+Drawn = tuple[np.ndarray, np.ndarray, list[int]]
+"""Scores, predicted residuals, and how many options each question has."""
+
+
 @st.composite
-def ragged(draw: st.DrawFn) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def ragged(draw: st.DrawFn) -> Drawn:
     sizes = draw(st.lists(st.integers(2, 6), min_size=1, max_size=6))
     rows = sum(sizes)
     score = st.floats(-60, 0)
     scores = np.array(draw(st.lists(score, min_size=rows, max_size=rows)))
     r_hat = np.array(draw(st.lists(st.floats(-5, 5), min_size=rows, max_size=rows)))
-    return scores, r_hat, np.cumsum([0, *sizes])
+    return scores, r_hat, sizes
 
 
 @given(ragged())
-def test_softmax_is_scipys_question_by_question(some: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
-    scores, _, offsets = some
-    ours = softmax(scores, offsets)
-    for first, last in pairwise(offsets):
+def test_softmax_is_scipys_question_by_question(some: Drawn) -> None:
+    scores, _, sizes = some
+    options = Options.of_sizes(sizes)
+    ours = options.softmax(scores)
+    for first, last in pairwise(options.edges):
         np.testing.assert_allclose(ours[first:last], scipy.special.softmax(scores[first:last]), rtol=1e-12)
 
 
 def test_softmax_survives_scores_that_would_overflow() -> None:
-    steep = softmax(np.array([1e4, 1e4, -1e4, -1e4]), offsets_of([3, 1]))
+    steep = Options.of_sizes([3, 1]).softmax(np.array([1e4, 1e4, -1e4, -1e4]))
     assert steep.tolist() == [0.5, 0.5, 0.0, 1.0]
 
 
 @given(ragged(), st.floats(0, 3))
-def test_steered_probabilities_sum_to_one_and_are_never_negative(
-    some: tuple[np.ndarray, np.ndarray, np.ndarray], gamma: float
-) -> None:
-    scores, r_hat, offsets = some
-    steered = steer(softmax(scores, offsets), r_hat, offsets, gamma=gamma)
+def test_steered_probabilities_sum_to_one_and_are_never_negative(some: Drawn, gamma: float) -> None:
+    scores, r_hat, sizes = some
+    options = Options.of_sizes(sizes)
+    steered = steer(options.softmax(scores), r_hat, options, gamma=gamma)
     assert (steered >= 0).all()
-    np.testing.assert_allclose(np.add.reduceat(steered, offsets[:-1]), 1.0, rtol=1e-12)
+    np.testing.assert_allclose(np.add.reduceat(steered, options.starts), 1.0, rtol=1e-12)
 
 
 @given(ragged())
-def test_gamma_zero_is_the_unsteered_model_to_the_bit(some: tuple[np.ndarray, np.ndarray, np.ndarray]) -> None:
-    scores, r_hat, offsets = some
-    p = softmax(scores, offsets)
-    assert steer(p, r_hat, offsets, gamma=0.0).tobytes() == p.tobytes()
+def test_gamma_zero_is_the_unsteered_model_to_the_bit(some: Drawn) -> None:
+    scores, r_hat, sizes = some
+    options = Options.of_sizes(sizes)
+    p = options.softmax(scores)
+    assert steer(p, r_hat, options, gamma=0.0).tobytes() == p.tobytes()
 
 
 @given(ragged(), st.floats(0.25, 3), st.floats(-2, 2))
-def test_only_differences_between_the_options_of_a_question_matter(
-    some: tuple[np.ndarray, np.ndarray, np.ndarray], gamma: float, shift: float
-) -> None:
-    scores, r_hat, offsets = some
-    p = softmax(scores, offsets)
-    by_question = np.repeat(np.arange(len(offsets) - 1) * shift, np.diff(offsets))
-    steered = steer(p, r_hat, offsets, gamma=gamma)
-    np.testing.assert_allclose(steer(p, r_hat + by_question, offsets, gamma=gamma), steered, atol=1e-12)
+def test_only_differences_between_the_options_of_a_question_matter(some: Drawn, gamma: float, shift: float) -> None:
+    scores, r_hat, sizes = some
+    options = Options.of_sizes(sizes)
+    p = options.softmax(scores)
+    by_question = np.repeat(np.arange(len(options)) * shift, options.sizes)
+    steered = steer(p, r_hat, options, gamma=gamma)
+    np.testing.assert_allclose(steer(p, r_hat + by_question, options, gamma=gamma), steered, atol=1e-12)
 
 
 def test_a_perfect_prediction_of_the_residual_at_gamma_one_is_the_truth() -> None:
     p = base_probs(RAGGED, "sum")
-    steered = steer(p, residuals(RAGGED, p), RAGGED.offsets, gamma=1.0)
+    steered = steer(p, residuals(RAGGED, p), RAGGED.options, gamma=1.0)
     np.testing.assert_allclose(steered, correct_rows(RAGGED), atol=1e-15)

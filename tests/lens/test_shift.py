@@ -12,7 +12,7 @@ from safetensors.torch import load, save
 
 from coral_lens.lens.probes.standardise import Standardiser
 from coral_lens.lens.shift import RANK, ShiftModel, fit_shift, places
-from coral_lens.records import offsets_of
+from coral_lens.ragged import Options
 
 WIDTH = 12
 
@@ -39,7 +39,7 @@ def fitted(n: int = 400, *, at: float = 0.0, width: int = WIDTH) -> ShiftModel:
 
 def test_a_place_is_the_mean_over_the_options() -> None:
     states = np.array([[1, 2], [3, 4], [5, 9], [0, 0], [4, 2]], dtype=np.float32)
-    assert places(states, offsets_of([3, 2])).tolist() == [[3.0, 5.0], [2.0, 1.0]]
+    assert places(states, Options.of_sizes([3, 2])).tolist() == [[3.0, 5.0], [2.0, 1.0]]
 
 
 def test_a_distance_worked_by_hand() -> None:
@@ -106,9 +106,9 @@ def test_units_and_origin_of_a_column_do_not_matter(column: int, factor: float, 
 
 def test_the_order_of_options_and_the_other_questions_do_not_matter() -> None:
     model = fitted()
-    states, offsets = drawn(7, 4), offsets_of([3, 4])
-    together = model(states, offsets)
-    alone = model(states[3:][[2, 0, 3, 1]], offsets_of([4]))
+    states, options = drawn(7, 4), Options.of_sizes([3, 4])
+    together = model(states, options)
+    alone = model(states[3:][[2, 0, 3, 1]], Options.of_sizes([4]))
     assert alone[0] == pytest.approx(together[1], rel=1e-4)
 
 

@@ -27,18 +27,18 @@ from coral_lens.lens.tempering import (
     fit_tempering,
     tempered,
 )
-from coral_lens.ragged import softmax
-from coral_lens.records import Question, offsets_of
+from coral_lens.ragged import Options
+from coral_lens.records import Question
 
 PLAIN = Tempering(0.0, 0.0, 0.0, 0.0)
 SIZES = st.lists(st.integers(2, 6), min_size=1, max_size=5)
 
 
-def drawn(sizes: list[int], seed: int, *, spread: float = 1.0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Base logits, a lens's own logits, and the offsets."""
+def drawn(sizes: list[int], seed: int, *, spread: float = 1.0) -> tuple[np.ndarray, np.ndarray, Options]:
+    """Base logits, a lens's own logits, and the options."""
     rng = np.random.default_rng(seed)
-    offsets = offsets_of(sizes)
-    return spread * rng.normal(size=offsets[-1]), spread * rng.normal(size=offsets[-1]), offsets
+    options = Options.of_sizes(sizes)
+    return spread * rng.normal(size=options.n_rows), spread * rng.normal(size=options.n_rows), options
 
 
 # ------------------------------------------------------------------------------------------------------ the formula
@@ -46,11 +46,11 @@ def drawn(sizes: list[int], seed: int, *, spread: float = 1.0) -> tuple[np.ndarr
 
 def test_the_formula_worked_by_hand() -> None:
     """Twice the base and half the lens at no shift; at shift e the base is as before and the lens is halved again."""
-    offsets = offsets_of([2, 2])
+    options = Options.of_sizes([2, 2])
     base, lens = np.log([0.6, 0.4, 0.6, 0.4]), np.array([1.0, -1.0, 1.0, -1.0])
     halving = float(np.log(0.5))
     theta = (float(np.log(2)), 0.0, halving, halving)
-    found = tempered(theta, Evidence(base, lens, np.array([0.0, 1.0]), offsets))
+    found = tempered(theta, Evidence(base, lens, np.array([0.0, 1.0]), options))
     near = 0.36 * np.exp(0.5) / (0.36 * np.exp(0.5) + 0.16 * np.exp(-0.5))
     far = 0.36 * np.exp(0.25) / (0.36 * np.exp(0.25) + 0.16 * np.exp(-0.25))
     assert found == pytest.approx([near, 1 - near, far, 1 - far])
@@ -60,11 +60,11 @@ def test_the_formula_worked_by_hand() -> None:
 def test_without_weights_and_slopes_a_listwise_lens_is_itself(
     sizes: list[int], seed: int, base_weight: float, shift: float
 ) -> None:
-    logits, scores, offsets = drawn(sizes, seed)
-    base = base_weight * np.log(softmax(logits, offsets))
-    q = softmax(base + scores, offsets)
-    found = PLAIN(evidence_of(base, q, np.full(len(sizes), shift), offsets))
-    if min(q.min(), softmax(base, offsets).min()) > SMALLEST:
+    logits, scores, options = drawn(sizes, seed)
+    base = base_weight * np.log(options.softmax(logits))
+    q = options.softmax(base + scores)
+    found = PLAIN(evidence_of(base, q, np.full(len(sizes), shift), options))
+    if min(q.min(), options.softmax(base).min()) > SMALLEST:
         assert found == pytest.approx(q, rel=1e-12)
     assert np.abs(found - q).max() <= 6 * SMALLEST
 
@@ -73,18 +73,18 @@ def test_without_weights_and_slopes_a_listwise_lens_is_itself(
 def test_without_weights_and_slopes_the_papers_lens_is_itself_but_for_clipped_options(
     sizes: list[int], seed: int, gamma: float
 ) -> None:
-    logits, r_hat, offsets = drawn(sizes, seed)
-    p = softmax(logits, offsets)
-    q = steer(p, r_hat, offsets, gamma=gamma)
-    found = PLAIN(evidence_of(np.log(p), q, np.ones(len(sizes)), offsets))
+    logits, r_hat, options = drawn(sizes, seed)
+    p = options.softmax(logits)
+    q = steer(p, r_hat, options, gamma=gamma)
+    found = PLAIN(evidence_of(np.log(p), q, np.ones(len(sizes)), options))
     assert np.abs(found - q).max() <= 6 * SMALLEST
     assert (found > 0).all()
 
 
 def test_an_option_that_base_and_lens_agree_to_be_hopeless_stays_so_at_any_weight() -> None:
     """A floor under the lens's probabilities alone would make 1e-12 strong evidence for the option."""
-    p, offsets = np.array([0.6, 0.4 - 1e-12, 1e-12]), offsets_of([3])
-    evidence = evidence_of(np.log(p), p, np.ones(1), offsets)
+    p, options = np.array([0.6, 0.4 - 1e-12, 1e-12]), Options.of_sizes([3])
+    evidence = evidence_of(np.log(p), p, np.ones(1), options)
     assert evidence.lens == pytest.approx(np.zeros(3), abs=1e-9)
     for weight in (-4.0, 0.0, 0.5, 3.0):
         assert tempered((0.0, 0.0, weight, 0.0), evidence)[2] <= 1.01 * SMALLEST
@@ -92,16 +92,16 @@ def test_an_option_that_base_and_lens_agree_to_be_hopeless_stays_so_at_any_weigh
 
 def test_no_evidence_is_infinitely_strong() -> None:
     """The paper's rule clips to exactly 0; another task must still be able to find the option right."""
-    evidence = evidence_of(np.log([0.5, 0.5]), np.array([1.0, 0.0]), np.ones(1), offsets_of([2]))
+    evidence = evidence_of(np.log([0.5, 0.5]), np.array([1.0, 0.0]), np.ones(1), Options.of_sizes([2]))
     assert np.abs(evidence.lens).max() == pytest.approx(-np.log(SMALLEST) / 2)
     assert PLAIN(evidence)[1] == pytest.approx(SMALLEST, rel=1e-3)
 
 
 @given(SIZES, st.integers(0, 1000))
 def test_questions_no_further_than_typical_feel_no_slope(sizes: list[int], seed: int) -> None:
-    logits, scores, offsets = drawn(sizes, seed)
+    logits, scores, options = drawn(sizes, seed)
     shifts = np.random.default_rng(seed).uniform(0.0, 1.0, len(sizes))
-    evidence = evidence_of(logits, softmax(logits + scores, offsets), shifts, offsets)
+    evidence = evidence_of(logits, options.softmax(logits + scores), shifts, options)
     assert evidence.distance.tolist() == [0.0] * len(sizes)
     sloped, flat = Tempering(0.3, -1.0, -0.2, -3.0), Tempering(0.3, 0.0, -0.2, 0.0)
     assert sloped(evidence).tobytes() == flat(evidence).tobytes()
@@ -113,12 +113,12 @@ def test_the_further_a_question_the_nearer_its_probabilities_to_the_base(
 ) -> None:
     """Seen in the log-odds of two options: the part that the lens adds never grows with the shift."""
     logits, scores, _ = drawn([2], seed)
-    offsets = offsets_of([2] * len(shifts))
+    options = Options.of_sizes([2] * len(shifts))
     base, own = np.tile(logits, len(shifts)), np.tile(scores, len(shifts))
     shifts = sorted(shifts)
-    evidence = evidence_of(base, softmax(base + own, offsets), np.array(shifts), offsets)
+    evidence = evidence_of(base, options.softmax(base + own), np.array(shifts), options)
     probs = Tempering(0.0, 0.0, 0.5, slope)(evidence)
-    added = np.log(probs[::2] / probs[1::2]) - np.log(softmax(base, offsets)[::2] / softmax(base, offsets)[1::2])
+    added = np.log(probs[::2] / probs[1::2]) - np.log(options.softmax(base)[::2] / options.softmax(base)[1::2])
     assert all(abs(far) <= abs(near) + 1e-9 for near, far in pairwise(added))
 
 
@@ -127,12 +127,12 @@ def test_the_further_a_question_the_nearer_its_probabilities_to_the_base(
 
 def simulated(n: int, seed: int, *, trust: float, shift: float) -> tuple[Evidence, np.ndarray]:
     """Questions whose answers are drawn from base + trust * lens: 1 holds, 0 knows nothing, -1 is always wrong."""
-    base, lens, offsets = drawn([4] * n, seed)
-    truth = softmax(base + trust * 2 * lens, offsets).reshape(n, 4)
+    base, lens, options = drawn([4] * n, seed)
+    truth = options.softmax(base + trust * 2 * lens).reshape(n, 4)
     answers = np.array([np.random.default_rng(seed + i).choice(4, p=row) for i, row in enumerate(truth)])
-    q = softmax(base + 2 * lens, offsets)
+    q = options.softmax(base + 2 * lens)
     spread = np.exp(np.random.default_rng(seed).normal(0.0, 0.1, n))
-    return evidence_of(base, q, shift * spread, offsets), answers
+    return evidence_of(base, q, shift * spread, options), answers
 
 
 def weight_at(tempering: Tempering, shift: float) -> float:
@@ -182,7 +182,7 @@ def test_no_other_tempering_within_the_bounds_has_a_lower_loss(
     fitted: tuple[Evidence, np.ndarray, Tempering], theta: tuple[float, ...]
 ) -> None:
     evidence, answers, best = fitted
-    right = evidence.offsets[:-1] + answers
+    right = evidence.options.starts + answers
     ours, other = (-np.log(probs[right]).mean() for probs in (best(evidence), tempered(theta, evidence)))
     assert ours <= other + 1e-4
 
@@ -207,12 +207,12 @@ def lens() -> Lens:
 
 def test_a_lens_near_its_training_questions_is_tempered_without_slopes(lens: Lens) -> None:
     store = PlantedStore(40, signal={1: 2.0}, seed=5)
-    p, offsets = lens.base_probs(store.table), store.table.offsets
-    q = lens.steered(p, lens.states(store), offsets)
+    p, options = lens.base_probs(store.table), store.table.options
+    q = lens.steered(p, lens.states(store), options)
     assert lens.tempering is not None
-    near = lens.tempered(p, q, np.linspace(0.2, 1.0, 40), offsets)
+    near = lens.tempered(p, q, np.linspace(0.2, 1.0, 40), options)
     flat = Tempering(lens.tempering.base, 0.0, lens.tempering.lens, 0.0)
-    evidence = evidence_of(lens.base_weight * np.log(p), q, np.full(40, 100.0), offsets)
+    evidence = evidence_of(lens.base_weight * np.log(p), q, np.full(40, 100.0), options)
     assert near == pytest.approx(flat(evidence), rel=1e-12)
 
 
@@ -221,8 +221,8 @@ def test_the_tempered_row_stands_beside_the_plain_one(lens: Lens) -> None:
     found = lens.apply(store)
     assert list(found) == ["base", "temperature", "listwise", "listwise tempered"]
     assert lens.method == "listwise tempered"
-    p, offsets = lens.base_probs(store.table), store.table.offsets
-    again = lens.tempered(p, found["listwise"], lens.shifts(store), offsets)
+    p, options = lens.base_probs(store.table), store.table.options
+    again = lens.tempered(p, found["listwise"], lens.shifts(store), options)
     assert found["listwise tempered"].tobytes() == again.tobytes()
 
 
@@ -231,8 +231,8 @@ def test_a_lens_without_tempering_leaves_its_probabilities_to_the_bit() -> None:
     store = PlantedStore(20, signal={1: 2.0}, seed=5)
     found = lens.apply(store)
     assert list(found) == ["base", "temperature", "listwise"]
-    p, offsets = lens.base_probs(store.table), store.table.offsets
-    assert found["listwise"].tobytes() == lens.steered(p, lens.states(store), offsets).tobytes()
+    p, options = lens.base_probs(store.table), store.table.options
+    assert found["listwise"].tobytes() == lens.steered(p, lens.states(store), options).tobytes()
 
 
 # ------------------------------------------------------------------------------------------------ parts of the mixture

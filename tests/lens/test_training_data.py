@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from support.planted import WIDTH, PlantedStore, brier, data_of
 from support.questions import toy_questions
 
-from coral_lens.data.splits import rows_of
 from coral_lens.errors import CoralError
 from coral_lens.lens.training_data import fold_masks
 
@@ -71,7 +70,7 @@ def test_only_the_marked_questions_set_the_standardiser() -> None:
     features = data.features((1,), ())
     by = data.standardiser(features, train)
     changed = features.copy()
-    changed[rows_of(store.table.offsets, ~train)] += 100.0
+    changed[store.table.options.rows(~train)] += 100.0
     again = data.standardiser(changed, train)
     assert (by.mean.tobytes(), by.scale.tobytes()) == (again.mean.tobytes(), again.scale.tobytes())
     z = data.sample(features, train, by).z
@@ -86,13 +85,13 @@ def test_a_sample_holds_the_rows_of_its_questions_in_order() -> None:
     mask[[2, 7, 8]] = True
     features = data.features((0,), ())
     sample = data.sample(features, mask, data.standardiser(features, ~mask))
-    offsets = store.table.offsets
-    rows = np.concatenate([np.arange(offsets[i], offsets[i + 1]) for i in (2, 7, 8)])
+    options = store.table.options
+    rows = np.concatenate([np.arange(*options.edges[i : i + 2]) for i in (2, 7, 8)])
     assert sample.p.tolist() == data.p[rows].tolist()
     assert sample.r.tolist() == data.r[rows].tolist()
     assert sample.answers.tolist() == store.table.answers[[2, 7, 8]].tolist()
-    assert np.diff(sample.offsets).tolist() == np.diff(offsets)[[2, 7, 8]].tolist()
-    right = sample.offsets[:-1] + sample.answers
+    assert sample.options.sizes.tolist() == options.sizes[[2, 7, 8]].tolist()
+    right = sample.options.starts + sample.answers
     assert sample.r[right] == pytest.approx(1.0 - sample.p[right])
 
 

@@ -217,8 +217,8 @@ class Steering:
     def probs(self, data: Folded, gamma: float | None = None) -> Float[np.ndarray, " row"]:
         """Return the steered probabilities, at the chosen strengths or at one for all."""
         if gamma is not None:
-            return steer(data.p, self.r_hat, data.table.offsets, gamma=gamma)
-        return steer(data.p, self.gamma[data.row_fold] * self.r_hat, data.table.offsets, gamma=1.0)
+            return steer(data.p, self.r_hat, data.table.options, gamma=gamma)
+        return steer(data.p, self.gamma[data.row_fold] * self.r_hat, data.table.options, gamma=1.0)
 
 
 def choose_steering(nested: Nested, data: Folded, wanted: Sequence[int] | None = None) -> Steering:
@@ -230,7 +230,7 @@ def choose_steering(nested: Nested, data: Folded, wanted: Sequence[int] | None =
         best = int(np.argmax([r_squared(data.r[others], one[others]) for one in nested.inner[k]]))
         r_hat[~others] = nested.outer[best][~others]
         tried = [
-            data.brier(steer(data.p, nested.inner[k][best], data.table.offsets, gamma=g))[data.fold != k].mean()
+            data.brier(steer(data.p, nested.inner[k][best], data.table.options, gamma=g))[data.fold != k].mean()
             for g in GAMMAS
         ]
         gamma[k], cost[k] = GAMMAS[int(np.argmin(tried))], min(tried)

@@ -167,7 +167,7 @@ def applied(
     p = base_probs(store.table, base)
     scores = scores_on(candidate, store, p)
     logs = parts.base_weight * np.log(np.maximum(p, 1e-300))
-    return predictions_of(method, store, moved(recipe.rule, p, logs, scores, store.table.offsets, gamma))
+    return predictions_of(method, store, moved(recipe.rule, p, logs, scores, store.table.options, gamma))
 
 
 def scores_on(candidate: Candidate, store: Scored, p: Float[np.ndarray, " row"]) -> Float[np.ndarray, " row"]:
@@ -175,5 +175,5 @@ def scores_on(candidate: Candidate, store: Scored, p: Float[np.ndarray, " row"])
     parts, recipe = candidate.parts, candidate.recipe
     assert parts is not None, "a candidate of one round keeps its fit"
     states = side_by_side(store.layer, recipe.layers)
-    inputs = build_inputs(states, p, store.table.offsets, recipe.inputs)
+    inputs = build_inputs(states, p, store.table.options, recipe.inputs)
     return parts.scale * parts.probe.predict(parts.standardiser(inputs))

@@ -39,6 +39,7 @@ from coral_lens.lens.shift import ShiftModel
 from coral_lens.lens.tempering import SMALLEST, Tempering, evidence_of
 from coral_lens.metrics.conformal import Abstention, Conformal, abstains, prediction_sets
 from coral_lens.progress import Progress
+from coral_lens.ragged import Options
 from coral_lens.records import OptionTable, Predictions, Question, Scored, Style, predictions_of
 from coral_lens.storage.arrays import side_by_side
 from coral_lens.storage.files import digest, digest_file, fresh_folder, read_json, write_atomic, write_json
@@ -138,31 +139,31 @@ class Lens:
         p = base_probs(table, self.base)
         if self.base_temperature == 1.0:
             return p
-        return apply_temperature(p, table.offsets, temperature=self.base_temperature)
+        return apply_temperature(p, table.options, temperature=self.base_temperature)
 
     def steered(
-        self, p: Float[np.ndarray, " row"], states: Float[np.ndarray, "row width"], offsets: Int[np.ndarray, " edge"]
+        self, p: Float[np.ndarray, " row"], states: Float[np.ndarray, "row width"], options: Options
     ) -> Float[np.ndarray, " row"]:
         """Return the corrected probabilities, before tempering, from base ones and pooled states of its layers."""
-        scores = predict_states(self.probe, self.standardiser, build_inputs(states, p, offsets, self.inputs))
+        scores = predict_states(self.probe, self.standardiser, build_inputs(states, p, options, self.inputs))
         if self.rule == "residual":
-            q = steer(p, scores, offsets, gamma=self.gamma)
+            q = steer(p, scores, options, gamma=self.gamma)
         else:
-            q = tilt(p, scores, offsets, base_weight=self.base_weight, gamma=self.gamma)
-        return q if self.then_temperature == 1.0 else cooled(q, offsets, temperature=self.then_temperature)
+            q = tilt(p, scores, options, base_weight=self.base_weight, gamma=self.gamma)
+        return q if self.then_temperature == 1.0 else cooled(q, options, temperature=self.then_temperature)
 
     def tempered(
         self,
         p: Float[np.ndarray, " row"],
         q: Float[np.ndarray, " row"],
         shift: Float[np.ndarray, " question"],
-        offsets: Int[np.ndarray, " edge"],
+        options: Options,
     ) -> Float[np.ndarray, " row"]:
         """Return the plain lens's probabilities q weakened by each question's shift."""
         if self.tempering is None:
             return q
         weight = self.base_weight if self.rule == "listwise" else 1.0
-        return self.tempering(evidence_of(weight * np.log(np.maximum(p, 1e-300)), q, shift, offsets))
+        return self.tempering(evidence_of(weight * np.log(np.maximum(p, 1e-300)), q, shift, options))
 
     def states(self, store: Scored) -> Float[np.ndarray, "row width"]:
         """Return the states of its layers, side by side."""
@@ -170,18 +171,18 @@ class Lens:
 
     def shifts(self, store: Scored) -> Float[np.ndarray, " question"]:
         """Return how far each question lies from the training questions."""
-        return self.shift(store.layer(self.layers[0]), store.table.offsets)
+        return self.shift(store.layer(self.layers[0]), store.table.options)
 
     def apply(self, store: Scored) -> dict[str, Float[np.ndarray, " row"]]:
         """Return the option probabilities of each method: base, temperature, the plain lens, and the tempered one."""
         table = store.table
         raw, p = base_probs(table, self.base), self.base_probs(table)
-        plain = self.steered(p, self.states(store), table.offsets)
+        plain = self.steered(p, self.states(store), table.options)
         return {
             "base": raw,
-            "temperature": apply_temperature(raw, table.offsets, temperature=self.temperature),
+            "temperature": apply_temperature(raw, table.options, temperature=self.temperature),
             self.plain_method: plain,
-            self.method: self.tempered(p, plain, self.shifts(store), table.offsets),
+            self.method: self.tempered(p, plain, self.shifts(store), table.options),
         }
 
     @contextmanager
@@ -217,12 +218,12 @@ class Lens:
     def answers(self, store: Scored) -> list[Answer]:
         """Answer the questions of a store."""
         table, probs, shifts = store.table, self.apply(store), self.shifts(store)
-        surest = np.maximum.reduceat(probs[self.method], table.offsets[:-1])
+        surest = table.options.max(probs[self.method])
         in_set = prediction_sets(self.sets, probs[self.method], table.offsets) if self.sets else None
         unsure = abstains(self.abstention, surest) if self.abstention else None
         answers = []
         for i, question in enumerate(store.questions):
-            rows = slice(table.offsets[i], table.offsets[i + 1])
+            rows = table.options.of(i)
             steered, base = probs[self.method][rows], probs["base"][rows]
             best = int(steered.argmax())
             answers.append(
@@ -345,15 +346,13 @@ class Lens:
         }
 
 
-def cooled(
-    q: Float[np.ndarray, " row"], offsets: Int[np.ndarray, " edge"], *, temperature: float
-) -> Float[np.ndarray, " row"]:
+def cooled(q: Float[np.ndarray, " row"], options: Options, *, temperature: float) -> Float[np.ndarray, " row"]:
     """Scale steered probabilities by a temperature.
 
     Trap: the paper's rule clips at 0. If that counted as 0 here, one right option among them would ask for a temperature
     without end.
     """
-    return apply_temperature(np.maximum(q, SMALLEST), offsets, temperature=temperature)
+    return apply_temperature(np.maximum(q, SMALLEST), options, temperature=temperature)
 
 
 def refuse_other_folder(target: Path) -> None:

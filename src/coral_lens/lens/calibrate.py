@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 from jaxtyping import Bool
 
 from coral_lens.data.leaks import question_keys
-from coral_lens.data.splits import rows_of
 from coral_lens.engine.activations import ActivationStore
 from coral_lens.errors import CoralError
 from coral_lens.lens.artefact import Lens
 from coral_lens.metrics.conformal import fit_abstention, fit_conformal
-from coral_lens.records import UNKNOWN, Question, offsets_of
+from coral_lens.records import UNKNOWN, Question
 
 
 @dataclass(frozen=True)
@@ -56,15 +54,13 @@ def calibrate(lens: Lens, store: ActivationStore, guarantees: Guarantees) -> tup
     """
     table, questions = store.table, store.questions
     fresh = fresh_of(lens, questions)
-    rows = rows_of(table.offsets, fresh)
-    offsets = offsets_of(np.diff(table.offsets)[fresh].tolist())
-    p, answers = lens.apply(store)[lens.method][rows], table.answers[fresh]
+    options = table.options.take(fresh)
+    p, answers = lens.apply(store)[lens.method][table.options.rows(fresh)], table.answers[fresh]
     sets, abstention = lens.sets, lens.abstention
     if guarantees.coverage is not None:
-        sets = fit_conformal(p, offsets, answers, coverage=guarantees.coverage, kind=guarantees.kind)
+        sets = fit_conformal(p, options.edges, answers, coverage=guarantees.coverage, kind=guarantees.kind)
     if guarantees.risk is not None:
-        surest = np.maximum.reduceat(p, offsets[:-1])
-        chosen = np.array([int(p[a:b].argmax()) for a, b in pairwise(offsets)])
-        abstention = fit_abstention(surest, chosen == answers, risk=guarantees.risk, delta=guarantees.delta)
+        chosen = np.array([int(p[options.of(i)].argmax()) for i in range(len(options))])
+        abstention = fit_abstention(options.max(p), chosen == answers, risk=guarantees.risk, delta=guarantees.delta)
     calibrated_on = np.union1d(lens.calibrated_on, question_keys(questions, version=lens.keys)[fresh])
     return replace(lens, sets=sets, abstention=abstention, calibrated_on=calibrated_on), int((~fresh).sum())

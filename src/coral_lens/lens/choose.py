@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from coral_lens.data.splits import rows_of
 from coral_lens.errors import CoralError
 from coral_lens.lens.probes.mlp import HIDDEN, LayerData, MlpSettings
 from coral_lens.lens.probes.registry import KINDS, Fitted, Kind, Setting, setting_of
@@ -20,7 +19,7 @@ from coral_lens.lens.rules import Rule, steer
 from coral_lens.lens.training_data import TrainingData
 from coral_lens.metrics.scores import METRICS
 from coral_lens.progress import Bar, silent
-from coral_lens.ragged import softmax
+from coral_lens.ragged import Options
 from coral_lens.storage.files import digest, digest_bytes
 
 GAMMAS = tuple(0.25 * k for k in range(13))
@@ -105,7 +104,7 @@ class Candidate:
 
     def probs(self, data: TrainingData, gamma: float) -> Float[np.ndarray, " row"]:
         """Return the steered probabilities of every row; only those of validation questions mean anything."""
-        return moved(self.recipe.rule, data.p, self.base, self.scores, data.table.offsets, gamma)
+        return moved(self.recipe.rule, data.p, self.base, self.scores, data.options, gamma)
 
 
 def moved(
@@ -113,13 +112,13 @@ def moved(
     p: Float[np.ndarray, " row"],
     base: Float[np.ndarray, " row"],
     scores: Float[np.ndarray, " row"],
-    offsets: Int[np.ndarray, " edge"],
+    options: Options,
     gamma: float,
 ) -> Float[np.ndarray, " row"]:
     """Return probabilities moved by scores under a rule."""
     if rule == "residual":
-        return steer(p, scores, offsets, gamma=gamma)
-    return softmax(base + gamma * scores, offsets)
+        return steer(p, scores, options, gamma=gamma)
+    return options.softmax(base + gamma * scores)
 
 
 # ------------------------------------------------------------------------------------------------------- candidates
@@ -139,7 +138,7 @@ def try_layers(data: TrainingData, name: str, layers: tuple[int, ...], asked: As
         standardiser = data.standardiser(features, ~mask)
         train, validation = (data.sample(features, m, standardiser) for m in (~mask, mask))
         fits = kind.fit(train, validation, kind.settings, asked.seed)
-        rows = rows_of(data.table.offsets, mask)
+        rows = data.options.rows(mask)
         for i, one in enumerate(fits):
             scores[i, rows] = one.scale * one.probe.predict(validation.z)
             base[i, rows] *= one.base_weight
@@ -160,7 +159,7 @@ def candidate_across(
     kind = KINDS[name]
     assert kind.across is not None, "asked for by the caller"
     fold = np.argmax(data.rounds, axis=0)
-    scores = kind.across(features, data.r, np.repeat(fold, np.diff(data.table.offsets)), kind.settings)
+    scores = kind.across(features, data.r, data.options.spread(fold), kind.settings)
     base = np.log(np.maximum(data.p, 1e-300))
     best = judge(data, kind, np.broadcast_to(base, scores.shape), scores, asked)
     recipe = Recipe(name, layers, inputs_of(kind, asked), (kind.settings[best],), asked.seed)
@@ -176,10 +175,10 @@ def judge(
 ) -> int:
     """Return the number of the best setting."""
     if kind.judge == "r2":
-        rows = rows_of(data.table.offsets, data.covered)
+        rows = data.options.rows(data.covered)
         return int(np.argmax([r_squared(data.r[rows], one[rows]) for one in scores]))
     sign = -1.0 if METRICS[asked.criterion].higher_is_better else 1.0
-    full = [moved(kind.rule, data.p, b, s, data.table.offsets, 1.0) for b, s in zip(base, scores, strict=True)]
+    full = [moved(kind.rule, data.p, b, s, data.options, 1.0) for b, s in zip(base, scores, strict=True)]
     return int(np.argmin([sign * data.scores(probs, [asked.criterion])[asked.criterion] for probs in full]))
 
 
@@ -194,8 +193,8 @@ def candidate_of(
     """Score a recipe's validation predictions at every gamma."""
     names = tuple(dict.fromkeys((*SHOWN, asked.criterion)))
     grid = GAMMAS if recipe.rule == "residual" else SHRINKAGES
-    offsets, rows = data.table.offsets, rows_of(data.table.offsets, data.covered)
-    probs = [moved(recipe.rule, data.p, base, scores, offsets, gamma) for gamma in grid]
+    rows = data.options.rows(data.covered)
+    probs = [moved(recipe.rule, data.p, base, scores, data.options, gamma) for gamma in grid]
     curve = [{"gamma": gamma, **data.scores(q, names)} for gamma, q in zip(grid, probs, strict=True)]
     if any(np.isnan(point[asked.criterion]) for point in curve):
         raise CoralError(
@@ -360,7 +359,7 @@ def predict_rounds(
     for i, mask in enumerate(data.rounds[:n_rounds]):
         parts = known if known is not None and i == 0 else fit_parts(data, recipe, ~mask, mask)
         first = first or parts
-        rows = np.flatnonzero(rows_of(data.table.offsets, mask))
+        rows = np.flatnonzero(data.options.rows(mask))
         scores[rows] = parts.scores(features, rows)
         base[rows] *= parts.base_weight
     seen = replace(data, rounds=data.rounds[:n_rounds])

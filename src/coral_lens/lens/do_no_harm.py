@@ -12,12 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
-from coral_lens.data.splits import rows_of
 from coral_lens.lens.choose import Candidate, fit_parts, moved
 from coral_lens.lens.shift import ShiftModel, fit_shift, places
 from coral_lens.lens.tempering import FEWEST, Evidence, Tempering, domains_of, evidence_of, fit_tempering
 from coral_lens.lens.training_data import TrainingData
-from coral_lens.records import offsets_of
 
 Questions = Bool[np.ndarray, " question"]
 
@@ -52,7 +50,7 @@ def fit_do_no_harm(
     data: TrainingData, chosen: Candidate, gamma: float, *, temper: bool, seed: int
 ) -> tuple[ShiftModel, Tempering | None, dict[str, Any]]:
     """Fit the shift model and, if the lens is to be tempered, the tempering; also say what was simulated."""
-    at = places(data.layer(chosen.recipe.layers[0]), data.table.offsets)
+    at = places(data.layer(chosen.recipe.layers[0]), data.options)
     mixture = Mixture(data, at, np.array(domains_of(data.questions, at, seed=seed)))
     held_out = data.rounds[0]
     shift = mixture.shift(~held_out, held_out)
@@ -88,7 +86,7 @@ def without(mixture: Mixture, chosen: Candidate, gamma: float, name: str) -> Sim
     parts = fit_parts(data, recipe, kept & ~held_out, kept & held_out)
     scores = parts.scores(data.features(recipe.layers, recipe.inputs))
     base = parts.base_weight * np.log(np.maximum(data.p, 1e-300))
-    probs = moved(recipe.rule, data.p, base, scores, data.table.offsets, gamma)
+    probs = moved(recipe.rule, data.p, base, scores, data.options, gamma)
     shifts = mixture.shift(kept & ~held_out, kept & held_out).of(mixture.at)
     return simulated(data, base, probs, shifts, ~kept)
 
@@ -101,7 +99,6 @@ def simulated(
     mask: Questions,
 ) -> Simulated:
     """Return the evidence on the marked questions."""
-    rows = rows_of(data.table.offsets, mask)
-    offsets = offsets_of(np.diff(data.table.offsets)[mask].tolist())
-    evidence = evidence_of(base[rows], probs[rows], shifts[mask], offsets)
+    rows = data.options.rows(mask)
+    evidence = evidence_of(base[rows], probs[rows], shifts[mask], data.options.take(mask))
     return Simulated(evidence, data.table.answers[mask], shifts[mask])

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from coral_lens.errors import CoralError, nearest
-from coral_lens.ragged import centre
+from coral_lens.ragged import Options
 from coral_lens.storage.arrays import allocate, question_chunks, release
 
 INPUTS = ("centred", "rank")
@@ -29,7 +29,7 @@ def check_inputs(names: Sequence[str]) -> None:
 def build_inputs(
     states: Float[np.ndarray, "row width"],
     p: Float[np.ndarray, " row"],
-    offsets: Int[np.ndarray, " edge"],
+    options: Options,
     names: Sequence[str],
 ) -> Float[np.ndarray, "row feature"]:
     """Return what the probe standardises and sees; without names, the states themselves."""
@@ -37,26 +37,26 @@ def build_inputs(
         return states
     width = states.shape[1]
     out = allocate(len(states), width + (1 + N_RANKS if "rank" in names else 0))
-    for questions, rows in question_chunks(offsets, out.shape[1]):
-        edges = offsets[questions.start : questions.stop + 1] - rows.start
-        out[rows, :width] = centre(states[rows], edges) if "centred" in names else states[rows]
+    for questions, rows in question_chunks(options.edges, out.shape[1]):
+        chunk = options.part(questions)
+        out[rows, :width] = chunk.centre(states[rows]) if "centred" in names else states[rows]
         if "rank" in names:
-            out[rows, width:] = rank_features(p[rows], edges)
+            out[rows, width:] = rank_features(p[rows], chunk)
         release(states, out)
     return out
 
 
-def rank_features(p: Float[np.ndarray, " row"], offsets: Int[np.ndarray, " edge"]) -> Float[np.ndarray, "row rank"]:
+def rank_features(p: Float[np.ndarray, " row"], options: Options) -> Float[np.ndarray, "row rank"]:
     """Return each option's rank by probability: scaled from 0 (first) to 1 (last), then as a one-hot."""
-    ranks = ranks_of(p, offsets)
-    sizes = np.repeat(np.diff(offsets), np.diff(offsets))
+    ranks = ranks_of(p, options)
+    sizes = options.spread(options.sizes)
     return np.column_stack([ranks / (sizes - 1), np.eye(N_RANKS)[np.minimum(ranks, N_RANKS - 1)]])
 
 
-def ranks_of(p: Float[np.ndarray, " row"], offsets: Int[np.ndarray, " edge"]) -> Int[np.ndarray, " row"]:
+def ranks_of(p: Float[np.ndarray, " row"], options: Options) -> Int[np.ndarray, " row"]:
     """Return 0 for the most probable option of each question, 1 for the next; of equal ones the first comes first."""
-    question = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    question = options.question
     order = np.lexsort((np.arange(len(p)), -p, question))
     ranks = np.empty(len(p), dtype=np.int64)
-    ranks[order] = np.arange(len(p)) - offsets[:-1][question]
+    ranks[order] = np.arange(len(p)) - options.starts[question]
     return ranks

@@ -19,7 +19,7 @@ from jaxtyping import Bool, Float
 
 from coral_lens.data.leaks import question_keys
 from coral_lens.data.licences import terms_of
-from coral_lens.data.splits import rows_of, split_mask
+from coral_lens.data.splits import split_mask
 from coral_lens.engine.extract import Extraction, all_layers, extract
 from coral_lens.errors import CoralError
 from coral_lens.lens.artefact import Lens, cooled, load_lens
@@ -34,7 +34,8 @@ from coral_lens.lens.tempering import SMALLEST
 from coral_lens.lens.training_data import TrainingData, fold_masks
 from coral_lens.metrics.scores import evaluate
 from coral_lens.progress import Bar, silent
-from coral_lens.records import UNKNOWN, Question, Scored, offsets_of
+from coral_lens.ragged import Options
+from coral_lens.records import UNKNOWN, Question, Scored
 from coral_lens.storage.files import digest, versions
 
 if TYPE_CHECKING:
@@ -144,17 +145,16 @@ def training_data(store: Scored, settings: FitSettings) -> tuple[TrainingData, f
     p, temperature = base_probs(table, settings.base), 1.0
     if settings.scale_base:
         train = ~rounds[0] if folds == 1 else np.ones(len(questions), dtype=bool)
-        temperature = temperature_on(p, table.offsets, table.answers, train)
-        p = apply_temperature(p, table.offsets, temperature=temperature)
+        temperature = temperature_on(p, table.options, table.answers, train)
+        p = apply_temperature(p, table.options, temperature=temperature)
     return TrainingData(questions, table, p, residuals(table, p), store.layer, rounds), temperature
 
 
 def temperature_on(
-    p: Float[np.ndarray, " row"], offsets: np.ndarray, answers: np.ndarray, mask: Bool[np.ndarray, " question"]
+    p: Float[np.ndarray, " row"], options: Options, answers: np.ndarray, mask: Bool[np.ndarray, " question"]
 ) -> float:
     """Fit a temperature on some questions."""
-    sizes = np.diff(offsets)[mask]
-    return fit_temperature(p[rows_of(offsets, mask)], offsets_of(sizes.tolist()), answers[mask])
+    return fit_temperature(p[options.rows(mask)], options.take(mask), answers[mask])
 
 
 @dataclass(frozen=True)
@@ -179,11 +179,11 @@ def make_lens(store: Scored, data: TrainingData, chosen: Candidate, parts: Parts
     shift, tempering, simulated = fit_do_no_harm(
         data, chosen, best["gamma"], temper=settings.tempers(recipe.kind), seed=settings.seed
     )
-    offsets, answers = data.table.offsets, data.table.answers
+    options, answers = data.options, data.table.answers
     raw = base_probs(data.table, settings.base)
     plain = chosen.probs(data, best["gamma"])
     floored = np.maximum(plain, SMALLEST)
-    then = temperature_on(floored, offsets, answers, data.covered) if settings.then_temperature else 1.0
+    then = temperature_on(floored, options, answers, data.covered) if settings.then_temperature else 1.0
     identity = {k: store.manifest["model"][k] for k in ("name", "weights", "tokenizer", "dtype")}
     lens = Lens(
         kind=recipe.kind,
@@ -200,7 +200,7 @@ def make_lens(store: Scored, data: TrainingData, chosen: Candidate, parts: Parts
         probe=parts.probe,
         shift=shift,
         tempering=tempering,
-        temperature=temperature_on(raw, offsets, answers, data.covered),
+        temperature=temperature_on(raw, options, answers, data.covered),
         model=identity,
         training=provenance(store, data, chosen, settings),
         seen=np.unique(question_keys(store.questions)),
@@ -226,17 +226,17 @@ def layer_view(singles: Sequence[Candidate]) -> LayerView | None:
 def trace_of(lens: Lens, data: TrainingData, chosen: Candidate, fit: Fit) -> dict[str, Any]:
     """Return how the choice was made: the validation scores of layers, gammas, kinds and of the controls."""
     criterion = fit.settings.criterion
-    offsets = data.table.offsets
+    options = data.options
     raw = base_probs(data.table, lens.base)
     plain = chosen.probs(data, chosen.best(criterion)["gamma"])
     if lens.then_temperature != 1.0:
-        plain = cooled(plain, offsets, temperature=lens.then_temperature)
-    shifts = lens.shift(data.layer(lens.layers[0]), offsets)
+        plain = cooled(plain, options, temperature=lens.then_temperature)
+    shifts = lens.shift(data.layer(lens.layers[0]), options)
     methods = {
         "base": raw,
-        "temperature": apply_temperature(raw, offsets, temperature=lens.temperature),
+        "temperature": apply_temperature(raw, options, temperature=lens.temperature),
         lens.plain_method: plain,
-        lens.method: lens.tempered(data.p, plain, shifts, offsets),
+        lens.method: lens.tempered(data.p, plain, shifts, options),
     }
     return {
         "criterion": criterion,

@@ -47,15 +47,15 @@ class LayerView:
 
         Under the paper's rule that is the probe's output; under the listwise rule, the change of probability at full strength.
         """
-        offsets = store.table.offsets
+        options = store.table.options
         found = np.empty((len(self.layers), len(p)))
         for i, layer in enumerate(self.layers):
-            x = build_inputs(store.layer(layer), p, offsets, self.inputs)
+            x = build_inputs(store.layer(layer), p, options, self.inputs)
             scores = x.astype(np.float64) @ self.weight[i].astype(np.float64) + self.bias[i]
             if self.rule == "residual":
                 found[i] = scores
             else:
-                found[i] = tilt(p, scores, offsets, base_weight=float(self.base_weight[i]), gamma=1.0) - p
+                found[i] = tilt(p, scores, options, base_weight=float(self.base_weight[i]), gamma=1.0) - p
         return found
 
     def save(self, folder: Path) -> None:

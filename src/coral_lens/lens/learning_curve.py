@@ -6,10 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from coral_lens.data.splits import rows_of
 from coral_lens.lens.choose import SHOWN, Candidate, fit_parts, moved
 from coral_lens.lens.training_data import TrainingData
-from coral_lens.records import offsets_of
 
 SIZES = (0.1, 0.2, 0.4, 0.7, 1.0)
 """Shares of the training questions."""
@@ -40,15 +38,14 @@ def predicted(data: TrainingData, chosen: Candidate, gamma: float, train: np.nda
     parts = fit_parts(data, recipe, train, data.rounds[0])
     scores = parts.scores(data.features(recipe.layers, recipe.inputs))
     base = parts.base_weight * np.log(np.maximum(data.p, 1e-300))
-    return moved(recipe.rule, data.p, base, scores, data.table.offsets, gamma)
+    return moved(recipe.rule, data.p, base, scores, data.options, gamma)
 
 
 def brier_by_question(data: TrainingData, probs: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """Return the Brier score of each marked question."""
     right = np.zeros(len(probs))
-    right[data.table.offsets[:-1] + data.table.answers] = 1.0
-    starts = offsets_of(np.diff(data.table.offsets)[mask].tolist())[:-1]
-    return np.add.reduceat(((probs - right) ** 2)[rows_of(data.table.offsets, mask)], starts)
+    right[data.options.starts + data.table.answers] = 1.0
+    return data.options.take(mask).sum(((probs - right) ** 2)[data.options.rows(mask)])
 
 
 def first_as_good(losses: list[np.ndarray]) -> int:

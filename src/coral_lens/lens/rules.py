@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float, Int
 
-from coral_lens.ragged import softmax
+from coral_lens.ragged import Options
 from coral_lens.records import UNKNOWN, OptionTable
 
 BaseRule = Literal["sum", "token", "char"]
@@ -28,14 +28,14 @@ BASE_SCORES: dict[str, Callable[[OptionTable], Float[np.ndarray, " row"]]] = {
 
 def base_probs(table: OptionTable, rule: BaseRule) -> Float[np.ndarray, " row"]:
     """Return the unsteered model's distribution over the options of each question."""
-    return softmax(BASE_SCORES[rule](table), table.offsets)
+    return table.options.softmax(BASE_SCORES[rule](table))
 
 
 def correct_rows(table: OptionTable) -> Float[np.ndarray, " row"]:
     """Return y: 1 for the correct option of each question and 0 for the others. Every question must have an answer."""
     assert (table.answers != UNKNOWN).all(), "an unlabelled question has no y"
     y = np.zeros(len(table.logprobs))
-    y[table.offsets[:-1] + table.answers] = 1.0
+    y[table.options.starts + table.answers] = 1.0
     return y
 
 
@@ -45,16 +45,13 @@ def residuals(table: OptionTable, p: Float[np.ndarray, " row"]) -> Float[np.ndar
 
 
 def steer(
-    p: Float[np.ndarray, " row"], r_hat: Float[np.ndarray, " row"], offsets: Int[np.ndarray, " edge"], *, gamma: float
+    p: Float[np.ndarray, " row"], r_hat: Float[np.ndarray, " row"], options: Options, *, gamma: float
 ) -> Float[np.ndarray, " row"]:
     """Return p' = max(p + gamma * (r_hat - mean r_hat), 0), renormalised per question (the paper's Eq. 4)."""
     if gamma == 0.0:
         return p
-    starts, sizes = offsets[:-1], np.diff(offsets)
-    centred = r_hat - np.repeat(np.add.reduceat(r_hat, starts) / sizes, sizes)
-    moved = np.maximum(p + gamma * centred, 0.0)
-    # `centred` sums to 0 over a question, so clipping leaves a total of at least 1: safe to divide
-    return moved / np.repeat(np.add.reduceat(moved, starts), sizes)
+    # centred residuals sum to 0 over a question, so clipping leaves a total of at least 1: safe to divide
+    return options.normalise(np.maximum(p + gamma * options.centre(r_hat), 0.0))
 
 
 # ---------------------------------------------------------------------------------------------------- temperature
@@ -63,25 +60,22 @@ BOUNDS = (0.02, 50.0)
 
 
 def apply_temperature(
-    p: Float[np.ndarray, " row"], offsets: Int[np.ndarray, " edge"], *, temperature: float
+    p: Float[np.ndarray, " row"], options: Options, *, temperature: float
 ) -> Float[np.ndarray, " row"]:
     """Return softmax(log p / T) over the options of each question."""
-    return softmax(np.log(np.maximum(p, 1e-300)) / temperature, offsets)
+    return options.softmax(np.log(np.maximum(p, 1e-300)) / temperature)
 
 
-def fit_temperature(
-    p: Float[np.ndarray, " row"], offsets: Int[np.ndarray, " edge"], answers: Int[np.ndarray, " question"]
-) -> float:
+def fit_temperature(p: Float[np.ndarray, " row"], options: Options, answers: Int[np.ndarray, " question"]) -> float:
     """Return the temperature with the lowest NLL. The NLL is convex in 1 / T, so a bounded search finds it."""
     from scipy.optimize import minimize_scalar
 
-    starts = offsets[:-1]
     logs = np.log(np.maximum(p, 1e-300))
     # relative to the right option: the NLL is then a log-sum-exp, exact where a probability would underflow
-    behind = logs - np.repeat(logs[starts + answers], np.diff(offsets))
+    behind = logs - options.spread(logs[options.starts + answers])
 
     def nll(inverse: float) -> float:
-        return float(np.logaddexp.reduceat(inverse * behind, starts).mean())
+        return float(np.logaddexp.reduceat(inverse * behind, options.starts).mean())
 
     low, high = (1.0 / b for b in reversed(BOUNDS))
     return float(1.0 / minimize_scalar(nll, bounds=(low, high), method="bounded", options={"xatol": 1e-6}).x)

@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from coral_lens.lens.probes.standardise import Standardiser, fit_standardiser, parts
+from coral_lens.ragged import Options
 from coral_lens.storage.arrays import allocate, question_chunks, release
 
 RANK = 64
@@ -36,11 +37,9 @@ class ShiftModel:
     typical: Float[np.ndarray, " domain"]
     """Median distance of held-out questions of each domain to it."""
 
-    def __call__(
-        self, states: Float[np.ndarray, "row width"], offsets: Int[np.ndarray, " edge"]
-    ) -> Float[np.ndarray, " question"]:
+    def __call__(self, states: Float[np.ndarray, "row width"], options: Options) -> Float[np.ndarray, " question"]:
         """Return the shift of each question: the ratio of its distance to that of a typical training question."""
-        return self.of(places(states, offsets))
+        return self.of(places(states, options))
 
     def of(
         self, at: Float[np.ndarray, "question width"], some: Int[np.ndarray, " some"] | None = None
@@ -82,14 +81,11 @@ class ShiftModel:
         return ShiftModel(standardiser, of["means"], of["basis"], of["variances"], float(of["rest"][0]), of["typical"])
 
 
-def places(
-    states: Float[np.ndarray, "row width"], offsets: Int[np.ndarray, " edge"]
-) -> Float[np.ndarray, "question width"]:
+def places(states: Float[np.ndarray, "row width"], options: Options) -> Float[np.ndarray, "question width"]:
     """Return the mean state over the options of each question."""
-    at = allocate(len(offsets) - 1, states.shape[1])
-    for questions, rows in question_chunks(offsets, states.shape[1]):
-        sums = np.add.reduceat(states[rows], offsets[questions] - rows.start, axis=0)
-        at[questions] = sums / np.diff(offsets)[questions, None].astype(states.dtype)
+    at = allocate(len(options), states.shape[1])
+    for questions, rows in question_chunks(options.edges, states.shape[1]):
+        at[questions] = options.part(questions).mean(states[rows])
         release(states, at)
     return at
 

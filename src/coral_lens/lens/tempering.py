@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
-from coral_lens.ragged import softmax
+from coral_lens.ragged import Options
 from coral_lens.records import Question
 from coral_lens.storage.arrays import row_chunks
 
@@ -60,35 +60,33 @@ class Evidence:
     """The lens's own part."""
     distance: Float[np.ndarray, " question"]
     """0 where the question is no further than a typical training question, 1 where it is far, in between by log shift."""
-    offsets: Int[np.ndarray, " edge"]
+    options: Options
 
 
 def evidence_of(
     base: Float[np.ndarray, " row"],
     q: Float[np.ndarray, " row"],
     shift: Float[np.ndarray, " question"],
-    offsets: Int[np.ndarray, " edge"],
+    options: Options,
 ) -> Evidence:
     """Divide a lens's probabilities q into the part of the base (its weight times log p) and the lens's own.
 
     Trap: both have the same floor. If q alone had one, an option that base and lens agree to be hopeless would show
     strong evidence for it, and a lens's weight above the base's would make it the answer.
     """
-    kept, said = (np.log(np.maximum(x, SMALLEST)) for x in (softmax(base, offsets), q))
-    lens = said - kept
+    kept, said = (np.log(np.maximum(x, SMALLEST)) for x in (options.softmax(base), q))
     # a constant per question changes no probability; without the mean, the two parts can be weighed against each other
-    sizes = np.diff(offsets)
-    lens -= np.repeat(np.add.reduceat(lens, offsets[:-1]) / sizes, sizes)
+    lens = options.centre(said - kept)
     distance = np.clip(np.log(np.maximum(shift, 1e-12)) / np.log(FAR), 0.0, 1.0)
-    return Evidence(kept, lens, distance, offsets)
+    return Evidence(kept, lens, distance, options)
 
 
 def tempered(theta: Sequence[float] | np.ndarray, evidence: Evidence) -> Float[np.ndarray, " row"]:
     """Return softmax of the two parts, weighted by the question's distance."""
-    sizes = np.diff(evidence.offsets)
-    base = np.repeat(np.exp(theta[0] + theta[1] * evidence.distance), sizes)
-    lens = np.repeat(np.exp(theta[2] + theta[3] * evidence.distance), sizes)
-    return softmax(base * evidence.base + lens * evidence.lens, evidence.offsets)
+    options = evidence.options
+    base = options.spread(np.exp(theta[0] + theta[1] * evidence.distance))
+    lens = options.spread(np.exp(theta[2] + theta[3] * evidence.distance))
+    return options.softmax(base * evidence.base + lens * evidence.lens)
 
 
 def fit_tempering(parts: Sequence[tuple[Evidence, Int[np.ndarray, " _"], float]]) -> Tempering:
@@ -105,7 +103,7 @@ def fit_tempering(parts: Sequence[tuple[Evidence, Int[np.ndarray, " _"], float]]
     def loss(theta: np.ndarray) -> float:
         total = 0.0
         for evidence, answers, weight in parts:
-            right = tempered(theta, evidence)[evidence.offsets[:-1] + answers]
+            right = tempered(theta, evidence)[evidence.options.starts + answers]
             total -= weight * float(np.log(np.maximum(right, 1e-300)).sum())
         return total / n + float(theta @ theta) / (2 * PRIOR**2 * n_questions)
 

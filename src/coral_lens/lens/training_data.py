@@ -12,12 +12,12 @@ from functools import cached_property
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from coral_lens.data.splits import rows_of
 from coral_lens.errors import CoralError
 from coral_lens.lens.features import build_inputs
 from coral_lens.lens.probes.standardise import Standardiser, fit_standardiser, parts
 from coral_lens.metrics.scores import score
-from coral_lens.records import OptionTable, Predictions, Question, offsets_of
+from coral_lens.ragged import Options
+from coral_lens.records import OptionTable, Predictions, Question
 from coral_lens.storage.arrays import allocate, side_by_side
 
 
@@ -28,7 +28,7 @@ class Sample:
     z: Float[np.ndarray, "row feature"]
     p: Float[np.ndarray, " row"]
     r: Float[np.ndarray, " row"]
-    offsets: Int[np.ndarray, " edge"]
+    options: Options
     answers: Int[np.ndarray, " question"]
 
 
@@ -45,6 +45,11 @@ class TrainingData:
     rounds: tuple[Bool[np.ndarray, " question"], ...]
     """Which questions validate in each round; the others train. One round is the paper's single split."""
 
+    @property
+    def options(self) -> Options:
+        """The options of each question, side by side."""
+        return self.table.options
+
     @cached_property
     def covered(self) -> Bool[np.ndarray, " question"]:
         """The questions that validate in some round."""
@@ -58,24 +63,23 @@ class TrainingData:
                 f"The states of layer {' and '.join(map(str, layers))} are not all finite numbers; the model or its dtype "
                 "is broken there: extract again with --dtype float32, or leave the layer out with --layers."
             )
-        return build_inputs(states, self.p, self.table.offsets, inputs)
+        return build_inputs(states, self.p, self.options, inputs)
 
     def sample(
         self, features: Float[np.ndarray, "row feature"], mask: Bool[np.ndarray, " question"], by: Standardiser
     ) -> Sample:
         """Return the rows of the marked questions."""
-        rows = np.flatnonzero(rows_of(self.table.offsets, mask))
-        offsets = offsets_of(np.diff(self.table.offsets)[mask].tolist())
+        rows = np.flatnonzero(self.options.rows(mask))
         z = allocate(len(rows), features.shape[1])
         for some, part in parts(features, rows):
             by(part, out=z[some])
-        return Sample(z, self.p[rows], self.r[rows], offsets, self.table.answers[mask])
+        return Sample(z, self.p[rows], self.r[rows], self.options.take(mask), self.table.answers[mask])
 
     def standardiser(
         self, features: Float[np.ndarray, "row feature"], mask: Bool[np.ndarray, " question"]
     ) -> Standardiser:
         """Return the standardiser of the marked questions: those that train."""
-        return fit_standardiser(features, np.flatnonzero(rows_of(self.table.offsets, mask)))
+        return fit_standardiser(features, np.flatnonzero(self.options.rows(mask)))
 
     def scores(
         self, probs: Float[np.ndarray, " row"], names: Sequence[str], mask: Bool[np.ndarray, " question"] | None = None
@@ -93,8 +97,8 @@ class TrainingData:
             split="",
             ids=tuple(map(str, np.flatnonzero(mask))),
             answers=self.table.answers[mask],
-            offsets=offsets_of(np.diff(self.table.offsets)[mask].tolist()),
-            probs=probs[rows_of(self.table.offsets, mask)],
+            offsets=self.options.take(mask).edges,
+            probs=probs[self.options.rows(mask)],
         )
 
 

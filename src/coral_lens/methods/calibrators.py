@@ -41,11 +41,11 @@ def fit_nothing(context: FitContext, _: None) -> Predict:
 def fit_temperature(context: FitContext, _: None) -> Predict:
     """Scale the base probabilities by one temperature, fitted on the validation questions."""
     data = context.data
-    temperature = temperature_on(data.p, data.table.offsets, data.table.answers, data.covered)
+    temperature = temperature_on(data.p, data.options, data.table.answers, data.covered)
 
     def predict(test: QuestionSet) -> dict[str, Predictions]:
         table = test.states.table
-        probs = apply_temperature(base_probs(table, context.common.base), table.offsets, temperature=temperature)
+        probs = apply_temperature(base_probs(table, context.common.base), table.options, temperature=temperature)
         return {"": predictions_of("temperature", test.states, probs)}
 
     return predict

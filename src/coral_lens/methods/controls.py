@@ -96,7 +96,7 @@ def base_only(context: FitContext) -> Disguise:
     def disguise(some: QuestionSet) -> Scored:
         table = some.states.table
         p = base_probs(table, context.common.base)
-        shown = np.column_stack([np.log(np.maximum(p, 1e-12)), rank_features(p, table.offsets)]).astype(np.float32)
+        shown = np.column_stack([np.log(np.maximum(p, 1e-12)), rank_features(p, table.options)]).astype(np.float32)
         return OtherStates(some.states, (0,), lambda _: shown, {"base": context.common.base})
 
     return disguise

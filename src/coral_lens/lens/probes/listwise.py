@@ -23,24 +23,25 @@ from torch import Tensor
 
 from coral_lens.lens.probes.mlp import NetworkProbe, build_mlp
 from coral_lens.lens.training_data import Sample
-from coral_lens.ragged import softmax
+from coral_lens.ragged import Options
 from coral_lens.storage.arrays import chunks, question_chunks, release
 
 DECAYS = (10.0, 3.0, 1.0, 0.3, 0.1)
 """Weight decays, strongest first: each fit starts from the one before."""
-MAX_ITERATIONS = 60
+STOPS = {"maxiter": 60, "ftol": 1e-7, "gtol": 1e-5}
+"""When L-BFGS stops."""
 
 
 def tilt(
     p: Float[np.ndarray, " row"],
     scores: Float[np.ndarray, " row"],
-    offsets: Int[np.ndarray, " edge"],
+    options: Options,
     *,
     base_weight: float,
     gamma: float,
 ) -> Float[np.ndarray, " row"]:
     """Return softmax(base_weight * log p + gamma * scores) per question; gamma 0 leaves plain temperature scaling."""
-    return softmax(base_weight * np.log(np.maximum(p, 1e-300)) + gamma * scores, offsets)
+    return options.softmax(base_weight * np.log(np.maximum(p, 1e-300)) + gamma * scores)
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,7 @@ class ListwiseFit:
 def fit_listwise_path(
     z: Float[np.ndarray, "row width"],
     p: Float[np.ndarray, " row"],
-    offsets: Int[np.ndarray, " edge"],
+    options: Options,
     answers: Int[np.ndarray, " question"],
     decays: Sequence[float] = DECAYS,
 ) -> list[ListwiseFit]:
@@ -66,13 +67,13 @@ def fit_listwise_path(
     from scipy.optimize import minimize
 
     log_p = np.log(np.maximum(p, 1e-300))
-    right = offsets[:-1] + answers
+    right = options.starts + answers
     n = len(answers)
 
     def loss(theta: np.ndarray, decay: float) -> tuple[float, np.ndarray]:
         weight, a = theta[:-1], theta[-1]
         scores = np.concatenate([z[rows] @ weight.astype(z.dtype) for rows in chunks(z)])
-        q = softmax(a * log_p + scores.astype(np.float64), offsets)
+        q = options.softmax(a * log_p + scores.astype(np.float64))
         error = q.copy()
         error[right] -= 1.0
         value = -np.log(np.maximum(q[right], 1e-300)).mean() + 0.5 * decay * float(weight @ weight)
@@ -83,8 +84,7 @@ def fit_listwise_path(
     bounds = [(None, None)] * z.shape[1] + [(0.0, None)]
     fits = []
     for decay in decays:
-        options = {"maxiter": MAX_ITERATIONS, "ftol": 1e-7, "gtol": 1e-5}
-        theta = minimize(loss, theta, args=(decay,), jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
+        theta = minimize(loss, theta, args=(decay,), jac=True, method="L-BFGS-B", bounds=bounds, options=STOPS).x
         fits.append(ListwiseFit(theta[:-1].copy(), float(theta[-1]), decay))
     return fits
 
@@ -164,7 +164,7 @@ def mean_loss(network: torch.nn.Module, logs: Tensor, sample: Sample) -> float:
     """Return the mean cross-entropy of all questions of a sample, without dropout, some questions at a time."""
     network.eval()
     total = 0.0
-    for questions, _ in question_chunks(sample.offsets, sample.z.shape[1]):
+    for questions, _ in question_chunks(sample.options.edges, sample.z.shape[1]):
         rows = rows_of_sample(sample, np.arange(questions.start, questions.stop))
         total += float(loss(network, logs, rows)) * len(rows.right)
         release(sample.z)
@@ -173,7 +173,7 @@ def mean_loss(network: torch.nn.Module, logs: Tensor, sample: Sample) -> float:
 
 def rows_of_sample(sample: Sample, questions: Int[np.ndarray, " some"]) -> _Rows:
     """Return the rows of some questions of a sample, in that order."""
-    starts, sizes = sample.offsets[:-1][questions], np.diff(sample.offsets)[questions]
+    starts, sizes = sample.options.starts[questions], sample.options.sizes[questions]
     first = np.cumsum(sizes) - sizes
     rows = np.repeat(starts - first, sizes) + np.arange(sizes.sum())
     log_p = np.log(np.maximum(sample.p[rows], 1e-30)).astype(np.float32)

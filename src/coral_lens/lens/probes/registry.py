@@ -97,7 +97,7 @@ def setting_of(settings: MlpSettings) -> Setting:
 def fit_listwise(train: Sample, _: Sample, settings: tuple[Setting, ...], __: int) -> list[Fitted]:
     """Fit linear listwise lenses along the path of weight decays."""
     decays = [s["weight_decay"] for s in settings]
-    path = fit_listwise_path(train.z, train.p, train.offsets, train.answers, decays)
+    path = fit_listwise_path(train.z, train.p, train.options, train.answers, decays)
     return [Fitted(LinearProbe(one.weight, 0.0), s, one.base_weight) for one, s in zip(path, settings, strict=True)]
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+import string
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -43,6 +46,70 @@ class Rendered:
 
 
 @dataclass(frozen=True, slots=True)
+class Wording:
+    """A question's text taken apart: what is asked, the options that it lists under letters, and what a template puts around."""
+
+    label: str
+    """What stands before the question, such as `Question: `; mostly nothing in a file."""
+    stem: str
+    """What is asked."""
+    listed: tuple[str, ...]
+    """The options as they are listed, without their letters; empty where the text lists none."""
+    mark: str
+    """What follows a letter of the list: `. ` or `) `."""
+    ending: str
+    """What comes last, from its line break on, such as that of `Answer:`."""
+
+    @property
+    def text(self) -> str:
+        """The whole text, put together again."""
+        return self.label + self.body + self.ending
+
+    @property
+    def body(self) -> str:
+        """The stem and the list."""
+        lines = [
+            f"{letter}{self.mark}{text}" for letter, text in zip(string.ascii_uppercase, self.listed, strict=False)
+        ]
+        return "\n".join([self.stem, *lines])
+
+    @property
+    def bare(self) -> str:
+        """The text without its label and without a cue for an answer."""
+        return CUE.sub("", self.body + self.ending)
+
+
+LABEL = re.compile(r"(?:Question|Q):\s*")
+CUE = re.compile(r"\n\s*(?:Answer|A)\s*:\s*\Z")
+
+
+def take_apart(text: str, options: Sequence[str]) -> Wording:
+    """Return the parts of a question's text; a list is looked for where the options are its letters."""
+    cue = match[0] if (match := CUE.search(text)) else ""
+    body = text.removesuffix(cue)
+    stem, mark, listed = listed_parts(body, options) or (body, "", ())
+    label = match[0] if (match := LABEL.match(stem)) else ""
+    if listed and not cue:  # the last line may ask for an answer in other words
+        last, newline, line = listed[-1].rpartition("\n")
+        listed, cue = (*listed[:-1], last if newline else line), newline and newline + line
+    return Wording(label, stem.removeprefix(label), listed, mark, cue)
+
+
+def listed_parts(text: str, options: Sequence[str]) -> tuple[str, str, tuple[str, ...]] | None:
+    """Return stem, mark and listed options of a text that ends in a list under the letters that are its options."""
+    letters = string.ascii_uppercase[: len(options)]
+    if [option.strip() for option in options] != list(letters):
+        return None
+    lines = [rf"\n{letter}(?P=mark)(.*?)" for letter in letters[1:]]
+    # the stem is as long as possible: a question may quote a list of its own
+    match = re.fullmatch(rf"(.*)\n{letters[0]}(?P<mark>[.)]\s+)(.*?){''.join(lines)}", text, re.DOTALL)
+    if match is None:
+        return None
+    stem, mark, *listed = match.groups()
+    return stem, mark, tuple(listed)
+
+
+@dataclass(frozen=True)
 class Question:
     """One multiple-choice question, from a benchmark task or from a user's file."""
 
@@ -61,6 +128,11 @@ class Question:
     split: str = ""
     rendered: Rendered | None = None
     """Set where the task brings its own template; otherwise the prompt is made from text and options by a Style."""
+
+    @cached_property
+    def wording(self) -> Wording:
+        """Its text taken apart, once."""
+        return take_apart(self.text, self.options)
 
     def __post_init__(self) -> None:
         where = f"Question {self.id!r}"

@@ -13,7 +13,6 @@ import pytest
 from support.questions import toy_questions
 
 from coral_lens.data.tasks import TaskOptions, load_task
-from coral_lens.data.templates import Listed
 from coral_lens.engine.extract import Edited, Extraction, extract
 from coral_lens.engine.model import Model
 from coral_lens.errors import CoralError
@@ -30,7 +29,7 @@ from coral_lens.methods.letters import (
     without_content,
 )
 from coral_lens.methods.registry import METHODS, read_method
-from coral_lens.records import OptionTable, Question, Rendered, Style, offsets_of
+from coral_lens.records import OptionTable, Question, Rendered, Style, Wording, offsets_of
 
 LETTERS = Style("letters")
 BIAS = {3: np.array([0.5, 0.3, 0.2]), 4: np.array([0.1, 0.2, 0.3, 0.4])}
@@ -211,7 +210,7 @@ def test_what_is_not_listed_under_its_letters_is_refused() -> None:
     whole = Question(
         "q", "q", stem, ("A", "B"), 0, rendered=Rendered((f"Hello\n{stem}",) * 2, (" A", " B"), ("A", "B"))
     )
-    assert listed(whole) == Listed("Which?", ("red", "blue"), ". ", "Answer:")
+    assert listed(whole) == Wording("", "Which?", ("red", "blue"), ". ", "\nAnswer:")
     assert whole.rendered is not None
     by_text = replace(whole, rendered=replace(whole.rendered, continuations=(" red", " blue")))
     unlisted = replace(whole, text="Which?", rendered=replace(whole.rendered, contexts=("Which?",) * 2))

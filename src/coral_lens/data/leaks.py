@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import re
+import string
 import unicodedata
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from jaxtyping import Bool, Int
 
-from coral_lens.data.templates import asked_of
-from coral_lens.records import Question
+from coral_lens.records import CUE, Question
 
 SIGNS = str.maketrans("\u2212\u2010\u2011\u2013\u2014\u2044\u2215", "-----//")
 """Dashes and slashes, whatever a publisher makes of them."""
@@ -27,8 +27,20 @@ def normalised(question: Question) -> str:
     Without case, accents, punctuation, order of options, and what a template adds: `Question:`, `Answer:`, a list of the
     options under letters. So it is the same however a task or a file asks it.
     """
-    text, options = asked_of(question.text, question.options)
+    text, options = without_template(question)
     return "\n".join([plain(f"{question.passage} {text}"), *sorted(map(plain, options))])
+
+
+def without_template(question: Question) -> tuple[str, tuple[str, ...]]:
+    """Return what is asked and what can be answered; options that are letters stand for what the text lists under them.
+
+    Trap: keys in lenses are made of this. An ending that is no cue for an answer in English belongs to what it follows.
+    """
+    wording = question.wording
+    if not wording.listed or question.options != tuple(string.ascii_uppercase[: len(question.options)]):
+        return wording.bare, question.options
+    *others, last = wording.listed
+    return wording.stem, (*others, CUE.sub("", last + wording.ending))
 
 
 def plain(text: str) -> str:

@@ -18,25 +18,25 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from coral_lens.data.templates import LABEL, Listed, take_apart
 from coral_lens.errors import CoralError
 from coral_lens.lens.rules import BaseRule, base_probs
 from coral_lens.methods.interface import FitContext, Method, Predict, QuestionSet, no_options, options_of
 from coral_lens.ragged import softmax
-from coral_lens.records import UNKNOWN, Predictions, Question, Scored, Style, predictions_of
+from coral_lens.records import UNKNOWN, Predictions, Question, Scored, Style, Wording, predictions_of
 
 CONTENT_FREE = "N/A"
 
 
-def listed(question: Question) -> Listed | None:
-    """Return the parts of a task's question, or None where its options are not listed under the letters that are scored."""
+def listed(question: Question) -> Wording | None:
+    """Return the wording of a task's question, or None where its options are not listed under the letters that are scored."""
     rendered = question.rendered
-    assert rendered is not None, "own questions need not be taken apart"
+    if rendered is None:  # a style lists the options of own questions
+        return None
     letters = string.ascii_uppercase[: len(question.options)]
     scored = [c.strip() for c in rendered.continuations]
     if scored != list(letters) or len(set(rendered.contexts)) > 1 or question.text not in rendered.contexts[0]:
         return None
-    return take_apart(question.text, len(letters))
+    return question.wording if question.wording.listed else None
 
 
 def is_listed(question: Question, style: Style) -> bool:
@@ -64,32 +64,30 @@ def reordered(question: Question, shift: int) -> Question:
         id=f"{question.id} shifted by {shift}",
         answer=question.answer if question.answer == UNKNOWN else order.index(question.answer),
     )
-    parts = listed(question) if question.rendered else None
-    if parts is None:
+    wording = listed(question)
+    if wording is None:
         return replace(moved, options=tuple(question.options[i] for i in order))
-    return rewritten(moved, replace(parts, texts=tuple(parts.texts[i] for i in order)))
+    return rewritten(moved, replace(wording, listed=tuple(wording.listed[i] for i in order)))
 
 
 def without_content(question: Question) -> Question:
     """Return the question with N/A in place of its text and of every option."""
-    parts = listed(question) if question.rendered else None
-    if parts is None:
+    wording = listed(question)
+    if wording is None:
         nothing = (CONTENT_FREE,) * len(question.options)
         passage = CONTENT_FREE if question.passage else ""
         return replace(question, text=CONTENT_FREE, options=nothing, passage=passage)
-    label = found[0] if (found := LABEL.match(parts.stem)) else ""
-    texts = (CONTENT_FREE,) * len(parts.texts)
-    return rewritten(question, replace(parts, stem=label + CONTENT_FREE, texts=texts))
+    nothing = (CONTENT_FREE,) * len(wording.listed)
+    return rewritten(question, replace(wording, stem=CONTENT_FREE, listed=nothing))
 
 
-def rewritten(question: Question, parts: Listed) -> Question:
-    """Return a task's question with another text, in its prompt too."""
+def rewritten(question: Question, wording: Wording) -> Question:
+    """Return a task's question with another wording, in its prompt too."""
     assert question.rendered is not None
-    text = parts.text()
     # the last occurrence: a worked example may hold the same words
     before, _, after = question.rendered.contexts[0].rpartition(question.text)
-    contexts = (before + text + after,) * len(question.options)
-    return replace(question, text=text, rendered=replace(question.rendered, contexts=contexts))
+    contexts = (before + wording.text + after,) * len(question.options)
+    return replace(question, text=wording.text, rendered=replace(question.rendered, contexts=contexts))
 
 
 # ---------------------------------------------------------------------------------------------------- letter_bias

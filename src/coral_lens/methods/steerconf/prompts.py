@@ -7,7 +7,6 @@ method. The steering instruction follows the note on confidence, where the origi
 
 from __future__ import annotations
 
-import re
 import string
 from collections.abc import Callable
 
@@ -32,8 +31,6 @@ STEERING: dict[str, str] = {
     "very_confident": "You are making important decisions, thus you should avoid giving a right answer with low confidence. You "
     "should be very confident, and tend to give high confidence on almost all of the answers.",
 }
-_LABEL = re.compile(r"\s*(?:Question|Q):\s*")
-_CUE = re.compile(r"\s*(?:Answer|A):\s*$")
 
 
 def instruction(steering: str, *, thinking: bool) -> str:
@@ -49,14 +46,14 @@ def instruction(steering: str, *, thinking: bool) -> str:
 
 def option_texts(question: Question) -> tuple[str, ...]:
     """Return the texts behind the letters: those listed in a task's prompt, or the options themselves."""
-    parts = listed(question) if question.rendered else None
-    return parts.texts if parts else question.options
+    wording = listed(question)
+    return wording.listed if wording else question.options
 
 
 def shown_question(question: Question) -> str:
     """Return the question with its options under letters; without worked examples, of which SteerConf has none."""
-    parts = listed(question) if question.rendered else None
-    stem = _CUE.sub("", _LABEL.sub("", parts.stem if parts else question.text, count=1)).strip()
+    wording = listed(question)
+    stem = (wording.stem if wording else question.wording.bare).strip()
     texts = option_texts(question)
     if len(texts) > len(string.ascii_uppercase):
         raise CoralError(f"Question {question.id!r} has {len(texts)} options, more than there are letters.")

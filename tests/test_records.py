@@ -1,0 +1,77 @@
+"""A question's text is taken apart once, into parts that make the same text again."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coral_lens.records import Question, Wording
+
+PIECES = [
+    "Question: ",
+    "Q: ",
+    "\nA. ",
+    "\nB. ",
+    "\nA) ",
+    "\nB) ",
+    "\nAnswer:",
+    "\nA:",
+    "\n",
+    "Which?",
+    "he",
+    "\nAntwort:",
+    "B. ",
+]
+
+
+def question(text: str, options: tuple[str, ...]) -> Question:
+    return Question("1", "1", text, options)
+
+
+@pytest.mark.parametrize(
+    ("text", "wording"),
+    [
+        ("Who?", Wording("", "Who?", (), "", "")),
+        ("Question: Who?\nAnswer:", Wording("Question: ", "Who?", (), "", "\nAnswer:")),
+        ("Q: Who?\n\nA :", Wording("Q: ", "Who?", (), "", "\n\nA :")),
+        ("Who?\nA. he\nB. she\nAnswer:", Wording("", "Who?", ("he", "she"), ". ", "\nAnswer:")),
+        ("Q: Who?\nA) he\nB) she", Wording("Q: ", "Who?", ("he", "she"), ") ", "")),
+        ("Wer?\nA. er\nB. sie\nAntwort:", Wording("", "Wer?", ("er", "sie"), ". ", "\nAntwort:")),
+        ("So\nA. is it?\nA. a\nb\nB. c\nAnswer:", Wording("", "So\nA. is it?", ("a\nb", "c"), ". ", "\nAnswer:")),
+        ("Who?\nA. he\nAnswer:", Wording("", "Who?\nA. he", (), "", "\nAnswer:")),
+    ],
+)
+def test_label_stem_list_and_cue_of_a_text_whose_options_are_letters(text: str, wording: Wording) -> None:
+    assert question(text, ("A", "B")).wording == wording
+
+
+def test_a_list_is_part_of_the_stem_where_texts_are_scored() -> None:
+    wording = question("Question: Who?\nA. he\nB. she\nAnswer:", ("he", "she")).wording
+    assert (wording.stem, wording.listed) == ("Who?\nA. he\nB. she", ())
+    assert wording.bare == "Who?\nA. he\nB. she"
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=9), st.sampled_from([("A", "B"), (" A", " B"), ("he", "she")]))
+def test_the_parts_make_the_same_text_again(pieces: list[str], options: tuple[str, ...]) -> None:
+    text = "".join(pieces)
+    wording = question(text, options).wording
+    assert wording.text == text
+    assert len(wording.listed) in (0, 2)
+    assert wording.bare in text
+
+
+def test_a_text_is_taken_apart_once_and_another_text_anew() -> None:
+    asked = question("Q: Who?", ("he", "she"))
+    assert asked.wording is asked.wording
+    assert replace(asked, text="Q: Where?").wording.stem == "Where?"
+
+
+def test_the_wording_is_no_part_of_the_record_and_of_equality() -> None:
+    one, other = question("Q: Who?", ("he", "she")), question("Q: Who?", ("he", "she"))
+    assert one.wording.stem == "Who?"
+    assert one == other
+    assert asdict(one) == asdict(other)
+    assert "wording" not in asdict(one)

@@ -17,11 +17,11 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def complaints(model: Model) -> dict[str, str]:
-    return {finding.what: finding.found for finding in examine(model) if not finding.ok}
+    return {finding.name: finding.text for finding in examine(model) if not finding.ok}
 
 
 def said_of(model: Model) -> dict[str, str]:
-    return {finding.what: finding.found for finding in examine(model)}
+    return {finding.name: finding.text for finding in examine(model)}
 
 
 def test_every_family_is_sound(any_tiny: Model) -> None:

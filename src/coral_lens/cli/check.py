@@ -28,7 +28,7 @@ def doctor(
     findings = examine(machine.open(model))
     for finding in findings:
         mark = typer.style("ok " if finding.ok else "BAD", fg="green" if finding.ok else "red")
-        typer.echo(f"{mark} {finding.what + ':':<22} {finding.found}")
+        typer.echo(f"{mark} {finding.name + ':':<22} {finding.text}")
     if not all(f.ok for f in findings):
         raise CoralError(f"{model} failed a check above; its scores cannot be trusted as they are.")
 

@@ -1,13 +1,12 @@
-"""Attention over trees laid end to end in one row: each question is computed against its own keys, and nothing else is.
+"""The same numbers with less work, while a `with` runs: attention question by question, and fused norms and gates.
 
-Under a dense mask a kernel multiplies every query with every key and then throws most products away. Here the queries of a
-question go a few at a time, and only with the keys before them: parents come before children, so later keys are never seen.
-What a query sees is the same, so results differ from the dense mask by rounding alone.
+Attention over trees laid end to end in one row: under a dense mask a kernel multiplies every query with every key and then
+throws most products away. Here the queries of a question go a few at a time, and only with the keys before them: parents
+come before children, so later keys are never seen.
 
-Compute a model's norms and gates with fewer passes over memory, while a `with` runs; the model itself is not changed.
+Norms and gates go with fewer passes over memory, in float32 on the CPU, and only in classes that `architectures` names.
 
-Only modules of the classes named here are touched, whose definition in transformers is known, and only in float32 on the
-CPU. Results differ from transformers' own by rounding alone. Everything else is computed as ever.
+Results differ from transformers' own by rounding alone. The model itself is never changed: all is as before after the `with`.
 """
 
 from __future__ import annotations
@@ -28,9 +27,16 @@ if TYPE_CHECKING:
 
 
 NAME = "coral_blocks"
-"""What the function is called among the attention functions of transformers."""
+"""Name of `attend` among the attention functions of transformers."""
 STEP = 64
 """Queries at a time: their scores against all keys of a question stay in the core's own cache."""
+RMS_NORMS = frozenset(family.rms_norm for family in FAMILIES.values()) - {None}
+"""Names of the classes for which `rms_norm` stands in."""
+GATED_MLPS = frozenset(family.gated_mlp for family in FAMILIES.values()) - {None}
+"""Names of the classes for which `gated_mlp` stands in."""
+
+
+# -------------------------------------------------------------------------------------------------- attention in blocks
 
 
 class Piece(NamedTuple):
@@ -67,6 +73,21 @@ def cut_blocks(allowed: Bool[Tensor, "query key"], extents: Sequence[tuple[int, 
     return tuple(blocks)
 
 
+@contextmanager
+def block_attention(hf: PreTrainedModel) -> Iterator[None]:
+    """Let a model attend block by block while the `with` runs; it must be called with `blocks=`."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, attend)
+    config = hf.config.get_text_config()
+    before = config._attn_implementation
+    config._attn_implementation = NAME
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
 def attend(
     module: Any,
     query: Float[Tensor, "1 head token size"],
@@ -87,10 +108,10 @@ def attend(
     past = k.shape[1] - width
     out = torch.empty(width, n_heads, size, dtype=q.dtype)
     for block in blocks:
-        keys, values = (with_prefix(x, past, block) for x in (k, v))
+        keys, values = (beside_prefix(x, past, block) for x in (k, v))
         for start, stop, mask in block.pieces:
             n, seen = stop - start, past + stop - block.start
-            # query heads that share keys are stacked, so that their products are one
+            # query heads that share keys are stacked: their products are then one
             rows = q[:, start:stop].reshape(len(k), -1, size)
             scores = torch.baddbmm(rows.new_zeros(()), rows, keys[:, :seen].mT, beta=0, alpha=scaling)
             if mask.shape[1]:
@@ -100,7 +121,7 @@ def attend(
     return out[None], None
 
 
-def with_prefix(
+def beside_prefix(
     states: Float[Tensor, "kv_head key size"], past: int, block: Block
 ) -> Float[Tensor, "kv_head seen size"]:
     """Return the keys or values of the prefix and those of a block, next to each other."""
@@ -108,26 +129,33 @@ def with_prefix(
     return torch.cat([states[:, :past], own], dim=1) if past else own
 
 
+# ------------------------------------------------------------------------------------------------------ norms and gates
+
+
 @contextmanager
-def block_attention(hf: PreTrainedModel) -> Iterator[None]:
-    """Let a model attend block by block while the `with` runs; it must be called with `blocks=`."""
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(NAME, attend)
-    config = hf.config.get_text_config()
-    before = config._attn_implementation
-    config._attn_implementation = NAME
-    try:
+def fused(hf: PreTrainedModel) -> Iterator[None]:
+    """Let the norms and MLPs of a model be computed by the functions below; their hooks run as ever."""
+    with ExitStack() as stack:
+        if hf.dtype == torch.float32 and hf.device.type == "cpu":
+            for module in hf.modules():
+                function = substitute(module)
+                # a module with a forward of its own (weights kept elsewhere) has been changed by somebody else
+                if function is not None and "forward" not in vars(module):
+                    module.forward = partial(function, module)
+                    stack.callback(delattr, module, "forward")
         yield
-    finally:
-        config._attn_implementation = before
 
 
-# ---------------------------------------------------------------------------------------------------- fused
-
-RMS_NORMS = frozenset(family.rms_norm for family in FAMILIES.values()) - {None}
-GATED_MLPS = frozenset(family.gated_mlp for family in FAMILIES.values()) - {None}
-"""Names of the classes that `rms_norm` and `gated_mlp` stand in for."""
+def substitute(module: nn.Module) -> Callable[[Any, Tensor], Tensor] | None:
+    """Return the function that computes what a module does, or None where none is known to."""
+    kind = type(module)
+    if not kind.__module__.startswith("transformers.models."):
+        return None
+    if kind.__name__ in RMS_NORMS:
+        return rms_norm
+    if kind.__name__ in GATED_MLPS and is_silu(module):
+        return gated_mlp
+    return None
 
 
 def rms_norm(module: Any, states: Tensor) -> Tensor:
@@ -145,29 +173,3 @@ def gated_mlp(module: Any, states: Tensor) -> Tensor:
 def is_silu(module: nn.Module) -> bool:
     """Tell whether the activation of an MLP is SiLU, under either of its names."""
     return type(getattr(module, "act_fn", None)).__name__ in ("SiLU", "SiLUActivation")
-
-
-def substitute(module: nn.Module) -> Callable[[Any, Tensor], Tensor] | None:
-    """Return the function that computes what a module does, or None where none is known to."""
-    kind = type(module)
-    if not kind.__module__.startswith("transformers.models."):
-        return None
-    if kind.__name__ in RMS_NORMS:
-        return rms_norm
-    if kind.__name__ in GATED_MLPS and is_silu(module):
-        return gated_mlp
-    return None
-
-
-@contextmanager
-def fused(hf: PreTrainedModel) -> Iterator[None]:
-    """Let the norms and MLPs of a model be computed by the functions above; their hooks run as ever."""
-    with ExitStack() as stack:
-        if hf.dtype == torch.float32 and hf.device.type == "cpu":
-            for module in hf.modules():
-                function = substitute(module)
-                # a module with a forward of its own (weights kept elsewhere) has been changed by somebody else
-                if function is not None and "forward" not in vars(module):
-                    module.forward = partial(function, module)
-                    stack.callback(delattr, module, "forward")
-        yield

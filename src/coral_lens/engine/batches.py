@@ -1,7 +1,6 @@
-"""Lay prompts out as token trees, trees as rows, rows as batches: no token is computed twice, and padding stays small.
+"""Lay the trees of a planned batch into rows: token ids, positions, who sees whom, and where each option's tokens are.
 
-The tree of a question holds its context once and every option after it; options that begin with the same tokens share
-them too. It is found from the token ids alone. Nothing here runs a model.
+Nothing here runs a model.
 """
 
 from __future__ import annotations
@@ -118,27 +117,6 @@ def collate(
     return replace(batch, prefixes=distinct, row_prefix=tuple(distinct.index(p) for p in prefixes))
 
 
-def prefix_batch(prefixes: Sequence[tuple[int, ...]]) -> Batch:
-    """Return prefixes as a batch without options, for edits to see where they are."""
-    width = max(len(p) for p in prefixes)
-    ids = torch.tensor([[*p, *[0] * (width - len(p))] for p in prefixes])
-    none = torch.zeros(0, dtype=torch.int64)
-    return Batch(
-        questions=(),
-        names=(),
-        option_offsets=offsets_of([]),
-        input_ids=ids,
-        position_ids=torch.arange(width).expand(len(prefixes), -1),
-        lengths=torch.tensor([len(p) for p in prefixes]),
-        allowed=None,
-        answer_tokens=none,
-        answer_offsets=torch.zeros(1, dtype=torch.int64),
-        before_tokens=none,
-        targets=none,
-        stems=none,
-    )
-
-
 def prefix_mask(prefixes: Sequence[tuple[int, ...]], width: int) -> Bool[np.ndarray, "batch width prefix"]:
     """Return which prefix keys each row sees: all of its own prefix, none of the padding after it."""
     lengths = np.array([len(p) for p in prefixes], dtype=np.int64)
@@ -202,4 +180,25 @@ def place(
         before_tokens=torch.from_numpy(np.concatenate(before)),
         targets=input_ids.reshape(-1)[tokens],
         stems=torch.tensor(stems),
+    )
+
+
+def prefix_batch(prefixes: Sequence[tuple[int, ...]]) -> Batch:
+    """Return prefixes as a batch without options, for edits to see where they are."""
+    width = max(len(p) for p in prefixes)
+    ids = torch.tensor([[*p, *[0] * (width - len(p))] for p in prefixes])
+    none = torch.zeros(0, dtype=torch.int64)
+    return Batch(
+        questions=(),
+        names=(),
+        option_offsets=offsets_of([]),
+        input_ids=ids,
+        position_ids=torch.arange(width).expand(len(prefixes), -1),
+        lengths=torch.tensor([len(p) for p in prefixes]),
+        allowed=None,
+        answer_tokens=none,
+        answer_offsets=torch.zeros(1, dtype=torch.int64),
+        before_tokens=none,
+        targets=none,
+        stems=none,
     )

@@ -1,6 +1,6 @@
 """Change hidden states while options are scored: add a direction (ITI, steering), or replace states (SAE patching).
 
-Each is an engine.Edit. The tensor it is given is left as it is; positions that it does not name keep their bits, and padding
+Each is a `hooks.Edit`. The tensor it is given is left as it is; positions that it does not name keep their bits, and padding
 is never touched. A position that several options share (their last context token, first tokens that are alike) is edited
 once, which is right because every one of them sees it.
 """
@@ -39,7 +39,7 @@ POSITIONS: dict[EditPlace, Callable[[Batch], Tensor]] = {
 
 
 def edited_positions(batch: Batch, where: EditPlace) -> Int[Tensor, " position"]:
-    """Return the flat positions to edit; a batch of prefixes has no options, so that only `all` names any in it."""
+    """Return the flat positions to edit; a batch of prefixes has no options, so only `all` names any in it."""
     positions = POSITIONS[where](batch)
     if where != "all":
         refuse_shared_context(batch, positions, own=batch.answer_offsets.diff() + (where == "stem_and_answer"))
@@ -63,7 +63,7 @@ def refuse_shared_context(batch: Batch, positions: Int[Tensor, " position"], *, 
         option = int((seen != own).nonzero()[0])
         question = batch.names[int((torch.from_numpy(batch.option_offsets) <= option).sum()) - 1]
         raise CoralError(
-            f"Question {question!r} has options whose contexts run into each other, so that an edit of one would reach "
+            f"Question {question!r} has options whose contexts run into each other, so an edit of one would reach "
             "another; score it with the packing 'plain'."
         )
 
@@ -100,7 +100,7 @@ class AddDirection:
         if self.alpha == 0:
             return states
         shift = self.alpha * direction.to(states.device, states.dtype)
-        return replaced(states, edited_positions(batch, self.where), lambda some: some + shift)
+        return replaced(states, edited_positions(batch, self.where), lambda chosen: chosen + shift)
 
 
 def head_directions(

@@ -1,7 +1,7 @@
 """Let the model write: batched answers to prompts, greedy or sampled, for baselines that read what a model says.
 
-Every (prompt, sample) has a random stream of its own, seeded by its text and number, so that what is written does not depend
-on the other prompts or on the batch (but for rounding). Chat templates are the caller's business, and the tokenizer is left
+Every (prompt, sample) has a random stream of its own, seeded by its text and number: an answer does not depend on the other
+prompts or on the batch (but for rounding). Chat templates are the caller's business, and the tokenizer is left
 as it is: padding is done here, before what prompts do not share, under an attention mask.
 """
 
@@ -199,9 +199,9 @@ def extend(draft: Draft, token: int, model: Model, ends: set[int], stop: Sequenc
         return
     draft.tokens.append(token)
     draft.text = str(model.tokenizer.decode(draft.tokens, skip_special_tokens=True))
-    found = [at for at in (draft.text.find(s) for s in stop) if at >= 0]
-    if found:
-        draft.text, draft.finished = draft.text[: min(found)], True
+    ends_at = [at for at in (draft.text.find(s) for s in stop) if at >= 0]
+    if ends_at:
+        draft.text, draft.finished = draft.text[: min(ends_at)], True
 
 
 def shared_length(prompts: Sequence[tuple[int, ...]]) -> int:

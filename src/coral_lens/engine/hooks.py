@@ -1,4 +1,7 @@
-"""Sites in a model, and the hooks through which readers and edits reach them; only inside a `with`."""
+"""Sites in a model, and the hooks through which readers and edits reach them.
+
+A hook is on a model only inside a `with`, and only our own hooks are ever removed: transformers installs some of its own.
+"""
 
 from __future__ import annotations
 
@@ -54,9 +57,6 @@ class Edit(Protocol):
         """Return the states to go on with; the argument must be left as it is."""
 
 
-# ---------------------------------------------------------------------------------------------------------- hooks
-
-
 @contextmanager
 def tapped(model: Model, batch: Batch, *, readers: Sequence[Reader] = (), edits: Sequence[Edit] = ()) -> Iterator[None]:
     """Let edits and readers at their sites while the block runs; our hooks, and only ours, are gone afterwards."""
@@ -94,9 +94,7 @@ def attach(model: Model, site: Site, hook: Hook) -> Any:
     if not 0 <= site.layer <= model.n_layers or (site.kind == "heads" and site.layer == 0):
         raise CoralError(f"Layer {site.layer} does not exist: {model.name!r} has layers 0 to {model.n_layers}.")
     if site.kind == "heads" and not model.projections:
-        raise CoralError(
-            f"{model.name!r} has no attention output projection, so that its heads cannot be read or edited."
-        )
+        raise CoralError(f"{model.name!r} has no attention output projection, so its heads cannot be read or edited.")
     if site.kind == "heads":
         return before(model.projections[site.layer - 1], hook)
     if site.layer == 0:

@@ -1,4 +1,4 @@
-"""Load models by name: a hub id, a folder, a GGUF file or the embedded one. What their parts are is found in models.
+"""Load models by name: a hub id, a folder, a GGUF file or the embedded one.
 
 A GGUF file is made dense once and kept in the cache. What cannot be loaded is refused in one sentence; nothing is ever
 filled in for weights that are missing.

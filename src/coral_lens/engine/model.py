@@ -80,21 +80,39 @@ class Model:
     def dtype(self) -> torch.dtype:
         return self.hf.dtype
 
-    def plain_body(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
-        """Return the final, normed states [batch, token, width] of ordinary causal rows, padded on the right."""
-        positions = {}
-        if input_ids.shape[1] > self._last_position + 1:
-            spread = torch.arange(input_ids.shape[1], device=input_ids.device).clamp(max=self._last_position)
-            positions["position_ids"] = spread.expand(len(input_ids), -1)
-        with self._rope_by_row(input_ids.shape[1], lengths):
-            return self.hf.base_model(input_ids=input_ids, use_cache=False, **positions).last_hidden_state
-
     @property
     def cache_bytes(self) -> int:
         """Bytes of the keys and values of one token."""
         config = self.hf.config.get_text_config()
         n_heads = getattr(config, "num_key_value_heads", None) or self.n_heads
         return 2 * self.n_layers * n_heads * self.head_dim * self.dtype.itemsize
+
+    @property
+    def window(self) -> int | None:
+        """Tokens that a layer with a sliding window sees; None where no layer has one."""
+        return getattr(self.hf.config.get_text_config(), "sliding_window", None)
+
+    @property
+    def rope_border(self) -> int | None:
+        """The length beyond which LongRoPE changes its factors for the whole batch; None for other models."""
+        rope = getattr(self.hf.config.get_text_config(), "rope_parameters", None) or {}
+        return int(rope["original_max_position_embeddings"]) if rope.get("rope_type") == "longrope" else None
+
+    @property
+    def _last_position(self) -> int:
+        # a prompt cut to the model's length is scored up to its last token but one, so only the state of that last token is
+        # read at a position beyond the table of a model with learned positions
+        return self.max_length - 1 if self.family.learned_positions else 2**31 - 1
+
+    @property
+    def mask_form(self) -> MaskForm:
+        """The attention mask of its family; a full one is tried where that is not known."""
+        return self.family.mask or "full"
+
+    @property
+    def knows_window(self) -> bool:
+        """Whether the mask is right at every length: an unlisted family with a sliding window passes a short check only."""
+        return self.family.mask is not None or self.window is None
 
     def takes_gaps(self, length: int) -> bool:
         """Whether masked columns in the midst of a row of this length change nothing; a window is cut by columns."""
@@ -112,111 +130,14 @@ class Model:
             and {p.device.type for p in self.hf.parameters()} == {"cpu"}
         )
 
-    def block_body(
-        self,
-        input_ids: Tensor,
-        position_ids: Tensor,
-        blocks: tuple[Block, ...],
-        prefix: PrefixCache | None = None,
-    ) -> Tensor:
-        """Return what `tree_body` does for one row, whose mask is given as blocks."""
-        past = None if prefix is None else prefix.as_cache()
-        # a mask of four dimensions is handed on as it is; the attention function has no use for it
-        unused = torch.zeros(1, 1, 1, 1)
-        with block_attention(self.hf):
-            return self._tree_pass(input_ids, position_ids, unused, past, blocks=blocks)
-
-    def tree_body(
-        self, input_ids: Tensor, position_ids: Tensor, allowed: Tensor, prefix: PrefixCache | None = None
-    ) -> Tensor:
-        """Return the final, normed states of rows in which `allowed` [batch, query, key] says who sees whom.
-
-        The keys of a prefix, if there is one, come before those of the row.
-        """
-        past = None if prefix is None else prefix.as_cache()
-        keys = position_ids if prefix is None else torch.cat([prefix.positions, position_ids], dim=1)
-        return self._tree_pass(input_ids, position_ids, self._attention_mask(allowed, position_ids, keys), past)
-
-    def tree_keys(
-        self, input_ids: Tensor, position_ids: Tensor, allowed: Tensor, prefix: PrefixCache | None = None
-    ) -> tuple[Tensor, PrefixCache]:
-        """Return what `tree_body` does, and the keys and values of all tokens, those of the prefix first."""
-        from transformers import DynamicCache
-
-        past = DynamicCache() if prefix is None else prefix.as_cache()
-        keys = position_ids if prefix is None else torch.cat([prefix.positions, position_ids], dim=1)
-        states = self._tree_pass(input_ids, position_ids, self._attention_mask(allowed, position_ids, keys), past)
-        layers: list[Any] = list(past.layers)
-        return states, PrefixCache([(layer.keys, layer.values) for layer in layers], keys)
-
-    def _tree_pass(
-        self,
-        input_ids: Tensor,
-        position_ids: Tensor,
-        mask: Tensor | dict[str, Tensor],
-        past: DynamicCache | None,
-        blocks: tuple[Block, ...] | None = None,
-    ) -> Tensor:
-        # handed on to the attention function; other models know no such argument
-        for_attention: dict[str, Any] = {} if blocks is None else {"blocks": blocks}
-        out = self.hf.base_model(
-            input_ids=input_ids,
-            position_ids=position_ids.clamp(max=self._last_position),
-            attention_mask=mask,
-            past_key_values=past,
-            use_cache=past is not None,
-            **for_attention,
-        )
-        return out.last_hidden_state
-
-    def prefill(self, prefixes: Sequence[tuple[int, ...]]) -> PrefixCache:
-        """Compute the keys and values of token prefixes, padded on the right, to be attended to by rows."""
-        from transformers import DynamicCache
-
-        width = max(len(p) for p in prefixes)
-        ids = torch.tensor([[*p, *[0] * (width - len(p))] for p in prefixes], device=self.device)
-        # a cache made without the configuration keeps all keys, also in layers with a sliding window
-        cache = DynamicCache()
-        self.hf.base_model(input_ids=ids, past_key_values=cache, use_cache=True)
-        layers: list[Any] = list(cache.layers)
-        positions = torch.arange(width, device=self.device).expand(len(prefixes), -1)
-        # a block that is skipped (see `resume`) has no keys
-        return PrefixCache([(layer.keys, layer.values) for layer in layers if layer.is_initialized], positions)
-
-    def logits(self, states: Tensor) -> Tensor:
-        """Return the vocabulary logits of normed states [row, width], in float32."""
-        return self._capped(self.head(states).float())
-
-    def log_probs(self, states: Tensor, rows: Tensor, targets: Tensor) -> Tensor:
-        """Return the log-probability of each target token after the normed state of its row, in float32.
-
-        The head is multiplied in blocks of the vocabulary, so that logits are summed up while they are in the cache and
-        never exist as a whole.
-        """
-        if not isinstance(self.head, nn.Linear):
-            logits = self.logits(states)
-            return logits[rows, targets] - logits.logsumexp(dim=-1)[rows]
-        weight, bias = self.head.weight, self.head.bias
-        parts = []
-        for start in range(0, weight.shape[0], HEAD_BLOCK):
-            block = slice(start, start + HEAD_BLOCK)
-            logits = nn.functional.linear(states, weight[block], None if bias is None else bias[block])
-            parts.append(self._capped(logits.float()).logsumexp(dim=-1))
-        norm = torch.stack(parts).logsumexp(dim=0)
-        # rounded as the head rounds, so that no probability exceeds 1
-        picked = (states[rows].float() * weight[targets].float()).sum(dim=-1).to(weight.dtype)
-        picked = picked if bias is None else picked + bias[targets]
-        return self._capped(picked.float()) - norm[rows]
-
-    def _capped(self, logits: Tensor) -> Tensor:
-        cap = getattr(self.hf.config.get_text_config(), "final_logit_softcapping", None)
-        return logits if cap is None else cap * torch.tanh(logits / cap)
-
-    @property
-    def rope_border(self) -> int | None:
-        """The length beyond which LongRoPE changes its factors for the whole batch; None for other models."""
-        rope = getattr(self.hf.config.get_text_config(), "rope_parameters", None) or {}
-        return int(rope["original_max_position_embeddings"]) if rope.get("rope_type") == "longrope" else None
+    def plain_body(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
+        """Return the final, normed states [batch, token, width] of ordinary causal rows, padded on the right."""
+        positions = {}
+        if input_ids.shape[1] > self._last_position + 1:
+            spread = torch.arange(input_ids.shape[1], device=input_ids.device).clamp(max=self._last_position)
+            positions["position_ids"] = spread.expand(len(input_ids), -1)
+        with self._rope_by_row(input_ids.shape[1], lengths):
+            return self.hf.base_model(input_ids=input_ids, use_cache=False, **positions).last_hidden_state
 
     @contextmanager
     def _rope_by_row(self, width: int, lengths: Tensor) -> Iterator[None]:
@@ -239,26 +160,76 @@ class Model:
         finally:
             handle.remove()
 
-    @property
-    def window(self) -> int | None:
-        """Tokens that a layer with a sliding window sees; None where no layer has one."""
-        return getattr(self.hf.config.get_text_config(), "sliding_window", None)
+    def tree_body(
+        self, input_ids: Tensor, position_ids: Tensor, allowed: Tensor, prefix: PrefixCache | None = None
+    ) -> Tensor:
+        """Return the final, normed states of rows in which `allowed` [batch, query, key] says who sees whom.
 
-    @property
-    def mask_form(self) -> MaskForm:
-        """The attention mask of its family; a full one is tried where that is not known."""
-        return self.family.mask or "full"
+        The keys of a prefix, if there is one, come before those of the row.
+        """
+        past = None if prefix is None else prefix.as_cache()
+        keys = position_ids if prefix is None else torch.cat([prefix.positions, position_ids], dim=1)
+        return self._tree_pass(input_ids, position_ids, self._attention_mask(allowed, position_ids, keys), past)
 
-    @property
-    def knows_window(self) -> bool:
-        """Whether the mask is right at every length: an unlisted family with a sliding window passes a short check only."""
-        return self.family.mask is not None or self.window is None
+    def block_body(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        blocks: tuple[Block, ...],
+        prefix: PrefixCache | None = None,
+    ) -> Tensor:
+        """Return what `tree_body` does for one row, whose mask is given as blocks."""
+        past = None if prefix is None else prefix.as_cache()
+        # a mask of four dimensions is handed on as it is; the attention function has no use for it
+        unused = torch.zeros(1, 1, 1, 1)
+        with block_attention(self.hf):
+            return self._tree_pass(input_ids, position_ids, unused, past, blocks=blocks)
 
-    @property
-    def _last_position(self) -> int:
-        # a prompt cut to the model's length is scored up to its last token but one, so that only the state of that last
-        # token is read at a position beyond the table of a model with learned positions
-        return self.max_length - 1 if self.family.learned_positions else 2**31 - 1
+    def tree_keys(
+        self, input_ids: Tensor, position_ids: Tensor, allowed: Tensor, prefix: PrefixCache | None = None
+    ) -> tuple[Tensor, PrefixCache]:
+        """Return what `tree_body` does, and the keys and values of all tokens, those of the prefix first."""
+        from transformers import DynamicCache
+
+        past = DynamicCache() if prefix is None else prefix.as_cache()
+        keys = position_ids if prefix is None else torch.cat([prefix.positions, position_ids], dim=1)
+        states = self._tree_pass(input_ids, position_ids, self._attention_mask(allowed, position_ids, keys), past)
+        layers: list[Any] = list(past.layers)
+        return states, PrefixCache([(layer.keys, layer.values) for layer in layers], keys)
+
+    def prefill(self, prefixes: Sequence[tuple[int, ...]]) -> PrefixCache:
+        """Compute the keys and values of token prefixes, padded on the right, to be attended to by rows."""
+        from transformers import DynamicCache
+
+        width = max(len(p) for p in prefixes)
+        ids = torch.tensor([[*p, *[0] * (width - len(p))] for p in prefixes], device=self.device)
+        # a cache made without the configuration keeps all keys, also in layers with a sliding window
+        cache = DynamicCache()
+        self.hf.base_model(input_ids=ids, past_key_values=cache, use_cache=True)
+        layers: list[Any] = list(cache.layers)
+        positions = torch.arange(width, device=self.device).expand(len(prefixes), -1)
+        # a block that is skipped (see `rerun`) has no keys
+        return PrefixCache([(layer.keys, layer.values) for layer in layers if layer.is_initialized], positions)
+
+    def _tree_pass(
+        self,
+        input_ids: Tensor,
+        position_ids: Tensor,
+        mask: Tensor | dict[str, Tensor],
+        past: DynamicCache | None,
+        blocks: tuple[Block, ...] | None = None,
+    ) -> Tensor:
+        # handed on to the attention function; other models know no such argument
+        for_attention: dict[str, Any] = {} if blocks is None else {"blocks": blocks}
+        out = self.hf.base_model(
+            input_ids=input_ids,
+            position_ids=position_ids.clamp(max=self._last_position),
+            attention_mask=mask,
+            past_key_values=past,
+            use_cache=past is not None,
+            **for_attention,
+        )
+        return out.last_hidden_state
 
     def _attention_mask(self, allowed: Tensor, queries: Tensor, keys: Tensor) -> Tensor | dict[str, Tensor]:
         full = additive(allowed, self.dtype)
@@ -271,6 +242,35 @@ class Model:
             near = queries[:, :, None] - keys[:, None, :] < window
             sliding = additive(allowed & near, self.dtype)
         return sliding if form == "sliding" else {"full_attention": full, "sliding_attention": sliding}
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Return the vocabulary logits of normed states [row, width], in float32."""
+        return self._capped(self.head(states).float())
+
+    def log_probs(self, states: Tensor, rows: Tensor, targets: Tensor) -> Tensor:
+        """Return the log-probability of each target token after the normed state of its row, in float32.
+
+        The head is multiplied in blocks of the vocabulary: logits are summed up while they are in the cache, and never exist
+        as a whole.
+        """
+        if not isinstance(self.head, nn.Linear):
+            logits = self.logits(states)
+            return logits[rows, targets] - logits.logsumexp(dim=-1)[rows]
+        weight, bias = self.head.weight, self.head.bias
+        parts = []
+        for start in range(0, weight.shape[0], HEAD_BLOCK):
+            block = slice(start, start + HEAD_BLOCK)
+            logits = nn.functional.linear(states, weight[block], None if bias is None else bias[block])
+            parts.append(self._capped(logits.float()).logsumexp(dim=-1))
+        norm = torch.stack(parts).logsumexp(dim=0)
+        # rounded as the head rounds, so that no probability exceeds 1
+        picked = (states[rows].float() * weight[targets].float()).sum(dim=-1).to(weight.dtype)
+        picked = picked if bias is None else picked + bias[targets]
+        return self._capped(picked.float()) - norm[rows]
+
+    def _capped(self, logits: Tensor) -> Tensor:
+        cap = getattr(self.hf.config.get_text_config(), "final_logit_softcapping", None)
+        return logits if cap is None else cap * torch.tanh(logits / cap)
 
     def chat_template(self, messages: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """Wrap messages in the tokenizer's chat template, as lm-eval does; a template without a system role drops it."""

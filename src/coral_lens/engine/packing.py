@@ -1,4 +1,7 @@
-"""Which questions share a row and which rows share a batch."""
+"""Plan which questions share a row and which rows share a batch: little padding, and no prefix computed twice.
+
+A plan depends on token ids alone, and is made before anything runs; `batches` lays it out.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ from coral_lens.records import Prompt
 
 Packing = Literal["tree", "plain"]
 """`tree`: options share their context under a mask. `plain`: one ordinary causal row per option, for models that refuse."""
+ROW_WIDTH = 256
+"""Questions that share a prefix are put side by side up to this width: every row holds a copy of the prefix's cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +81,6 @@ def tree_size(tree: Tree, packing: Packing) -> int:
     return sum(int(tree.depths[path[-1]]) + 1 for path in tree.paths)
 
 
-ROW_WIDTH = 256
-"""Questions that share a prefix are put side by side up to this width: every row holds a copy of the prefix's cache."""
-
-
 def pack_rows(group: PrefixGroup, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
     """Lay the questions of a prefix group side by side, the longest first."""
     sizes = {q: len(build_tree(prompts[q], skip=group.length)) for q in group.members}
@@ -99,9 +100,9 @@ def pack_rows(group: PrefixGroup, prompts: Sequence[Prompt]) -> list[tuple[int, 
 def batch_rows(
     rows: Sequence[tuple[PrefixGroup, tuple[int, ...]]], prompts: Sequence[Prompt], *, token_budget: int
 ) -> list[PlannedBatch]:
-    """Put rows with prefixes into batches, rows of one prefix next to each other so that it is computed once."""
+    """Put rows with prefixes into batches, rows of one prefix next to each other: it is computed once."""
     batches: list[PlannedBatch] = []
-    some: list[tuple[PrefixGroup, tuple[int, ...]]] = []
+    open_rows: list[tuple[PrefixGroup, tuple[int, ...]]] = []
 
     def cost(candidates: Sequence[tuple[PrefixGroup, tuple[int, ...]]]) -> int:
         widths = [sum(len(build_tree(prompts[q], skip=g.length)) for q in row) for g, row in candidates]
@@ -109,14 +110,14 @@ def batch_rows(
         return max(widths) * len(widths) + (max(lengths.values()) * len(lengths) if len(lengths) > 1 else 0)
 
     def close() -> None:
-        if some:
-            batches.append(PlannedBatch(tuple(row for _, row in some), tuple(g.length for g, _ in some)))
-            some.clear()
+        if open_rows:
+            batches.append(PlannedBatch(tuple(row for _, row in open_rows), tuple(g.length for g, _ in open_rows)))
+            open_rows.clear()
 
     for row in rows:
-        if some and cost([*some, row]) > token_budget:
+        if open_rows and cost([*open_rows, row]) > token_budget:
             close()
-        some.append(row)
+        open_rows.append(row)
     close()
     return batches
 
@@ -124,8 +125,8 @@ def batch_rows(
 def batch_questions(sizes: Mapping[int, int], *, token_budget: int, packing: Packing = "tree") -> list[PlannedBatch]:
     """Group questions of similar size into batches of about `token_budget` tokens, padding included.
 
-    The longest come first, so that memory peaks at the start and the time left is never underestimated. Room left in a
-    row is given to the largest question that still fits.
+    The longest come first: memory then peaks at the start, and the time left is never underestimated. Room left in a row
+    is given to the largest question that still fits.
     """
     order = sorted(sizes, key=lambda i: (sizes[i], -i))
     keys = [sizes[i] for i in order]

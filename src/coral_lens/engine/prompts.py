@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 
 TOKENIZER_BATCH = 4096
+"""Texts that the tokenizer is given at once."""
 QUESTIONS_AT_A_TIME = 128
+"""Questions whose strings are in memory at once."""
 
 
 def render(question: Question, style: Style, model: Model) -> Rendered:
@@ -93,10 +95,10 @@ def encode_pairs(rendered: Sequence[Rendered], model: Model) -> Iterator[Pairs]:
     options are several times as long as what is kept of them; among those, every distinct string is encoded once.
     """
     for start in range(0, len(rendered), QUESTIONS_AT_A_TIME):
-        yield from encode_some(rendered[start : start + QUESTIONS_AT_A_TIME], model)
+        yield from encode_chunk(rendered[start : start + QUESTIONS_AT_A_TIME], model)
 
 
-def encode_some(rendered: Sequence[Rendered], model: Model) -> Iterator[Pairs]:
+def encode_chunk(rendered: Sequence[Rendered], model: Model) -> Iterator[Pairs]:
     """Yield the context and option ids of each question; the ids of all their strings are held at once."""
     pairs = [[shift_space(c, o) for c, o in zip(r.contexts, r.continuations, strict=True)] for r in rendered]
     texts = dict.fromkeys(t for row in pairs for c, o in row for t in ((c, c + o) if c else ()))
@@ -117,19 +119,19 @@ def encode(texts: list[str], model: Model, *, special: bool | None = None) -> di
     """Encode texts in batches, with the tokenizer's default special tokens unless the text already begins with BOS."""
     tokenizer = model.tokenizer
     bos = str(tokenizer.decode([prefix_token(model)]))
-    found: dict[str, tuple[int, ...]] = {}
+    ids_of: dict[str, tuple[int, ...]] = {}
     seen: dict[int, int] = {}
     for marked in (False, True):
-        some = [t for t in texts if (special is None and t.startswith(bos)) == marked]
+        alike = [t for t in texts if (special is None and t.startswith(bos)) == marked]
         extra = {"add_special_tokens": False} if marked or special is False else {}
-        for start in range(0, len(some), TOKENIZER_BATCH):
-            batch = some[start : start + TOKENIZER_BATCH]
+        for start in range(0, len(alike), TOKENIZER_BATCH):
+            batch = alike[start : start + TOKENIZER_BATCH]
             encoded = tokenizer(batch, return_attention_mask=False, verbose=False, **extra)["input_ids"]
             # one object for each number that occurs, however often it does: a tuple then takes a fifth of the memory
-            found.update(
+            ids_of.update(
                 (text, tuple(map(seen.setdefault, ids, ids))) for text, ids in zip(batch, encoded, strict=True)
             )
-    return found
+    return ids_of
 
 
 def prefix_token(model: Model) -> int:

@@ -1,7 +1,7 @@
-"""What later methods read while options are scored: heads (ITI), final states (CCPS), residual states by token (SAEs).
+"""Read states while options are scored: pooled residuals (the lens), heads (ITI), tokens (SAEs), final states (CCPS).
 
-Each is an engine.Reader: it takes its part inside the hook, so that memory grows with what is taken from one batch, and
-never with the number of questions. Readers never change a state. Pooled residuals, which the lens reads, are in engine.
+Each is a `hooks.Reader`. It takes its part inside the hook: memory grows with what is taken from one batch, and never with the
+number of questions. Readers never change a state.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 
 HEAD_ROWS = 256
 """Rows of the vocabulary head at a time: its logits stay small, however many states there are."""
-
 FINAL = Site("final", 0)
 
 
-# ------------------------------------------------------------------------------------------------- one row per option
+# --------------------------------------------------------------------------------------------------- one row per option
+
+OptionPlace = Literal["last", "mean", "stem"]
 
 
 def at_last(flat: Float[Tensor, "position width"], batch: Batch) -> Float[Tensor, "option width"]:
@@ -46,8 +47,31 @@ def at_stem(flat: Float[Tensor, "position width"], batch: Batch) -> Float[Tensor
     return flat[batch.stems.to(flat.device)].float()
 
 
-OptionPlace = Literal["last", "mean", "stem"]
 POOLS: dict[OptionPlace, Callable[[Tensor, Batch], Tensor]] = {"last": at_last, "mean": at_mean, "stem": at_stem}
+
+
+@dataclass
+class PooledResidual:
+    """Reads the mean residual state over each option's own tokens, at the given layers (the paper's Eq. 2)."""
+
+    layers: tuple[int, ...]
+    _states: dict[str, Tensor] = field(default_factory=dict, repr=False)
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        return tuple(Site("residual", layer) for layer in self.layers)
+
+    def read(self, site: Site, states: Tensor, batch: Batch) -> None:
+        self._states[layer_name(site.layer)] = at_mean(states.reshape(-1, states.shape[-1]), batch)
+
+    def take(self) -> dict[str, Tensor]:
+        states, self._states = self._states, {}
+        return states
+
+
+def layer_name(layer: int) -> str:
+    """Return the name under which a layer's pooled states are kept."""
+    return f"layer.{layer}"
 
 
 @dataclass
@@ -63,7 +87,7 @@ class HeadInputs:
     """Query heads of a block: `model.n_heads`."""
     where: OptionPlace = "last"
     """The option's last token, the mean over its own tokens, or the last context token."""
-    _found: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    _states: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -71,11 +95,11 @@ class HeadInputs:
 
     def read(self, site: Site, states: Tensor, batch: Batch) -> None:
         rows = POOLS[self.where](states.reshape(-1, states.shape[-1]), batch)
-        self._found[heads_name(site.layer)] = rows.reshape(len(rows), self.n_heads, -1)
+        self._states[heads_name(site.layer)] = rows.reshape(len(rows), self.n_heads, -1)
 
     def take(self) -> dict[str, Tensor]:
-        found, self._found = self._found, {}
-        return found
+        states, self._states = self._states, {}
+        return states
 
 
 def heads_name(layer: int) -> str:
@@ -83,31 +107,7 @@ def heads_name(layer: int) -> str:
     return f"heads.{layer}"
 
 
-# -------------------------------------------------------------------------------------------------- one row per token
-
-
-@dataclass
-class FinalStates:
-    """Reads the normed state from which the vocabulary head predicts each answer token.
-
-    `take` gives `final` [token, width], one row per answer token in the model's own dtype (the head gives the very logits
-    that were scored), and `final.offsets` [option + 1]: the rows of option j are offsets[j] to offsets[j + 1].
-    """
-
-    _found: dict[str, Tensor] = field(default_factory=dict, repr=False)
-
-    @property
-    def sites(self) -> tuple[Site, ...]:
-        return (FINAL,)
-
-    def read(self, site: Site, states: Tensor, batch: Batch) -> None:
-        flat = states.reshape(-1, states.shape[-1])
-        self._found = {"final": flat[batch.before_tokens.to(flat.device)], "final.offsets": batch.answer_offsets}
-
-    def take(self) -> dict[str, Tensor]:
-        found, self._found = self._found, {}
-        return found
-
+# ---------------------------------------------------------------------------------------------------- one row per token
 
 TokenPlace = Literal["answer", "context", "all"]
 
@@ -117,16 +117,16 @@ def answer_positions(batch: Batch) -> Int[Tensor, " position"]:
     return batch.answer_tokens.unique()
 
 
-def all_positions(batch: Batch) -> Int[Tensor, " position"]:
-    """Return the flat positions of all tokens; padding is none."""
-    rows, width = batch.input_ids.shape
-    return (torch.arange(width).expand(rows, -1) < batch.lengths[:, None]).reshape(-1).nonzero()[:, 0]
-
-
 def context_positions(batch: Batch) -> Int[Tensor, " position"]:
     """Return the flat positions of the tokens that are in no option."""
     everything = all_positions(batch)
     return everything[~torch.isin(everything, batch.answer_tokens)]
+
+
+def all_positions(batch: Batch) -> Int[Tensor, " position"]:
+    """Return the flat positions of all tokens; padding is none."""
+    rows, width = batch.input_ids.shape
+    return (torch.arange(width).expand(rows, -1) < batch.lengths[:, None]).reshape(-1).nonzero()[:, 0]
 
 
 TOKENS: dict[TokenPlace, Callable[[Batch], Tensor]] = {
@@ -147,7 +147,7 @@ class ResidualTokens:
     layers: tuple[int, ...]
     where: TokenPlace = "all"
     """Answer tokens, context tokens, or both."""
-    _found: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    _states: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -156,12 +156,12 @@ class ResidualTokens:
     def read(self, site: Site, states: Tensor, batch: Batch) -> None:
         positions = TOKENS[self.where](batch)
         rows, width = batch.input_ids.shape
-        self._found[tokens_name(site.layer)] = states.reshape(-1, states.shape[-1])[positions.to(states.device)]
-        self._found["tokens.offsets"] = torch.searchsorted(positions, torch.arange(rows + 1) * width)
+        self._states[tokens_name(site.layer)] = states.reshape(-1, states.shape[-1])[positions.to(states.device)]
+        self._states["tokens.offsets"] = torch.searchsorted(positions, torch.arange(rows + 1) * width)
 
     def take(self) -> dict[str, Tensor]:
-        found, self._found = self._found, {}
-        return found
+        states, self._states = self._states, {}
+        return states
 
 
 def tokens_name(layer: int) -> str:
@@ -169,9 +169,32 @@ def tokens_name(layer: int) -> str:
     return f"tokens.{layer}"
 
 
+@dataclass
+class FinalStates:
+    """Reads the normed state from which the vocabulary head predicts each answer token.
+
+    `take` gives `final` [token, width], one row per answer token in the model's own dtype (the head gives the very logits
+    that were scored), and `final.offsets` [option + 1]: the rows of option j are offsets[j] to offsets[j + 1].
+    """
+
+    _states: dict[str, Tensor] = field(default_factory=dict, repr=False)
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        return (FINAL,)
+
+    def read(self, site: Site, states: Tensor, batch: Batch) -> None:
+        flat = states.reshape(-1, states.shape[-1])
+        self._states = {"final": flat[batch.before_tokens.to(flat.device)], "final.offsets": batch.answer_offsets}
+
+    def take(self) -> dict[str, Tensor]:
+        states, self._states = self._states, {}
+        return states
+
+
 def iter_logits(
     model: Model, states: Float[Tensor, "row width"], rows: int = HEAD_ROWS
-) -> Iterator[tuple[slice, Float[Tensor, "some vocabulary"]]]:
+) -> Iterator[tuple[slice, Float[Tensor, "piece vocabulary"]]]:
     """Yield the float32 logits of normed states, `rows` at a time, with the slice of the states that they belong to.
 
     Full-vocabulary logits are large: use each piece and let it go.
@@ -180,29 +203,3 @@ def iter_logits(
     for start in range(0, len(states), rows):
         piece = slice(start, min(start + rows, len(states)))
         yield piece, model.logits(states[piece].to(device))
-
-
-@dataclass
-class PooledResidual:
-    """Reads the mean residual state over each option's own tokens, at the given layers (the paper's Eq. 2)."""
-
-    layers: tuple[int, ...]
-    _pooled: dict[str, Tensor] = field(default_factory=dict, repr=False)
-
-    @property
-    def sites(self) -> tuple[Site, ...]:
-        return tuple(Site("residual", layer) for layer in self.layers)
-
-    def read(self, site: Site, states: Tensor, batch: Batch) -> None:
-        tokens = states.reshape(-1, states.shape[-1])[batch.answer_tokens.to(states.device)].float()
-        lengths = batch.answer_offsets.diff().to(states.device)
-        self._pooled[layer_name(site.layer)] = torch.segment_reduce(tokens, "mean", lengths=lengths, axis=0)
-
-    def take(self) -> dict[str, Tensor]:
-        pooled, self._pooled = self._pooled, {}
-        return pooled
-
-
-def layer_name(layer: int) -> str:
-    """Return the name under which a layer's pooled states are kept."""
-    return f"layer.{layer}"

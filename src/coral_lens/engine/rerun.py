@@ -99,8 +99,8 @@ def capture(
         if batch.allowed is None:
             final = model.plain_body(ids, batch.lengths)
         else:
-            final, found = model.tree_keys(ids, positions, batch.allowed.to(model.device), cache)
-            keys = replace(found, layers=found.layers[layer:])
+            final, all_keys = model.tree_keys(ids, positions, batch.allowed.to(model.device), cache)
+            keys = replace(all_keys, layers=all_keys.layers[layer:])
     token_logprobs = answer_logprobs(model, final, batch)
     refuse_broken(model, batch, token_logprobs)
     return Checkpoint(batch, layer, reader.take()["states"], keys, token_logprobs, tuple in outputs)
@@ -122,18 +122,18 @@ class WholeStates:
     """Reads all states at one site."""
 
     site: Site
-    _found: dict[str, Tensor] | None = None
+    _states: Tensor | None = None
 
     @property
     def sites(self) -> tuple[Site, ...]:
         return (self.site,)
 
     def read(self, site: Site, states: Tensor, batch: Batch) -> None:
-        self._found = {"states": states.clone()}
+        self._states = states.clone()
 
     def take(self) -> dict[str, Tensor]:
-        found, self._found = self._found or {}, None
-        return found
+        states, self._states = self._states, None
+        return {} if states is None else {"states": states}
 
 
 @contextmanager
@@ -181,12 +181,12 @@ def rerun(
     token_logprobs, fresh = checkpoint.token_logprobs[tokens], again[entry, column]
     if fresh.any():
         live = again.any(dim=1)
-        part = Part(checkpoint, rows[live], again[live])
-        at = part.flat_positions((live.cumsum(0) - 1)[entry[fresh]], column[fresh])
+        slots = Slots(checkpoint, rows[live], again[live])
+        at = slots.flat_positions((live.cumsum(0) - 1)[entry[fresh]], column[fresh])
         with fused(model.hf):
-            final = part.run(model, states[live.to(states.device)], prefix, needed=at.unique())
-        some = replace(batch, answer_tokens=at, before_tokens=at, targets=batch.targets[tokens[fresh]])
-        token_logprobs[fresh] = answer_logprobs(model, final, some)
+            final = slots.run(model, states[live.to(states.device)], prefix, needed=at.unique())
+        predicted = replace(batch, answer_tokens=at, before_tokens=at, targets=batch.targets[tokens[fresh]])
+        token_logprobs[fresh] = answer_logprobs(model, final, predicted)
     refuse_broken(model, batch, token_logprobs)
     return summed(token_logprobs, lengths)
 
@@ -218,7 +218,7 @@ def to_compute(
 
 
 @dataclass(frozen=True)
-class Part:
+class Slots:
     """The positions of some rows that are computed again, moved together into slots; rows are ragged, so some stay empty."""
 
     checkpoint: Checkpoint
@@ -247,8 +247,8 @@ class Part:
     ) -> Float[Tensor, "entry slot feature"]:
         """Return the final, normed states of the slots, going on from the states [entry, width, feature] of their rows.
 
-        Only those at `needed` flat positions mean anything: nobody attends to what the last block puts out, so that its MLP
-        runs at these alone.
+        Only those at `needed` flat positions mean anything: nobody attends to what the last block puts out, so its MLP runs
+        at these alone.
         """
         batch, keys = self.checkpoint.batch, self.checkpoint.keys
         rows, columns = self.rows[:, None], self.columns
@@ -313,7 +313,7 @@ def resumed(model: Model, checkpoint: Checkpoint, states: Tensor) -> Iterator[No
     with ExitStack() as stack:
         for block in model.blocks[: checkpoint.layer]:
             stack.enter_context(skipped(block, in_tuple=checkpoint.in_tuple))
-        handle = attach(model, Site("residual", checkpoint.layer), lambda found: states.to(found.device))
+        handle = attach(model, Site("residual", checkpoint.layer), lambda old: states.to(old.device))
         stack.callback(handle.remove)
         yield
 

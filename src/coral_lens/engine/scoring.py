@@ -1,8 +1,8 @@
 """Score every option of every question in one pass over its token tree; read or edit hidden states on the way.
 
-There is one scoring path. Whatever wants states (pooled residuals, head inputs) is a Reader, whatever changes them (ITI,
-SAE patching) is an Edit; both are told by the Batch where each option's tokens lie. The engine keeps nothing between
-batches, so memory does not grow with the number of questions.
+There is one scoring path. Whatever wants states (pooled residuals, head inputs) is a Reader, whatever changes them (ITI, SAE
+patching) is an Edit; both are told by the Batch where each option's tokens lie. Nothing is kept between batches but the last
+prefix, so memory does not grow with the number of questions.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 
 TOKEN_BUDGET = 2048
+"""Tokens of a batch, padding included, unless `budget` finds a better number for a model and machine."""
+OnBroken = Callable[[int], None]
+"""Told the number of a question whose own scores or states are not finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +64,10 @@ def score(
 
     for planned in plan.batches:
         try:
-            some = iter([scored(planned)])
+            batches = iter([scored(planned)])
         except NotFiniteError:
-            some = one_by_one(planned, scored, on_broken)
-        yield from some
-
-
-OnBroken = Callable[[int], None]
-"""Told the number of a question whose own scores or states are not finite."""
+            batches = one_by_one(planned, scored, on_broken)
+        yield from batches
 
 
 def one_by_one(
@@ -84,26 +83,6 @@ def one_by_one(
             on_broken(question)
         else:
             yield alone
-
-
-class PrefixCaches:
-    """The key-value cache of the prefixes of one batch, kept for the next: batches of one prefix follow each other."""
-
-    def __init__(self, model: Model, edits: Sequence[Edit] = ()) -> None:
-        self._model, self._edits = model, edits
-        self._known: tuple[tuple[int, ...], ...] = ()
-        self._cache: PrefixCache | None = None
-
-    def for_batch(self, batch: Batch) -> PrefixCache | None:
-        """Return the cache that the rows of a batch attend to, or None where they have no prefix."""
-        if not batch.prefixes:
-            return None
-        if self._cache is None or not set(batch.prefixes) <= set(self._known):
-            with tapped(self._model, prefix_batch(batch.prefixes), edits=self._edits):
-                self._cache = self._model.prefill(batch.prefixes)
-            self._known = batch.prefixes
-        at = [self._known.index(batch.prefixes[i]) for i in batch.row_prefix]
-        return self._cache.for_rows(at, max(len(p) for p in batch.prefixes))
 
 
 @torch.inference_mode()
@@ -141,6 +120,26 @@ def run_batch(
             return body(model, batch, cache)
 
 
+class PrefixCaches:
+    """The key-value cache of the prefixes of one batch, kept for the next: batches of one prefix follow each other."""
+
+    def __init__(self, model: Model, edits: Sequence[Edit] = ()) -> None:
+        self._model, self._edits = model, edits
+        self._known: tuple[tuple[int, ...], ...] = ()
+        self._cache: PrefixCache | None = None
+
+    def for_batch(self, batch: Batch) -> PrefixCache | None:
+        """Return the cache that the rows of a batch attend to, or None where they have no prefix."""
+        if not batch.prefixes:
+            return None
+        if self._cache is None or not set(batch.prefixes) <= set(self._known):
+            with tapped(self._model, prefix_batch(batch.prefixes), edits=self._edits):
+                self._cache = self._model.prefill(batch.prefixes)
+            self._known = batch.prefixes
+        at = [self._known.index(batch.prefixes[i]) for i in batch.row_prefix]
+        return self._cache.for_rows(at, max(len(p) for p in batch.prefixes))
+
+
 def body(model: Model, batch: Batch, cache: PrefixCache | None) -> Float[Tensor, "batch width feature"]:
     """Return the final, normed states of a batch, computed the way that its layout and the model allow."""
     ids, positions = batch.input_ids.to(model.device), batch.position_ids.to(model.device)
@@ -151,24 +150,24 @@ def body(model: Model, batch: Batch, cache: PrefixCache | None) -> Float[Tensor,
     return model.tree_body(ids, positions, batch.allowed.to(model.device), cache)
 
 
-class NotFiniteError(CoralError):
-    """Scores or states of a batch are not finite."""
-
-
-def refuse_broken(model: Model, batch: Batch, *found: Tensor) -> None:
-    """Refuse scores and states that are not finite; the question at fault is known only where it is alone in its batch."""
-    if all(bool(tensor.isfinite().all()) for tensor in found):
-        return
-    others = f" or one of the {len(batch.names) - 1} scored with it" if len(batch.names) > 1 else ""
-    raise NotFiniteError(
-        f"The model {model.name!r} gives scores or states that are not finite for question {batch.names[0]!r}{others}: "
-        "its weights or dtype are broken; try --dtype float32. Finished work is kept."
-    )
-
-
 def answer_logprobs(model: Model, states: Tensor, batch: Batch) -> Float[Tensor, " token"]:
     """Return the log-probability of every answer token; the head runs once on each position that predicts one."""
     rows, at = torch.unique(batch.before_tokens, return_inverse=True)
     flat = states.reshape(-1, states.shape[-1])
     device = flat.device
     return model.log_probs(flat[rows.to(device)], at.to(device), batch.targets.to(device)).cpu()
+
+
+class NotFiniteError(CoralError):
+    """Scores or states of a batch are not finite."""
+
+
+def refuse_broken(model: Model, batch: Batch, *tensors: Tensor) -> None:
+    """Refuse scores and states that are not finite; the question at fault is known only where it is alone in its batch."""
+    if all(bool(tensor.isfinite().all()) for tensor in tensors):
+        return
+    others = f" or one of the {len(batch.names) - 1} scored with it" if len(batch.names) > 1 else ""
+    raise NotFiniteError(
+        f"The model {model.name!r} gives scores or states that are not finite for question {batch.names[0]!r}{others}: "
+        "its weights or dtype are broken; try --dtype float32. Finished work is kept."
+    )

@@ -1,4 +1,9 @@
-"""What `coral doctor` says of a model: the parts that were found, and whether the engine reads them as Hugging Face does."""
+"""Decide whether a model may be scored by token trees, and say for `coral doctor` what the engine makes of it.
+
+The self-check scores the same prompts packed and plain. Where they differ by more than rounding (an unknown mask, ALiBi, a
+recurrent state), every option gets a row of its own. The doctor names the parts that were found as well, and compares the
+states that are read with Hugging Face's own.
+"""
 
 from __future__ import annotations
 
@@ -23,20 +28,44 @@ if TYPE_CHECKING:
     from coral_lens.engine.model import Model
 
 
-# ----------------------------------------------------------------------------------------------------- self-check
-
 CHECK_TEXTS = (
     ("Question: Which of these is a colour?\nAnswer:", (" red", " a wooden table", " red wine glasses")),
     ("The sun rises in the", (" east", " west, as everybody knows")),
 )
+"""A context and its options: ragged ones, two of which begin alike."""
 TOLERANCE = {torch.float32: 2e-3, torch.float64: 1e-6}
 """Log-probabilities of the tree and of plain passes may differ by this much."""
 ROUNDINGS = 1.5
-"""In half precision log-probabilities move by tenths of a nat from rounding alone, so that no fixed tolerance tells it from
-a wrong mask. States of the tree may differ from plain ones by so many times what one more rounding of every layer does."""
-
+"""In half precision log-probabilities move by tenths of a nat from rounding alone, and no fixed tolerance tells it from a
+wrong mask. States of the tree may differ from plain ones by so many times what one more rounding of every layer does."""
 MASK_REFUSALS = (RuntimeError, ValueError, TypeError, LookupError, AttributeError)
-"""What models raise that cannot take the tree's attention mask; some look for an attribute of a mask of another form."""
+"""Errors of models that cannot take the tree's attention mask; some look for an attribute of a mask of another form."""
+ROUND_TRIP = "Hello, wörld! 3 < 4 and  two spaces."
+"""Text that a tokenizer should give back as it was."""
+
+
+# -------------------------------------------------------------------------------------------------------- tree or plain
+
+
+def choose_packing(model: Model) -> Packing:
+    """Return `tree` if the model scores a question the same way packed and plain, else `plain`, and say so."""
+    try:
+        check = self_check(model, check_prompts(model))
+    except MASK_REFUSALS as error:
+        reason = f"it refuses the tree's attention mask ({type(error).__name__})"
+    except NotFiniteError:
+        refuse_checkpoint(model)
+        reason = "not all scores and states of its self-check are finite"
+    else:
+        if check.sound and model.knows_window:
+            return "tree"
+        reason = "its family has a sliding window that is not known here"
+        if model.knows_window:
+            reason = f"packed and plain log-probabilities differ by {check.difference:.2g}"
+    warnings.warn(
+        f"{model.name}: {reason}, so every option is scored in a row of its own, which is slower.", stacklevel=2
+    )
+    return "plain"
 
 
 def check_prompts(model: Model) -> list[Prompt]:
@@ -97,27 +126,6 @@ class Rounding:
         return (states.float() * (1 + torch.finfo(states.dtype).eps * moves)).to(states.dtype)
 
 
-def choose_packing(model: Model) -> Packing:
-    """Return `tree` if the model scores a question the same way packed and plain, else `plain`, and say so."""
-    try:
-        check = self_check(model, check_prompts(model))
-    except MASK_REFUSALS as error:
-        reason = f"it refuses the tree's attention mask ({type(error).__name__})"
-    except NotFiniteError:
-        refuse_checkpoint(model)
-        reason = "not all scores and states of its self-check are finite"
-    else:
-        if check.sound and model.knows_window:
-            return "tree"
-        reason = "its family has a sliding window that is not known here"
-        if model.knows_window:
-            reason = f"packed and plain log-probabilities differ by {check.difference:.2g}"
-    warnings.warn(
-        f"{model.name}: {reason}, so every option is scored in a row of its own, which is slower.", stacklevel=2
-    )
-    return "plain"
-
-
 def refuse_checkpoint(model: Model) -> None:
     """Refuse a model that gives nothing finite for any prompt of the self-check, before it does so for every question."""
     prompts = check_prompts(model)
@@ -129,28 +137,29 @@ def refuse_checkpoint(model: Model) -> None:
         )
 
 
-ROUND_TRIP = "Hello, wörld! 3 < 4 and  two spaces."
+# ----------------------------------------------------------------------------------------------------------- the doctor
 
 
 @dataclass(frozen=True)
 class Finding:
     """One line of the examination."""
 
-    what: str
-    found: str
+    name: str
+    """The part or the check."""
+    text: str
     ok: bool = True
 
 
 def examine(model: Model) -> list[Finding]:
-    """Return what was found, and the outcome of each check."""
-    found = [*parts(model), *tokenizer_checks(model)]
+    """Return the parts of a model and the outcome of each check."""
+    findings = [*named_parts(model), *tokenizer_checks(model)]
     try:
-        return [*found, packing_check(model), layer_check(model)]
+        return [*findings, packing_check(model), layer_check(model)]
     except NotFiniteError as error:
-        return [*found, Finding("scores and states", str(error), ok=False)]
+        return [*findings, Finding("scores and states", str(error), ok=False)]
 
 
-def parts(model: Model) -> list[Finding]:
+def named_parts(model: Model) -> list[Finding]:
     """Name the parts that the engine uses."""
     names = {module: name for name, module in model.hf.named_modules()}
     config = model.hf.config.get_text_config()
@@ -191,8 +200,8 @@ def packing_check(model: Model) -> Finding:
         check = self_check(model, check_prompts(model))
     except MASK_REFUSALS as error:
         return Finding("packed against plain", f"refused: {error}", ok=False)
-    said = f"log-probs differ by {check.difference:.1e}, {check.excess:.2g} times what rounding may do"
-    return Finding("packed against plain", said, check.sound)
+    outcome = f"log-probs differ by {check.difference:.1e}, {check.excess:.2g} times what rounding may do"
+    return Finding("packed against plain", outcome, check.sound)
 
 
 @torch.inference_mode()
@@ -200,7 +209,7 @@ def layer_check(model: Model) -> Finding:
     """Compare the states that the engine reads with Hugging Face's own, the last ones after the final norm."""
     first = check_prompts(model)[0]
     context, option = first.contexts[0], first.options[0]
-    # the second option is one token: its mean is that token's state, so that the norm can be applied to it
+    # the second option is one token: its mean is that token's state, to which the norm can be applied
     prompt = Prompt("check", (context, context), (option, option[:1]))
     reader = PooledResidual(tuple(range(model.n_layers + 1)))
     batch = collate({0: build_tree(prompt)}, [(0,)], packing="plain")  # the other check is for the tree's mask

@@ -1,7 +1,8 @@
-"""Find the token prefixes that many questions share: few-shot examples, an article. From the token ids alone.
+"""What token sequences have in common, from their ids alone. Nothing here runs a model.
 
-A prefix is worth computing once and keeping as a key-value cache; what each question adds to it is then all that is left to
-do. Nothing here runs a model.
+The tree of a question holds its context once and every option after it; options that begin with the same tokens share them
+too. A prefix that many questions share (few-shot examples, an article) is worth computing once and keeping as a key-value
+cache: only what each question adds to it is then left to do.
 """
 
 from __future__ import annotations
@@ -14,6 +15,15 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from coral_lens.records import Prompt
+
+SHORTEST = 32
+"""A shorter prefix is not worth a pass of its own."""
+LEAST_SAVED = 96
+"""Tokens that a group must save."""
+Ids = tuple[int, ...]
+
+
+# ----------------------------------------------------------------------------------------------- the tree of a question
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +45,12 @@ class Tree:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+
+def shared_context(prompt: Prompt) -> tuple[int, ...] | None:
+    """Return the context of all options, or None where they differ."""
+    first = prompt.contexts[0]
+    return first if all(c is first or c == first for c in prompt.contexts) else None
 
 
 def build_tree(prompt: Prompt, *, skip: int = 0) -> Tree:
@@ -84,12 +100,6 @@ def ancestors(tree: Tree) -> Bool[np.ndarray, "node node"]:
     return allowed
 
 
-def shared_context(prompt: Prompt) -> tuple[int, ...] | None:
-    """Return the context of all options, or None where they differ."""
-    first = prompt.contexts[0]
-    return first if all(c is first or c == first for c in prompt.contexts) else None
-
-
 def chain_of(tree: Tree, stem: int, path: Int[np.ndarray, " token"]) -> Tree:
     """Return one option's whole sequence as a tree without branches."""
     nodes, node = [], stem
@@ -102,12 +112,7 @@ def chain_of(tree: Tree, stem: int, path: Int[np.ndarray, " token"]) -> Tree:
     return Tree(tree.tokens[nodes], np.arange(-1, n - 1), np.arange(n), n, (own,), (int(own[0]) - 1,))
 
 
-SHORTEST = 32
-"""A shorter prefix is not worth a pass of its own."""
-LEAST_SAVED = 96
-"""Tokens that a group must save."""
-
-Ids = tuple[int, ...]
+# ---------------------------------------------------------------------------------------- prefixes that questions share
 
 
 @dataclass(frozen=True, slots=True)

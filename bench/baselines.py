@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from coral_lens.data.questions import load_questions
-from coral_lens.data.tasks import TaskOptions
+from coral_lens.data.settings import Style, TaskOptions
 from coral_lens.engine.extract import all_layers
 from coral_lens.engine.hooks import Edit, Reader
 from coral_lens.engine.loading import load_model
@@ -29,7 +29,6 @@ from coral_lens.engine.scoring import TOKEN_BUDGET, score
 from coral_lens.engine.variants import Variants, score_variants
 from coral_lens.methods.ccps.perturbation import PerturbationFeatures, head_of
 from coral_lens.methods.iti.method import Shift
-from coral_lens.records import Style
 
 N_SHIFTS = 6
 

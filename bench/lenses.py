@@ -19,8 +19,8 @@ import numpy as np
 
 from coral_lens.data.leaks import question_keys
 from coral_lens.data.questions import load_questions
+from coral_lens.data.settings import TaskOptions
 from coral_lens.data.splits import sample
-from coral_lens.data.tasks import TaskOptions
 from coral_lens.engine.activations import ActivationStore, JoinedStore, Subset
 from coral_lens.engine.extract import Extraction, all_layers, extract
 from coral_lens.engine.loading import load_model

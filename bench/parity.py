@@ -16,15 +16,15 @@ import numpy as np
 import torch
 
 from coral_lens.data.questions import load_questions
+from coral_lens.data.settings import Style, TaskOptions
 from coral_lens.data.splits import sample
-from coral_lens.data.tasks import TaskOptions
 from coral_lens.engine.loading import load_model
 from coral_lens.engine.model import Model
 from coral_lens.engine.packing import plan_for
 from coral_lens.engine.prompts import prepare
 from coral_lens.engine.scoring import TOKEN_BUDGET, score
 from coral_lens.errors import CoralError
-from coral_lens.records import Prompt, Question, Rendered, Style
+from coral_lens.records import Prompt, Question, Rendered
 
 TASKS = ("commonsense_qa", "race", "mmlu", "arc_challenge", "hellaswag:validation", "openbookqa", "mathqa")
 

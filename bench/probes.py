@@ -83,7 +83,7 @@ def open_store(folder: Path, data: Path | None, n: int) -> ActivationStore:
         except CoralError:
             pass  # not finished: extract goes on
     from coral_lens.data.questions import load_questions
-    from coral_lens.data.tasks import TaskOptions
+    from coral_lens.data.settings import TaskOptions
     from coral_lens.engine.loading import load_model
 
     model = load_model("smollm2")

@@ -17,14 +17,14 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from coral_lens.data.questions import load_questions
-from coral_lens.data.tasks import TaskOptions
+from coral_lens.data.settings import Style, TaskOptions
 from coral_lens.engine.loading import load_model
 from coral_lens.engine.model import Model
 from coral_lens.engine.packing import plan_for
 from coral_lens.engine.prompts import prepare
 from coral_lens.engine.readers import PooledResidual
 from coral_lens.engine.scoring import TOKEN_BUDGET, score
-from coral_lens.records import Prompt, Style
+from coral_lens.records import Prompt
 
 BUDGETS = (512, 1024, TOKEN_BUDGET, 4096)
 

@@ -23,14 +23,14 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from coral_lens.data.questions import load_questions
-from coral_lens.data.tasks import TaskOptions
+from coral_lens.data.settings import Style, TaskOptions
 from coral_lens.engine.batches import lay_out
 from coral_lens.engine.loading import load_model
 from coral_lens.engine.model import Model
 from coral_lens.engine.packing import plan_for
 from coral_lens.engine.prompts import prepare
 from coral_lens.engine.scoring import TOKEN_BUDGET, score
-from coral_lens.records import Prompt, Style
+from coral_lens.records import Prompt
 from coral_lens.sae.ablate import Ablating, WithoutFeature, ablate_batch, features_of
 from coral_lens.sae.autoencoder import Autoencoder
 from coral_lens.sae.folder import FeatureStudy

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import torch
 
 from coral_lens.data.questions import load_questions
-from coral_lens.data.tasks import TaskOptions
+from coral_lens.data.settings import Style, TaskOptions
 from coral_lens.engine.batches import lay_out
 from coral_lens.engine.loading import load_model
 from coral_lens.engine.model import Model
@@ -33,7 +33,7 @@ from coral_lens.engine.prompts import render, tokenize
 from coral_lens.engine.readers import PooledResidual
 from coral_lens.engine.scoring import TOKEN_BUDGET, ScoredBatch, score
 from coral_lens.engine.trees import build_tree
-from coral_lens.records import Prompt, Question, Rendered, Style
+from coral_lens.records import Prompt, Question, Rendered
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
 

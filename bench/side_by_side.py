@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from coral_lens.data.questions import load_questions
-from coral_lens.data.tasks import TaskOptions
+from coral_lens.data.settings import Style, TaskOptions
 from coral_lens.engine.architectures import find_parts
 from coral_lens.engine.batches import lay_out
 from coral_lens.engine.loading import load_model
@@ -30,7 +30,7 @@ from coral_lens.engine.packing import Plan, PlannedBatch, plan_for
 from coral_lens.engine.prompts import prepare
 from coral_lens.engine.readers import PooledResidual
 from coral_lens.engine.scoring import TOKEN_BUDGET, PrefixCaches, ScoredBatch, score, score_batch
-from coral_lens.records import Prompt, Style
+from coral_lens.records import Prompt
 
 BUDGETS = (1024, TOKEN_BUDGET)
 

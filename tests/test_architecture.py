@@ -22,11 +22,11 @@ LEAVES = {"errors", "records", "ragged", "progress"}
 NEVER = {"metrics": {"data"}, "report": {"data", "engine", "lens"}}
 """What a package may not import although it comes before: metrics and reports do not know which method made predictions."""
 HEAVY = {"torch", "transformers", "lm_eval", "datasets", "sklearn", "scipy", "matplotlib", "accelerate"}
-LIGHT = {"errors", "records", "ragged", "progress", "storage.files", "storage.arrays", "data", "metrics.scores",
-         "metrics.comparisons", "metrics.curves", "metrics.conformal", "engine.trees", "engine.prompts", "lens.settings",
-         "lens.rules", "lens.publish", "lens.features", "lens.tempering", "report.runs", "methods.entry", "study.config",
-         "study.plan",
-         "harness.requests", "harness.logs", "harness.metrics", "harness.command", "cli", ""}  # fmt: skip
+LIGHT = {"errors", "records", "ragged", "progress", "storage.files", "storage.arrays", "storage.settings", "data",
+         "metrics.scores", "metrics.comparisons", "metrics.curves", "metrics.conformal", "engine.trees",
+         "engine.prompts", "lens.settings", "lens.rules", "lens.publish", "lens.features", "lens.tempering",
+         "report.runs", "methods.entry", "study.config", "study.plan", "harness.requests", "harness.logs",
+         "harness.metrics", "harness.command", "cli", ""}  # fmt: skip
 """Import nothing heavy when they are imported themselves; of a package's name: every file of it."""
 ENTRIES = 18
 """So many at most in `ls src/coral_lens`."""

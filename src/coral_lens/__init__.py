@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from coral_lens.data.questions import load_questions
-    from coral_lens.data.tasks import TaskOptions
+    from coral_lens.data.settings import Style, TaskOptions
     from coral_lens.engine.activations import ActivationStore
     from coral_lens.engine.extract import Extraction, extract
     from coral_lens.engine.loading import load_model
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from coral_lens.lens.fit import fit
     from coral_lens.lens.settings import FitSettings
     from coral_lens.metrics.scores import Metrics, evaluate
-    from coral_lens.records import OptionTable, Predictions, Question, Style
+    from coral_lens.records import OptionTable, Predictions, Question
 
 _HOMES = {
     "errors": ("CoralError",),
@@ -34,10 +34,10 @@ _HOMES = {
     "metrics.scores": ("Metrics", "evaluate"),
     "engine.model": ("Model", "wrap"),
     "data.questions": ("load_questions",),
-    "records": ("OptionTable", "Predictions", "Question", "Style"),
+    "records": ("OptionTable", "Predictions", "Question"),
     "engine.activations": ("ActivationStore",),
     "engine.extract": ("Extraction", "extract"),
-    "data.tasks": ("TaskOptions",),
+    "data.settings": ("Style", "TaskOptions"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -7,7 +7,7 @@ import string
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -17,19 +17,6 @@ from coral_lens.ragged import Options
 
 UNKNOWN = -1
 """The answer of a question that has no label: it can be predicted, but not learned from or scored."""
-
-
-@dataclass(frozen=True, slots=True)
-class Style:
-    """How questions that bring no template of their own are put to the model."""
-
-    kind: Literal["text", "letters"] = "text"
-    """`text`: the option texts are scored. `letters`: options are listed in the prompt and their letters are scored."""
-    chat: bool = False
-    """Whether the model's chat template is wrapped around the prompt, as lm-eval's --apply_chat_template does."""
-
-    def __str__(self) -> str:
-        return f"{self.kind}+chat" if self.chat else self.kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coral_lens.data.questions import load_questions, read_questions
-from coral_lens.data.tasks import TaskOptions
+from coral_lens.data.settings import TaskOptions
 from coral_lens.errors import CoralError
 from coral_lens.records import UNKNOWN
 

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from coral_lens.data import task_index
+from coral_lens.data.settings import TaskOptions
 from coral_lens.data.task_index import OWN_TASKS, leaves
-from coral_lens.data.tasks import TaskOptions, available_tasks, load_task
+from coral_lens.data.tasks import available_tasks, load_task
 from coral_lens.errors import CoralError
 from coral_lens.records import UNKNOWN, Question
 

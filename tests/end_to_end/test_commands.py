@@ -24,7 +24,6 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from coral_lens.cli import app, main
-from coral_lens.cli.options import parse_layers
 from coral_lens.data import assets, tasks
 from coral_lens.data.questions import load_questions
 from coral_lens.data.tasks import AvailableTask
@@ -38,6 +37,7 @@ from coral_lens.lens import publish as hub
 from coral_lens.lens.artefact import load_lens
 from coral_lens.records import UNKNOWN, Question
 from coral_lens.report.runs import load_run
+from coral_lens.storage.settings import parse_layers
 
 CORAL = str(Path(sys.executable).parent / "coral")
 FOREIGN = ("lm-eval",)
@@ -523,9 +523,9 @@ def test_layers_that_cannot_be_read_are_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "layers"), [("3", (3,)), ("0,16", (0, 16)), ("2-4", (2, 3, 4)), ("4, 1 - 2,2", (1, 2, 4)), (None, None)]
+    ("text", "layers"), [("3", (3,)), ("0,16", (0, 16)), ("2-4", (2, 3, 4)), ("4, 1 - 2,2", (1, 2, 4))]
 )
-def test_layers_are_numbers_and_ranges(text: str | None, layers: tuple[int, ...] | None) -> None:
+def test_layers_are_numbers_and_ranges(text: str, layers: tuple[int, ...]) -> None:
     assert parse_layers(text) == layers
 
 

@@ -15,7 +15,8 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from support.models import make_hflm
 
-from coral_lens.data.tasks import TaskOptions, load_task
+from coral_lens.data.settings import TaskOptions
+from coral_lens.data.tasks import load_task
 from coral_lens.engine.model import Model
 from coral_lens.engine.packing import plan_for
 from coral_lens.engine.prompts import tokenize

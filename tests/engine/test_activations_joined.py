@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from support.questions import toy_questions
 
+from coral_lens.data.settings import Style
 from coral_lens.engine.activations import ActivationStore, JoinedStore, Subset
 from coral_lens.engine.extract import Extraction, extract
 from coral_lens.engine.model import Model
 from coral_lens.errors import CoralError
 from coral_lens.lens.fit import fit_store
 from coral_lens.lens.settings import FitSettings
-from coral_lens.records import Style
 
 LAYERS = (0, 2)
 

@@ -25,6 +25,7 @@ from support.models import make_model
 from support.questions import toy_questions
 from support.stores import WHAT, N, store_questions
 
+from coral_lens.data.settings import Style
 from coral_lens.engine import extract as store_module
 from coral_lens.engine import packing as packing_module
 from coral_lens.engine.activations import ActivationStore
@@ -36,7 +37,7 @@ from coral_lens.engine.readers import HeadInputs
 from coral_lens.engine.self_check import choose_packing
 from coral_lens.engine.trees import PrefixGroup
 from coral_lens.errors import CoralError
-from coral_lens.records import Question, Style
+from coral_lens.records import Question
 from coral_lens.storage.shards import Journal, compact, digest_tensor, parse_entry, shard_path
 
 

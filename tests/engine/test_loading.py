@@ -24,13 +24,14 @@ from transformers import (
 )
 
 from coral_lens.data.assets import embedded_model
+from coral_lens.data.settings import Style
 from coral_lens.engine import loading
 from coral_lens.engine.fingerprints import tokenizer_digest
 from coral_lens.engine.loading import ensure_bos, load_model, load_outline, resolve
 from coral_lens.engine.model import Model
 from coral_lens.engine.prompts import prepare
 from coral_lens.errors import CoralError
-from coral_lens.records import Question, Style
+from coral_lens.records import Question
 
 
 @pytest.fixture(scope="module")

@@ -17,13 +17,14 @@ from tokenizers import Tokenizer, decoders, pre_tokenizers, processors
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
+from coral_lens.data.settings import Style
 from coral_lens.engine import prompts
 from coral_lens.engine.model import Model, wrap
 from coral_lens.engine.packing import plan_for
 from coral_lens.engine.prompts import fit_length, prepare, render, shift_space, tokenize
 from coral_lens.engine.scoring import score
 from coral_lens.errors import CoralError
-from coral_lens.records import Prompt, Question, Rendered, Style
+from coral_lens.records import Prompt, Question, Rendered
 
 SKY = Question("sky", "sky", " Which colour is the sky? ", ("blue", " deep red "), 0)
 CHAT = (

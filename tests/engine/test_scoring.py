@@ -15,6 +15,7 @@ from support.models import ROPE_BORDER, WINDOW, WINDOW_FAMILIES, make_model, pat
 from support.questions import toy_questions
 from torch import Tensor, nn
 
+from coral_lens.data.settings import Style
 from coral_lens.engine import architectures, batches
 from coral_lens.engine import model as model_module
 from coral_lens.engine import packing as packing_module
@@ -29,7 +30,7 @@ from coral_lens.engine.scoring import ScoredBatch, score, score_batch
 from coral_lens.engine.self_check import check_prompts, choose_packing, self_check
 from coral_lens.engine.trees import PrefixGroup, Tree, build_tree
 from coral_lens.errors import CoralError
-from coral_lens.records import Prompt, Style
+from coral_lens.records import Prompt
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -22,7 +22,7 @@ from support.questions import toy_questions
 
 from coral_lens.cli import main
 from coral_lens.data.questions import load_questions
-from coral_lens.data.tasks import TaskOptions
+from coral_lens.data.settings import TaskOptions
 from coral_lens.engine import extract as store
 from coral_lens.engine.loading import load_model
 from coral_lens.engine.model import Model

@@ -19,7 +19,8 @@ from support.models import make_hflm, make_llama, make_model, make_tokenizer
 from support.questions import toy_questions
 
 import coral_lens
-from coral_lens.data.tasks import TaskOptions, load_task
+from coral_lens.data.settings import Style, TaskOptions
+from coral_lens.data.tasks import load_task
 from coral_lens.engine.model import Model, wrap
 from coral_lens.engine.readers import FinalStates
 from coral_lens.engine.scoring import TOKEN_BUDGET
@@ -31,7 +32,7 @@ from coral_lens.lens.artefact import Lens
 from coral_lens.lens.fit import fit
 from coral_lens.lens.settings import FitSettings
 from coral_lens.metrics.scores import score
-from coral_lens.records import Predictions, Question, Style
+from coral_lens.records import Predictions, Question
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ASKED = toy_questions(14, seed=3)

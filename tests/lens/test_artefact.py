@@ -18,6 +18,7 @@ from support.models import make_llama, make_model, make_tokenizer
 from support.questions import toy_questions
 
 from coral_lens.data.leaks import question_keys
+from coral_lens.data.settings import Style
 from coral_lens.engine.activations import ActivationStore
 from coral_lens.engine.extract import Extraction, extract
 from coral_lens.engine.model import Model, wrap
@@ -29,7 +30,7 @@ from coral_lens.lens.probes.listwise import tilt
 from coral_lens.lens.probes.mlp import MlpSettings
 from coral_lens.lens.rules import base_probs, steer
 from coral_lens.lens.settings import FitSettings
-from coral_lens.records import UNKNOWN, Rendered, Style
+from coral_lens.records import UNKNOWN, Rendered
 from coral_lens.storage.files import digest, write_json
 
 TRAINING = 40

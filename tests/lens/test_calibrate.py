@@ -10,16 +10,17 @@ import pytest
 from support.planted import PlantedStore
 from support.questions import toy_questions
 
-from coral_lens.data.tasks import TaskOptions, load_task
+from coral_lens.data.settings import TaskOptions
+from coral_lens.data.tasks import load_task
 from coral_lens.engine.activations import ActivationStore
 from coral_lens.engine.extract import Extraction, extract
 from coral_lens.engine.model import Model
 from coral_lens.errors import CoralError
 from coral_lens.lens.artefact import Lens, load_lens
-from coral_lens.lens.calibrate import Guarantees, calibrate
+from coral_lens.lens.calibrate import calibrate
 from coral_lens.lens.fit import fit, fit_store
 from coral_lens.lens.rules import base_probs
-from coral_lens.lens.settings import FitSettings
+from coral_lens.lens.settings import FitSettings, Guarantees
 from coral_lens.metrics.conformal import fit_conformal, prediction_sets
 from coral_lens.records import UNKNOWN, offsets_of
 

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coral_lens.errors import CoralError
-from coral_lens.lens.features import N_RANKS, build_inputs, check_inputs, rank_features, ranks_of
+from coral_lens.lens.features import N_RANKS, build_inputs, rank_features, ranks_of
 from coral_lens.ragged import Options
 
 SIZES = st.lists(st.integers(2, 7), min_size=1, max_size=6)
@@ -75,9 +74,3 @@ def test_ranks_stand_beside_the_centred_states_and_are_not_centred_themselves() 
     assert both.dtype == states.dtype
     assert both[:, :3].tobytes() == build_inputs(states, p, options, ("centred",)).tobytes()
     assert both[:, 3:] == pytest.approx(rank_features(p, options))
-
-
-def test_an_unknown_input_is_refused_with_the_nearest_name() -> None:
-    check_inputs(("centred", "rank"))
-    with pytest.raises(CoralError, match=r"Unknown input 'ranks'; use centred or rank\. Did you mean 'rank'"):
-        check_inputs(("centred", "ranks"))

@@ -12,6 +12,7 @@ import pytest
 import torch
 from support.questions import toy_questions
 
+from coral_lens.data.settings import Style
 from coral_lens.data.splits import split_mask
 from coral_lens.engine.activations import ActivationStore
 from coral_lens.engine.model import Model
@@ -29,7 +30,7 @@ from coral_lens.lens.rules import apply_temperature, base_probs
 from coral_lens.lens.settings import FitSettings
 from coral_lens.lens.tempering import SMALLEST
 from coral_lens.metrics.scores import score
-from coral_lens.records import UNKNOWN, OptionTable, Predictions, Question, Style, offsets_of
+from coral_lens.records import UNKNOWN, OptionTable, Predictions, Question, offsets_of
 
 WIDTH, LAYERS, SIGNAL = 10, (0, 1, 2, 3), 2
 

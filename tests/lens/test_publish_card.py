@@ -10,11 +10,11 @@ import pytest
 import yaml
 from support.planted import PlantedStore
 
+from coral_lens.data.settings import Style
 from coral_lens.lens.artefact import Lens
 from coral_lens.lens.fit import fit_store
 from coral_lens.lens.publish import card
 from coral_lens.lens.settings import FitSettings
-from coral_lens.records import Style
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,12 @@ import pytest
 import torch
 from support.questions import toy_questions
 
+from coral_lens.data.settings import Style
 from coral_lens.errors import CoralError
 from coral_lens.methods.calibrators import VectorScaling, VectorSettings, fit_vector, refuse_ragged
 from coral_lens.methods.entry import MethodEntry
 from coral_lens.methods.registry import read_method
-from coral_lens.records import Question, Style
+from coral_lens.records import Question
 
 
 def planted(n: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -14,6 +14,7 @@ from support.models import make_model
 from support.plain_passes import options, plain_logprob
 from support.questions import toy_questions
 
+from coral_lens.data.settings import Style
 from coral_lens.engine.extract import Extraction, extract
 from coral_lens.engine.hooks import Site
 from coral_lens.engine.model import Model
@@ -27,7 +28,7 @@ from coral_lens.methods.iti import method as iti
 from coral_lens.methods.iti.method import Candidate, HeadScan, ItiSettings, Shift, candidates, fit_iti, shift_of
 from coral_lens.methods.registry import read_method
 from coral_lens.ragged import softmax
-from coral_lens.records import Prompt, Question, Style
+from coral_lens.records import Prompt, Question
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

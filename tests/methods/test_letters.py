@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 from support.questions import toy_questions
 
-from coral_lens.data.tasks import TaskOptions, load_task
+from coral_lens.data.settings import Style, TaskOptions
+from coral_lens.data.tasks import load_task
 from coral_lens.engine.extract import Edited, Extraction, extract
 from coral_lens.engine.model import Model
 from coral_lens.errors import CoralError
@@ -29,7 +30,7 @@ from coral_lens.methods.letters import (
     without_content,
 )
 from coral_lens.methods.registry import METHODS, read_method
-from coral_lens.records import OptionTable, Question, Rendered, Style, Wording, offsets_of
+from coral_lens.records import OptionTable, Question, Rendered, Wording, offsets_of
 
 LETTERS = Style("letters")
 BIAS = {3: np.array([0.5, 0.3, 0.2]), 4: np.array([0.1, 0.2, 0.3, 0.4])}

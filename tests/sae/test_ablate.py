@@ -16,6 +16,7 @@ from support.models import make_model
 from support.plain_passes import hook_counts, plain_states, ragged_prompts
 from support.questions import toy_questions
 
+from coral_lens.data.settings import Style
 from coral_lens.engine.batches import Batch, collate, lay_out
 from coral_lens.engine.edits import ReplaceStates
 from coral_lens.engine.hooks import Site
@@ -26,7 +27,7 @@ from coral_lens.engine.rerun import Checkpoint
 from coral_lens.engine.scoring import ScoredBatch, score, score_batch
 from coral_lens.engine.trees import build_tree
 from coral_lens.errors import CoralError
-from coral_lens.records import OptionTable, Prompt, Style
+from coral_lens.records import OptionTable, Prompt
 from coral_lens.sae.ablate import (
     Ablating,
     AblationPlace,

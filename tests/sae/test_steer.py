@@ -11,6 +11,7 @@ from support.autoencoders import make_sae
 from support.plain_passes import hook_counts, logprobs_of, options, plain_logprob, ragged_prompts, run
 from support.questions import toy_questions
 
+from coral_lens.data.settings import Style
 from coral_lens.engine.edits import AddDirection
 from coral_lens.engine.extract import Edited, Extraction, extract
 from coral_lens.engine.hooks import Site
@@ -28,7 +29,7 @@ from coral_lens.methods.corrsteer import (
 from coral_lens.methods.entry import MethodEntry
 from coral_lens.methods.interface import FitContext, QuestionSet
 from coral_lens.methods.registry import read_method
-from coral_lens.records import Question, Style
+from coral_lens.records import Question
 from coral_lens.sae.autoencoder import Autoencoder
 from coral_lens.sae.codes import collect_codes
 from coral_lens.sae.steer import SteerFeatures, Steering, Weighing, best_by_size, settings_of, steering_of

@@ -18,6 +18,7 @@ from support.plain_passes import hook_counts, plain_states
 from support.questions import toy_questions
 from torch import Tensor
 
+from coral_lens.data.settings import Style
 from coral_lens.engine.extract import Extraction, extract
 from coral_lens.engine.hooks import Site
 from coral_lens.engine.model import Model
@@ -25,7 +26,6 @@ from coral_lens.engine.packing import plan_for
 from coral_lens.engine.prompts import prepare
 from coral_lens.engine.scoring import score
 from coral_lens.errors import CoralError
-from coral_lens.records import Style
 from coral_lens.sae import train as training
 from coral_lens.sae.autoencoder import Autoencoder, load_autoencoder
 from coral_lens.sae.codes import sae_digest

@@ -21,13 +21,14 @@ from support.models import make_model
 from coral_lens.cli import printing
 from coral_lens.cli.printing import show_run
 from coral_lens.data.leaks import normalised
+from coral_lens.data.settings import Style
 from coral_lens.engine import extract as store
 from coral_lens.engine.model import Model, wrap
 from coral_lens.errors import CoralError
 from coral_lens.methods import lens as lens_method
 from coral_lens.methods.interface import FitContext, Method, Predict, QuestionSet, no_options
 from coral_lens.methods.registry import METHODS
-from coral_lens.records import Predictions, Question, Style, predictions_of
+from coral_lens.records import Predictions, Question, predictions_of
 from coral_lens.report.figures.style import Picture
 from coral_lens.report.runs import load_run
 from coral_lens.report.tables.run import results_table

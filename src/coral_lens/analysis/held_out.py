@@ -18,7 +18,8 @@ from coral_lens.engine.activations import ActivationStore, JoinedStore, Subset
 from coral_lens.errors import CoralError
 from coral_lens.lens.choose import Candidate, moved
 from coral_lens.lens.features import build_inputs
-from coral_lens.lens.rules import BaseRule, base_probs
+from coral_lens.lens.rules import base_probs
+from coral_lens.lens.settings import BaseRule
 from coral_lens.records import FAMILY, Predictions, Question, Scored, family_of, predictions_of
 from coral_lens.storage.arrays import side_by_side
 

@@ -21,8 +21,8 @@ from coral_lens.engine.activations import ActivationStore, JoinedStore
 from coral_lens.lens.choose import GAMMAS, Asked, Candidate, Recipe, choose, predict_rounds, try_layers
 from coral_lens.lens.fit import training_data
 from coral_lens.lens.probes.mlp import HIDDEN, MlpSettings
-from coral_lens.lens.rules import BaseRule, base_probs
-from coral_lens.lens.settings import FitSettings
+from coral_lens.lens.rules import base_probs
+from coral_lens.lens.settings import BaseRule, FitSettings
 from coral_lens.lens.training_data import TrainingData
 from coral_lens.metrics.comparisons import Difference, paired_difference, resampled
 from coral_lens.metrics.scores import METRICS, Score, score, score_of

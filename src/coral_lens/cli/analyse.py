@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coral_lens.cli.options import beside, flat, parse_layers
+from coral_lens.cli.options import beside, flat
 from coral_lens.errors import CoralError
+from coral_lens.lens.settings import BaseRule
+from coral_lens.storage.settings import Count, Layers, Seed, Settings
 
 if TYPE_CHECKING:
     from coral_lens.analysis.folds import Folded
@@ -57,29 +59,27 @@ def confidence(
 
 
 @dataclass(frozen=True)
-class Studied:
-    """What is analysed, and where the table and the figure go."""
+class Studied(Settings):
+    """What is analysed, and where the table and the figures go."""
 
-    store: Annotated[
-        list[Path], typer.Option(help="Folder made by `coral extract`, of labelled questions; several are read as one.")
-    ]
-    out: Annotated[Path, typer.Option(help="Folder for NAME.csv, NAME.json, NAME.png and NAME.svg.")] = Path("analysis")
-    limit: Annotated[int | None, typer.Option(help="At most so many questions of each store, the first ones.")] = None
-    base: Annotated[str, typer.Option(help="Base score: `sum`, `token` (mean per token) or `char` (acc_norm).")] = (
-        "token"
-    )
-    seed: Annotated[int, typer.Option(help="Of the division into folds.")] = 0
+    store: tuple[Path, ...]
+    """Folder made by `coral extract`, of labelled questions; several are read as one."""
+    out: Path = Path("analysis")
+    """Folder for NAME.csv, NAME.json, NAME.png and NAME.svg."""
+    limit: Count | None = None
+    """At most so many questions of each store, the first ones."""
+    base: BaseRule = "token"
+    """Score whose softmax is the base probability: `sum`, `token` (mean per token) or `char` (lm-eval's acc_norm)."""
+    seed: Seed = 0
+    """Seed of the division into folds."""
 
     def opened(self) -> tuple[JoinedStore, Folded]:
         """Return the stores as one, and their questions in five folds."""
         from coral_lens.analysis.folds import folded
         from coral_lens.engine.activations import ActivationStore, JoinedStore, first_questions
-        from coral_lens.lens.rules import BASE_SCORES
 
-        if self.base not in BASE_SCORES:
-            raise CoralError(f"Unknown base {self.base!r}; use one of {', '.join(BASE_SCORES)}.")
         store = JoinedStore([first_questions(ActivationStore(folder), self.limit) for folder in self.store])
-        return store, folded(store, base=self.base, seed=self.seed)  # type: ignore[arg-type]
+        return store, folded(store, base=self.base, seed=self.seed)
 
     def write(self, name: str, record: Any) -> None:
         """Write the table and the figures, and say where."""
@@ -161,7 +161,7 @@ def heads(
         return typer.echo(say_plan(plan_heads(shape_of(shape, rows))))
     if not store:
         raise CoralError("Give --store, a folder made by `coral extract TASK --out FOLDER --heads all`.")
-    studied = Studied(store, out, limit, base, seed)
+    studied = Studied(tuple(store), out, limit, base, seed)  # type: ignore[arg-type]
     opened, data = studied.opened()
     if dry_run:
         return typer.echo(say_plan(plan_heads(shape_of_store(opened))))
@@ -171,26 +171,25 @@ def heads(
 
 
 @dataclass(frozen=True)
-class Compared:
+class Compared(Settings):
     """Stores of one or more tasks, and how lenses are fitted on them."""
 
-    store: Annotated[
-        list[Path],
-        typer.Option(
-            help="Folder made by `coral extract`; several are several tasks, and so are the tasks within one."
-        ),
-    ]
-    out: Annotated[Path, typer.Option(help="Folder for tables and figures.")] = Path("analysis")
-    base: Annotated[str, typer.Option(help="Base score: `sum`, `token` or `char`.")] = "token"
-    layers: Annotated[str | None, typer.Option(help="Layers to try, e.g. `12-20`. Default: all.")] = None
-    seed: Annotated[int, typer.Option(help="Of the split into training and validation.")] = 0
+    store: tuple[Path, ...]
+    """Folder made by `coral extract`; several are several tasks, and so are the tasks within one."""
+    out: Path = Path("analysis")
+    """Folder for tables and figures."""
+    base: BaseRule = "token"
+    """Score whose softmax is the base probability: `sum`, `token` (mean per token) or `char` (lm-eval's acc_norm)."""
+    layers: Layers = None
+    """Layers to try, such as `12-20`; by default all."""
+    seed: Seed = 0
+    """Seed of the split into training and validation questions."""
 
     def settings(self, lens: str) -> FitSettings:
         """Return how lenses are fitted: untempered, as in the paper."""
         from coral_lens.lens.settings import FitSettings
 
-        layers = parse_layers(self.layers)
-        return FitSettings(lens=lens, base=self.base, layers=layers, temper=False, seed=self.seed)  # type: ignore[arg-type]
+        return FitSettings(lens=lens, base=self.base, layers=self.layers, temper=False, seed=self.seed)
 
     def stores(self) -> list[ActivationStore]:
         """Return the stores."""

@@ -115,7 +115,7 @@ def predict(
 
     fitted, work = load_lens(lens), beside(out)
     loaded = machine.opener(model or fitted.model["name"])
-    asked = Asking(limit=limit, data=data).gather([questions], chat=loaded if fitted.style.chat else None)
+    asked = Asking(limit=limit, data_dir=data).gather([questions], chat=loaded if fitted.style.chat else None)
     fitted = fitted.adopted(loaded()) if other_model else fitted
     fitted.check(loaded())
     with questions_bar("answering", len(asked)) as advance:

@@ -1,6 +1,7 @@
-"""What commands share: their options, in groups, and what is made of them. Imports nothing heavy before it is needed.
+"""Options of commands, made of settings. Imports nothing heavy before it is needed.
 
-A group is a dataclass. A command under `flat` that takes one has every field of it as an option of its own:
+A command under `flat` that takes a class of settings has every field of it as an option: name, type and default are the
+field's, and the help is the docstring under it.
 
     @app.command()
     @flat
@@ -9,73 +10,202 @@ A group is a dataclass. A command under `flat` that takes one has every field of
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, is_dataclass, replace
 from functools import cache, wraps
 from inspect import Parameter, Signature, signature
+from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from types import UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
 
+from coral_lens.data.settings import TaskOptions
 from coral_lens.errors import CoralError
+from coral_lens.storage.settings import (
+    MOST_SEED,
+    Option,
+    Range,
+    Settings,
+    docs_of,
+    hints_of,
+    option_of,
+    refuse_wrong,
+    settings_fields,
+)
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
-    from coral_lens.records import Question, Style
+    from coral_lens.records import Question
 
-
-ModelName = Annotated[
-    str, typer.Option("--model", help="Hub id, local folder, .gguf file, or `smollm2` (embedded).", show_default=True)
-]
-LensModel = Annotated[str | None, typer.Option("--model", help="Default: the model that the lens was fitted on.")]
-OtherModel = Annotated[
-    bool, typer.Option("--other-model", help="Use a lens on a model of other fingerprints; this is recorded.")
-]
-DataDir = Annotated[
-    Path | None,
-    typer.Option("--data", help="Folder with TASK/SPLIT.jsonl[.gz] or .parquet, before embedded data and hub."),
-]
-Limit = Annotated[int | None, typer.Option(help="At most so many questions of each source, the first ones.")]
+# ------------------------------------------------------------------------------------------------------------ options
 
 
 def flat(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a command in which every field of a group is an option of its own, in the group's place."""
+    """Return a command in which every field of its settings is an option, in the place of the settings.
+
+    A field that two classes share is one option, and both get its value.
+    """
     hints = get_type_hints(command, include_extras=True)
     groups = {name: kind for name, kind in hints.items() if is_dataclass(kind) and isinstance(kind, type)}
+    own = [
+        p.replace(kind=Parameter.KEYWORD_ONLY, annotation=hints[n]) for n, p in signature(command).parameters.items()
+    ]
+    options: dict[str, Parameter] = {}
+    for parameter in own:
+        kind = groups.get(parameter.name)
+        for option in iter_options(kind, panel_of(kind)) if kind else [parameter]:
+            known = options.setdefault(option.name, option)
+            assert known.default == option.default, f"{command.__name__} has two defaults of {option.name}"
 
     @wraps(command)
     def called(**values: Any) -> None:
-        made = {n: kind(**{f.name: values.pop(f.name) for f in fields(kind)}) for n, kind in groups.items()}
-        command(**values, **made)
+        others = {p.name: values[p.name] for p in own if p.name not in groups}
+        command(**others, **{name: settings_from(kind, values) for name, kind in groups.items()})
 
-    def parameters() -> Iterator[Parameter]:
-        for name, own in signature(command).parameters.items():
-            source, of = (
-                (signature(groups[name]).parameters, groups[name]) if name in groups else ({name: own}, command)
-            )
-            types = get_type_hints(of, include_extras=True)
-            for one in source.values():
-                yield one.replace(kind=Parameter.KEYWORD_ONLY, annotation=types[one.name])
-
-    found = list(parameters())
-    called.__signature__ = Signature(found)  # type: ignore[attr-defined]
-    called.__annotations__ = {p.name: p.annotation for p in found}
+    called.__signature__ = Signature(list(options.values()))  # type: ignore[attr-defined]
+    called.__annotations__ = {p.name: p.annotation for p in options.values()}
     return called
 
 
 @dataclass(frozen=True)
-class Machine:
+class Written:
+    """A field of settings as the command line has it."""
+
+    field: Field[Any]
+    hint: Any
+    option: Option
+    help: str | None
+
+    @property
+    def name(self) -> str:
+        """The option with its dashes."""
+        return self.option.name or f"--{self.field.name.replace('_', '-')}"
+
+    @property
+    def key(self) -> str:
+        """What the command's function calls it."""
+        return self.name.removeprefix("--").replace("-", "_")
+
+    @property
+    def inner(self) -> type | None:
+        """Settings inside settings, which have options of their own."""
+        return self.hint if isinstance(self.hint, type) and is_dataclass(self.hint) else None
+
+    @property
+    def default(self) -> Any:
+        """The default of the field, or MISSING."""
+        return self.field.default if self.field.default_factory is MISSING else self.field.default_factory()
+
+    def value(self, written: Any) -> Any:
+        """Return the field's value for what the command line gives."""
+        if self.option.read is not None:
+            return self.default if written is None else self.option.read(written, self.name)
+        return tuple(written) if isinstance(written, list) else written
+
+    def parameter(self, panel: str) -> Parameter:
+        """Return the option as a parameter that typer understands, in a panel of the help."""
+        default = list(self.default) if isinstance(self.default, tuple) else self.default
+        if self.option.read is not None:
+            assert not default, "a default that is read from a text would have to be written as one"
+            default = None
+        # what is on, or undecided, can be switched off
+        switch = f"/--no-{self.name.removeprefix('--')}" if bare(self.hint) is bool and default is not False else ""
+        info = typer.Option(self.name + switch, help=self.help, metavar=allowed(self.hint), rich_help_panel=panel)
+        return Parameter(
+            self.key,
+            Parameter.KEYWORD_ONLY,
+            default=Parameter.empty if default is MISSING else default,
+            annotation=Annotated[parsed_type(self.hint, self.option), info],
+        )
+
+
+def written_fields(settings: type) -> Iterator[Written]:
+    """Yield the fields of a class of settings that the command line has."""
+    for field in settings_fields(settings):
+        option = option_of(settings, field.name)
+        if option.name is not None:
+            yield Written(field, hints_of(settings)[field.name], option, docs_of(settings).get(field.name))
+
+
+def panel_of(settings: type) -> str:
+    """Return what the help writes above the options of a class of settings: the first sentence of its docstring."""
+    return (settings.__doc__ or "").split("\n")[0].split(". ")[0].rstrip(".")
+
+
+def iter_options(settings: type, panel: str) -> Iterator[Parameter]:
+    """Yield the options of a class of settings; settings inside it have theirs in their place."""
+    for field in written_fields(settings):
+        if field.inner:
+            yield from iter_options(field.inner, panel)
+        else:
+            yield field.parameter(panel)
+
+
+def settings_from(settings: type, values: dict[str, Any]) -> Any:
+    """Return settings made of the values of a command's options."""
+    made = {
+        field.field.name: settings_from(field.inner, values) if field.inner else field.value(values[field.key])
+        for field in written_fields(settings)
+    }
+    refuse_wrong(settings, made)
+    return settings(**made)
+
+
+def bare(hint: Any) -> Any:
+    """Return a type without its marks and without None."""
+    if get_origin(hint) is Annotated:
+        return bare(get_args(hint)[0])
+    if get_origin(hint) in (Union, UnionType):
+        return bare(next(inner for inner in get_args(hint) if inner is not type(None)))
+    return hint
+
+
+def parsed_type(hint: Any, option: Option) -> Any:
+    """Return the type that the command line parses: our own sentence refuses a wrong name or number, not the parser's."""
+    if option.read is not None:
+        return str | None
+    kind = bare(hint)
+    if get_origin(kind) is tuple:
+        return list[bare(get_args(kind)[0])]  # type: ignore[misc]
+    kind = str if get_origin(kind) is Literal else kind
+    unmarked = get_args(hint)[0] if get_origin(hint) is Annotated else hint
+    return kind | None if get_origin(unmarked) in (Union, UnionType) else kind
+
+
+def allowed(hint: Any) -> str | None:
+    """Return in short which values a field may have, where that can be said without looking into a table."""
+    if get_origin(hint) is Annotated:
+        inner, *marks = get_args(hint)
+        limits = next((mark for mark in marks if isinstance(mark, Range)), None)
+        if limits and isfinite(limits.least):
+            return f"{limits.least}..{limits.most if limits.most < MOST_SEED else ''}"
+        return allowed(inner)
+    if get_origin(hint) in (Union, UnionType):
+        return allowed(next(inner for inner in get_args(hint) if inner is not type(None)))
+    return "|".join(get_args(hint)) if get_origin(hint) is Literal else None
+
+
+# ------------------------------------------------------------------------------------------------- what commands share
+
+OtherModel = Annotated[
+    bool, typer.Option("--other-model", help="Use a lens on a model of other fingerprints; this is recorded.")
+]
+DataDir = Annotated[Path | None, typer.Option("--data", help=docs_of(TaskOptions)["data_dir"])]
+Limit = Annotated[int | None, typer.Option(help=docs_of(TaskOptions)["limit"])]
+
+
+@dataclass(frozen=True)
+class Machine(Settings):
     """Where a model runs."""
 
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, mps. Default: the GPU if there is one.")] = None
-    dtype: Annotated[
-        str | None, typer.Option(help="float32, bfloat16, float16 or auto. Default: float32 on the CPU.")
-    ] = None
-    device_map: Annotated[str | None, typer.Option(help="Spread the model over devices, e.g. `auto` (accelerate).")] = (
-        None
-    )
+    device: str | None = None
+    """cpu, cuda, cuda:1, mps. By default the GPU if there is one."""
+    dtype: str | None = None
+    """float32, bfloat16, float16 or auto. By default float32 on the CPU."""
+    device_map: str | None = None
+    """Spread the model over devices, such as `auto` (accelerate)."""
 
     def open(self, name: str) -> Model:
         """Load a model with a word on standard error, since it can take a while."""
@@ -90,48 +220,47 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Styling:
-    """How own questions are written."""
+class ModelChoice(Settings):
+    """The model, and where it runs."""
 
-    style: Annotated[
-        str, typer.Option(help="How own questions are asked: `text` scores options, `letters` their letters.")
-    ] = "text"
-    apply_chat_template: Annotated[
-        bool, typer.Option("--apply-chat-template", help="Wrap prompts in the model's chat template.")
-    ] = False
+    model: str = "smollm2"
+    """Hub id, local folder, .gguf file, or `smollm2` (embedded)."""
+    machine: Machine = Machine()
+    """Where it runs."""
 
-    def made(self) -> Style:
-        """Return the prompt style of that name."""
-        from coral_lens.records import Style
-
-        if self.style not in ("text", "letters"):
-            raise CoralError(f"Unknown style {self.style!r}; use text or letters.")
-        return Style(self.style, self.apply_chat_template)  # type: ignore[arg-type]
+    def opener(self) -> Callable[[], Model]:
+        """Return a function that gives the model, loaded when it is first called."""
+        return self.machine.opener(self.model)
 
 
 @dataclass(frozen=True)
-class Asking:
-    """Which questions of a source are asked, and after how many worked examples."""
+class LensModelChoice(Settings):
+    """The model of a lens, and where it runs."""
 
-    num_fewshot: Annotated[int | None, typer.Option(help="Worked examples before each question, as in lm-eval.")] = None
-    fixed_shots: Annotated[
-        bool, typer.Option("--fixed-shots", help="The same worked examples for every question: faster.")
-    ] = False
-    limit: Limit = None
-    data: DataDir = None
+    model: str | None = None
+    """By default the model that the lens was fitted on."""
+    machine: Machine = Machine()
+    """Where it runs."""
+
+    def opener(self, fitted_on: str) -> Callable[[], Model]:
+        """Return a function that gives the model, loaded when it is first called."""
+        return self.machine.opener(self.model or fitted_on)
+
+
+ModelName = Annotated[str, typer.Option("--model", help=docs_of(ModelChoice)["model"])]
+LensModel = Annotated[str | None, typer.Option("--model", help=docs_of(LensModelChoice)["model"])]
+
+
+@dataclass(frozen=True)
+class Asking(TaskOptions):
+    """Which questions of a source are asked, and after how many worked examples."""
 
     def gather(self, sources: list[str], *, chat: Callable[[], Model] | None = None) -> list[Question]:
         """Load the questions of all sources, in the chat template of a model if one is given; an id twice is refused."""
         from coral_lens.data.questions import load_questions
-        from coral_lens.data.tasks import TaskOptions
 
-        options = TaskOptions(
-            num_fewshot=self.num_fewshot,
-            fixed_shots=self.fixed_shots,
-            limit=self.limit,
-            data_dir=folder_of_data(self.data),
-            chat_template=chat().chat_template if chat else None,
-        )
+        folder_of_data(self.data_dir)
+        options = replace(self, chat_template=chat().chat_template) if chat else self
         questions = [q for source in sources for q in load_questions(source, options)]
         seen: set[str] = set()
         for question in questions:
@@ -148,19 +277,6 @@ def folder_of_data(data: Path | None) -> Path | None:
     if data is not None and not data.is_dir():
         raise CoralError(f"--data {data} is not a folder.")
     return data
-
-
-def parse_layers(text: str | None, option: str = "--layers") -> tuple[int, ...] | None:
-    """Return the layers of `0,16` or `12-20`, or None for all."""
-    if text is None:
-        return None
-    layers: set[int] = set()
-    for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d{1,4})\s*(?:-\s*(\d{1,4})\s*)?", part, re.ASCII)
-        if match is None or (match[2] and int(match[2]) < int(match[1])):
-            raise CoralError(f"{option} must look like 0,16 or 12-20. Got {text!r} instead.")
-        layers.update(range(int(match[1]), int(match[2] or match[1]) + 1))
-    return tuple(sorted(layers))
 
 
 def beside(out: Path) -> Path:

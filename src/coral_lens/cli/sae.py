@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coral_lens.cli.options import Asking, Machine, ModelName, Styling, flat
+from coral_lens.cli.options import Asking, Machine, ModelName, flat
+from coral_lens.data.settings import Style
 from coral_lens.errors import CoralError
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def train(
     ] = 10.0,
     seed: Annotated[int, typer.Option(help="Of the draw of questions, the first weights and the order.")] = 0,
     *,
-    styling: Styling,
+    style: Style,
     asking: Asking,
     machine: Machine,
 ) -> None:
@@ -94,9 +95,9 @@ def train(
         quality = train_on_store(ActivationStore(store), out, how=(layer, settings), bar=shown)
     else:
         opened = machine.opener(model or "smollm2")
-        questions = asking.gather(source or [], chat=opened if styling.apply_chat_template else None)
+        questions = asking.gather(source or [], chat=opened if style.chat else None)
         given = {name: value for name, value in (("tokens", tokens), ("where", where)) if value is not None}
-        sampling = Sampling(layer, style=styling.made(), seed=seed, **given)  # type: ignore[arg-type]
+        sampling = Sampling(layer, style=style, seed=seed, **given)  # type: ignore[arg-type]
         quality = train_on_tokens(opened(), questions, out, how=(sampling, settings), bar=shown)
     print_quality(quality)
     typer.echo(f"Autoencoders in {out}, in SAELens' layout.")
@@ -128,7 +129,7 @@ def select(
     base: Annotated[str, typer.Option(help="Base score: `sum`, `token` or `char`.")] = "token",
     layer: Annotated[int | None, typer.Option(help="Of an autoencoder whose configuration does not say it.")] = None,
     *,
-    styling: Styling,
+    style: Style,
     asking: Asking,
     machine: Machine,
 ) -> None:
@@ -144,8 +145,8 @@ def select(
     if base not in BASE_SCORES:
         raise CoralError(f"Unknown base {base!r}; use one of {', '.join(BASE_SCORES)}.")
     opened = machine.opener(model)
-    questions = asking.gather(source, chat=opened if styling.apply_chat_template else None)
-    what = Selecting(sae, k, base, styling.made(), layer, asking.num_fewshot, asking.fixed_shots)  # type: ignore[arg-type]
+    questions = asking.gather(source, chat=opened if style.chat else None)
+    what = Selecting(sae, k, base, style, layer, asking.num_fewshot, asking.fixed_shots)  # type: ignore[arg-type]
     print_selection(select_features(opened(), questions, out, what, bar=shown).record["selection"])
     typer.echo(f"Features in {out}; ablate them with `coral sae ablate SOURCE --study {out}`.")
 

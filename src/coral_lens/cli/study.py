@@ -12,7 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from coral_lens.cli.options import DataDir, Machine, ModelName, Styling, beside, flat, folder_of_data
+from coral_lens.cli.options import DataDir, Machine, ModelName, beside, flat, folder_of_data
+from coral_lens.data.settings import Style
 from coral_lens.errors import CoralError
 
 app = typer.Typer()
@@ -124,7 +125,7 @@ def baseline(
     seed: Annotated[int, typer.Option(help="Of samples, splits and fits.")] = 0,
     data: DataDir = None,
     *,
-    styling: Styling,
+    style: Style,
     machine: Machine,
 ) -> None:
     """Fit one or more baselines and measure them beside the model as it is and temperature scaling.
@@ -138,7 +139,7 @@ def baseline(
     from coral_lens.study.folders import Places
     from coral_lens.study.run import prepare_study, run_alone
 
-    style, options = styling.made(), dict(map(parsed, setting or ()))
+    options = dict(map(parsed, setting or ()))
     sources = [source_of(s, shots=num_fewshot, limit=limit, tested=False) for s in train]
     study = study_of(
         {
@@ -165,8 +166,9 @@ def baseline(
 def source_of(text: str, *, shots: int, limit: int | None, tested: bool) -> dict[str, Any]:
     """Return the source that `task:split`, a task or a file names; only a test may leave its split to the task."""
     from coral_lens.data.questions import is_file
+    from coral_lens.data.settings import TaskOptions
     from coral_lens.data.task_index import is_task
-    from coral_lens.data.tasks import TaskOptions, definitions
+    from coral_lens.data.tasks import definitions
 
     TaskOptions(
         num_fewshot=shots, limit=limit

@@ -20,8 +20,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
+from coral_lens.data.settings import TaskOptions
 from coral_lens.data.task_index import is_task
-from coral_lens.data.tasks import TaskOptions, load_task
+from coral_lens.data.tasks import load_task
 from coral_lens.errors import CoralError, nearest
 from coral_lens.records import UNKNOWN, Question
 

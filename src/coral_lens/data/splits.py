@@ -10,9 +10,6 @@ from jaxtyping import Bool, Int
 from coral_lens.errors import CoralError
 from coral_lens.records import Question
 
-MOST_SEED = 2**32 - 1
-"""The largest that every generator of random numbers takes; none takes one below 0."""
-
 
 def split_mask(questions: Sequence[Question], *, fraction: float, seed: int) -> Bool[np.ndarray, " question"]:
     """Return a mask of about `fraction` of the questions, whole groups only, the same share of every task."""

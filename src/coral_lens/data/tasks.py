@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,44 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from coral_lens.data.licences import TERMS
+from coral_lens.data.settings import TaskOptions
 from coral_lens.data.task_data import Splits, count_rows, local_splits, origin_of
 from coral_lens.data.task_index import Leaf, definition, is_task, leaves, manager
 from coral_lens.errors import CoralError
 from coral_lens.records import UNKNOWN, Question, Rendered
-
-ChatTemplate = Callable[..., str]
-"""Renders messages: `template(messages, add_generation_prompt=True)`, as `apply_chat_template` of an lm-eval model."""
 
 _ID_COLUMNS = ("id", "idx", "ind", "question_id", "qid", "example_id")
 _GROUP_COLUMNS = ("article", "passage", "paragraph", "story", "context", "support", "source_id")
 """Columns that several questions may share: a text that is read first, or where it was taken from."""
 _OWN_SCORES = {"agieval", "mutual"}
 """Folders of tasks that score by a function of their own and still have one right option."""
-
-
-@dataclass(frozen=True, slots=True)
-class TaskOptions:
-    """How a task is asked. The defaults are lm-eval's."""
-
-    split: str | None = None
-    """None: the split that lm-eval evaluates, which is test where there is one, else validation."""
-    num_fewshot: int | None = None
-    """None: the task's own number, which is nearly always 0. A task that insists on 0 keeps it, as in lm-eval."""
-    limit: int | None = None
-    """At most so many questions, the first ones; of a group or tag, so many of each of its tasks."""
-    data_dir: Path | None = None
-    """A folder with `<task>/<split>.jsonl[.gz]` or `.parquet`, looked into before the embedded data and the hub."""
-    chat_template: ChatTemplate | None = None
-    """Set to wrap prompts as lm-eval's --apply_chat_template does, shots as turns of their own."""
-    seed: int = 1234
-    """Of the few-shot sampler; lm-eval's default."""
-    fixed_shots: bool = False
-    """Give every question the same shots, which are then computed once. lm-eval draws new ones for each question."""
-
-    def __post_init__(self) -> None:
-        for name, value, least in (("num_fewshot", self.num_fewshot, 0), ("limit", self.limit, 1)):
-            if value is not None and value < least:
-                raise CoralError(f"{name} must be at least {least}. Got {value} instead.")
 
 
 def load_task(name: str, options: TaskOptions | None = None) -> list[Question]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from coral_lens.data.settings import Style
 from coral_lens.engine.activations import FORMAT, ActivationStore, question_record
 from coral_lens.engine.budget import choose_budget
 from coral_lens.engine.hooks import Edit, Reader
@@ -22,7 +23,7 @@ from coral_lens.engine.scoring import TOKEN_BUDGET, score
 from coral_lens.engine.self_check import choose_packing
 from coral_lens.errors import CoralError
 from coral_lens.progress import Progress
-from coral_lens.records import Prompt, Question, Style
+from coral_lens.records import Prompt, Question
 from coral_lens.storage.files import canonical, digest, read_json, versions, write_atomic
 from coral_lens.storage.shards import Journal, compact, locked, open_manifest, thread_count
 

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from coral_lens.data.settings import Style
 from coral_lens.errors import CoralError
-from coral_lens.records import Prompt, Question, Rendered, Style
+from coral_lens.records import Prompt, Question, Rendered
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model

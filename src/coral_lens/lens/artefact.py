@@ -25,6 +25,7 @@ from safetensors.torch import load_file
 from safetensors.torch import save as save_tensors
 
 from coral_lens.data.leaks import KEYS, question_keys
+from coral_lens.data.settings import Style
 from coral_lens.engine.activations import ActivationStore
 from coral_lens.engine.extract import Extraction, extract
 from coral_lens.errors import CoralError
@@ -34,13 +35,14 @@ from coral_lens.lens.probes.listwise import tilt
 from coral_lens.lens.probes.registry import PROBES
 from coral_lens.lens.probes.standardise import Probe, Standardiser, predict_states
 from coral_lens.lens.publish import card, local_folder, public_name, without_paths
-from coral_lens.lens.rules import BaseRule, Rule, apply_temperature, base_probs, steer
+from coral_lens.lens.rules import Rule, apply_temperature, base_probs, steer
+from coral_lens.lens.settings import BaseRule
 from coral_lens.lens.shift import ShiftModel
 from coral_lens.lens.tempering import SMALLEST, Tempering, evidence_of
 from coral_lens.metrics.conformal import Abstention, Conformal, abstains, prediction_sets
 from coral_lens.progress import Progress
 from coral_lens.ragged import Options
-from coral_lens.records import OptionTable, Predictions, Question, Scored, Style, predictions_of
+from coral_lens.records import OptionTable, Predictions, Question, Scored, predictions_of
 from coral_lens.storage.arrays import side_by_side
 from coral_lens.storage.files import digest, digest_file, fresh_folder, read_json, write_atomic, write_json
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 from jaxtyping import Bool
@@ -12,22 +12,9 @@ from coral_lens.data.leaks import question_keys
 from coral_lens.engine.activations import ActivationStore
 from coral_lens.errors import CoralError
 from coral_lens.lens.artefact import Lens
+from coral_lens.lens.settings import Guarantees
 from coral_lens.metrics.conformal import fit_abstention, fit_conformal
 from coral_lens.records import UNKNOWN, Question
-
-
-@dataclass(frozen=True)
-class Guarantees:
-    """What is to be promised of the lens's answers; None promises nothing."""
-
-    coverage: float | None = 0.9
-    """Share of questions whose prediction set holds the right option."""
-    kind: str = "lac"
-    """How sets are formed: lac (smallest on average), aps, raps (see `conformal`)."""
-    risk: float | None = None
-    """Highest error rate among the questions on which the lens does not abstain."""
-    delta: float = 0.1
-    """Chance that the risk is exceeded all the same."""
 
 
 def fresh_of(lens: Lens, questions: Sequence[Question]) -> Bool[np.ndarray, " question"]:

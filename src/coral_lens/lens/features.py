@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float, Int
 
-from coral_lens.errors import CoralError, nearest
 from coral_lens.ragged import Options
 from coral_lens.storage.arrays import allocate, question_chunks, release
 
@@ -17,13 +16,6 @@ number and as a one-hot. Both are in the authors' code and not in the paper, so 
 lens is always centred, because what all options share cannot tell them apart."""
 N_RANKS = 5
 """One-hots of ranks: first to fourth, and one for every later place."""
-
-
-def check_inputs(names: Sequence[str]) -> None:
-    """Refuse an unknown name."""
-    for name in names:
-        if name not in INPUTS:
-            raise CoralError(f"Unknown input {name!r}; use {' or '.join(INPUTS)}.{nearest(name, INPUTS)}")
 
 
 def build_inputs(

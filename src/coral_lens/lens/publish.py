@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
+from coral_lens.data.settings import Style
 from coral_lens.errors import CoralError
-from coral_lens.records import Style
 
 COLUMNS = {"accuracy": "accuracy", "ece": "ECE", "brier": "Brier", "nll": "NLL"}
 

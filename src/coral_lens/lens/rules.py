@@ -10,10 +10,10 @@ from typing import Literal
 import numpy as np
 from jaxtyping import Float, Int
 
+from coral_lens.lens.settings import BaseRule
 from coral_lens.ragged import Options
 from coral_lens.records import UNKNOWN, OptionTable
 
-BaseRule = Literal["sum", "token", "char"]
 Rule = Literal["residual", "listwise"]
 """How a probe's output moves probabilities: `residual`, the paper's p + gamma * r_hat, clipped; `listwise`, beyond the
 paper: softmax(base_weight * log p + gamma * score)."""

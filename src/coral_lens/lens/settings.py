@@ -1,71 +1,105 @@
-"""How a lens is fitted, as settings. Light: it is also the command line and a table of a study."""
+"""How a lens is fitted, as settings. Light: they are also the options of `coral fit` and a method's table in a study."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Annotated, Literal
 
-from coral_lens.data.splits import MOST_SEED
-from coral_lens.errors import CoralError, nearest
-from coral_lens.lens.features import check_inputs
-from coral_lens.lens.rules import BASE_SCORES, BaseRule
-from coral_lens.metrics.scores import METRICS
-from coral_lens.records import Style
+from coral_lens.data.settings import Style
+from coral_lens.errors import CoralError
+from coral_lens.storage.settings import (
+    NO_OPTION,
+    Layers,
+    OneOf,
+    Option,
+    Range,
+    Seed,
+    Settings,
+    parse_names,
+)
 
 FEWEST = 20
 """Fewer labelled questions than this are refused."""
 
 
+def lens_names() -> Iterable[str]:
+    """Return the lenses that can be fitted."""
+    from coral_lens.lens.probes.registry import KINDS
+
+    return (*KINDS, "auto")
+
+
+def metric_names() -> Iterable[str]:
+    """Return the metrics that can choose something on validation questions."""
+    from coral_lens.metrics.scores import METRICS
+
+    return METRICS
+
+
+def input_names() -> Iterable[str]:
+    """Return what a probe can be shown beside the states."""
+    from coral_lens.lens.features import INPUTS
+
+    return INPUTS
+
+
+def set_kinds() -> Iterable[str]:
+    """Return the kinds of prediction sets."""
+    from coral_lens.metrics.conformal import SCORES
+
+    return SCORES
+
+
+BaseRule = Literal["sum", "token", "char"]
+Criterion = Annotated[str, OneOf(metric_names)]
+Share = Annotated[float, Range(above=0, below=1)]
+Depth = Annotated[int, Range(1, 4)]
+"""Hidden layers of the paper's network: as many as it has, or fewer."""
+
+
 @dataclass(frozen=True)
-class FitSettings:
+class FitSettings(Settings):
     """How a lens is fitted and chosen."""
 
-    lens: str = "listwise"
-    """A row of the table of lenses (`ridge`, `linear`, `mlp`, `listwise`, `listwise-mlp`, `ensemble`), or `auto`: the one with
-    the best cross-validated Brier score on the training questions."""
+    lens: Annotated[str, OneOf(lens_names)] = "listwise"
+    """`mlp` is the paper's; `ridge` and `linear` are its simpler forms. `listwise`, `listwise-mlp` and `ensemble` go beyond the
+    paper. `auto` takes the one with the best cross-validated Brier score on the training questions."""
     base: BaseRule = "token"
-    """Score whose softmax is the base probability: `sum`, `token` (mean per token) or `char`."""
+    """Score whose softmax is the base probability: `sum`, `token` (mean per token) or `char` (lm-eval's acc_norm)."""
     style: Style = Style()  # noqa: RUF009  (frozen)
     """How questions without a template of their own are asked."""
-    criterion: str = "brier"
-    """The validation metric by which layer and gamma are chosen."""
-    layers: tuple[int, ...] | None = None
-    """Layers to try; None tries all."""
-    validation: float = 0.2
+    criterion: Criterion = "brier"
+    """Validation metric that chooses layer and gamma."""
+    layers: Layers = None
+    """Layers to try, such as `12-20` or `0,16`; by default all."""
+    validation: Annotated[Share, NO_OPTION] = 0.2
     """Share of the questions, by whole groups, that choose setting, layer and gamma."""
-    folds: int = 1
+    folds: Annotated[int, Range(1, 20)] = 1
     """1: one split, as in the paper. More: grouped folds choose, and a lens of closed form is then fitted on everything."""
-    inputs: tuple[str, ...] = ()
-    """What the authors' code adds to the states and the paper does not: `centred`, `rank`."""
-    top_layers: int = 1
-    """So many of the best layers are read side by side (the paper tries 3 to 5)."""
-    depth: int = 4
-    """Hidden layers of the network of `mlp`, 1 to 4."""
+    inputs: Annotated[tuple[Annotated[str, OneOf(input_names)], ...], Option(read=parse_names)] = ()
+    """What the authors' code shows the probe beside the states, and the paper does not: `centred`, `rank`, or both with a
+    comma between them."""
+    top_layers: Annotated[int, Range(1, 8)] = 1
+    """Read so many of the best layers side by side; the paper tries 3 to 5."""
+    depth: Depth = 4
+    """Hidden layers of the network of `mlp`."""
     scale_base: bool = False
     """Start from temperature-scaled base probabilities."""
     then_temperature: bool = False
-    """Scale the steered probabilities by a temperature fitted on validation."""
+    """Scale the steered probabilities by a temperature fitted on validation questions."""
     temper: bool | None = None
-    """Weaken the correction by the question's shift. None: listwise lenses are tempered, the paper's are not."""
+    """Weaken the correction of questions that are unlike the training ones. By default listwise lenses are tempered, and the
+    paper's are not."""
     learning_curve: bool = False
     """Fit the chosen lens on fewer questions too, and say how many would have been enough."""
-    seed: int = 0
+    seed: Seed = 0
+    """Seed of the split into training and validation questions, and of networks."""
 
     def __post_init__(self) -> None:
-        from coral_lens.lens.probes.mlp import HIDDEN
         from coral_lens.lens.probes.registry import KINDS
 
-        known = {"lens": (*KINDS, "auto"), "base": tuple(BASE_SCORES), "criterion": tuple(METRICS)}
-        for name, values in known.items():
-            value = getattr(self, name)
-            if value not in values:
-                raise CoralError(f"Unknown {name} {value!r}; use one of {', '.join(values)}.{nearest(value, values)}")
-        if not 0.0 < self.validation < 1.0:
-            raise CoralError(f"The validation share must lie between 0 and 1. Got {self.validation} instead.")
-        ranges = (("folds", 1, 20), ("top_layers", 1, 8), ("depth", 1, len(HIDDEN)), ("seed", 0, MOST_SEED))
-        for name, low, high in ranges:
-            if not low <= getattr(self, name) <= high:
-                raise CoralError(f"{name} must lie between {low} and {high}. Got {getattr(self, name)} instead.")
-        check_inputs(self.inputs)
+        super().__post_init__()
         averages = self.lens != "auto" and KINDS[self.lens].average > 1
         if averages and ("rank" in self.inputs or self.top_layers > 1):
             raise CoralError(
@@ -81,3 +115,17 @@ class FitSettings:
         if self.temper is not None:
             return self.temper
         return KINDS[kind].rule == "listwise" and not self.then_temperature
+
+
+@dataclass(frozen=True)
+class Guarantees(Settings):
+    """What is to be promised of a lens's answers; None promises nothing."""
+
+    coverage: Share | None = 0.9
+    """Share of questions whose prediction set holds the right option."""
+    kind: Annotated[str, OneOf(set_kinds), Option("--sets")] = "lac"
+    """How prediction sets are formed: `lac` (the smallest on average), `aps` or `raps`."""
+    risk: Share | None = None
+    """Abstain so often that at most this share of the given answers is wrong."""
+    delta: Annotated[Share, NO_OPTION] = 0.1
+    """Chance that the risk is exceeded all the same."""

@@ -21,12 +21,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
+from coral_lens.data.settings import Style
 from coral_lens.data.splits import rows_of
 from coral_lens.errors import CoralError
 from coral_lens.lens.fit import temperature_on
 from coral_lens.lens.rules import apply_temperature, base_probs, correct_rows
 from coral_lens.methods.interface import FitContext, Method, Predict, QuestionSet, no_options, options_of
-from coral_lens.records import Predictions, Question, Style, predictions_of
+from coral_lens.records import Predictions, Question, predictions_of
 
 
 def fit_nothing(context: FitContext, _: None) -> Predict:

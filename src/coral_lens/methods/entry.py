@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from coral_lens.data.splits import MOST_SEED
+from coral_lens.storage.settings import MOST_SEED
 
 Seed = Annotated[int, Field(ge=0, le=MOST_SEED)]
 

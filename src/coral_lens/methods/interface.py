@@ -21,6 +21,7 @@ import numpy as np
 from jaxtyping import Int
 from pydantic import TypeAdapter, ValidationError
 
+from coral_lens.data.settings import Style
 from coral_lens.engine.activations import ActivationStore
 from coral_lens.engine.extract import Edited, Extraction, extract
 from coral_lens.errors import CoralError, nearest
@@ -29,8 +30,9 @@ from coral_lens.lens.settings import FitSettings
 from coral_lens.lens.training_data import TrainingData
 from coral_lens.methods.entry import MethodEntry
 from coral_lens.progress import Bar, silent
-from coral_lens.records import Predictions, Question, Scored, Style
+from coral_lens.records import Predictions, Question, Scored
 from coral_lens.storage.files import canonical, digest, read_json, write_json
+from coral_lens.storage.settings import refuse_wrong
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
@@ -157,9 +159,12 @@ def options_of(settings: type[Settings]) -> Callable[[MethodEntry], Settings]:
 
 
 def validated(settings: type[Settings], entry: MethodEntry, options: dict[str, Any]) -> Settings:
-    """Return settings made of a study's options; a value that cannot be used is named."""
+    """Return settings made of a study's options; a value that cannot be used is refused as in Python and by commands."""
     try:
+        refuse_wrong(settings, options)
         return TypeAdapter(settings).validate_python(options)
+    except CoralError as error:
+        raise CoralError(f"Method {entry.row!r}: {error}") from None
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or "an option"

@@ -18,11 +18,13 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from coral_lens.data.settings import Style
 from coral_lens.errors import CoralError
-from coral_lens.lens.rules import BaseRule, base_probs
+from coral_lens.lens.rules import base_probs
+from coral_lens.lens.settings import BaseRule
 from coral_lens.methods.interface import FitContext, Method, Predict, QuestionSet, no_options, options_of
 from coral_lens.ragged import softmax
-from coral_lens.records import UNKNOWN, Predictions, Question, Scored, Style, Wording, predictions_of
+from coral_lens.records import UNKNOWN, Predictions, Question, Scored, Wording, predictions_of
 
 CONTENT_FREE = "N/A"
 

@@ -20,6 +20,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from coral_lens.data.leaks import question_keys
+from coral_lens.data.settings import Style
 from coral_lens.engine.batches import Batch, lay_out, prefix_batch
 from coral_lens.engine.edits import edited_positions, replaced
 from coral_lens.engine.extract import Extraction, describe, settled
@@ -31,7 +32,7 @@ from coral_lens.engine.scoring import PrefixCaches, score_batch
 from coral_lens.errors import CoralError
 from coral_lens.lens.fit import check_questions
 from coral_lens.progress import Bar, Progress, silent
-from coral_lens.records import OptionTable, Question, Style, groups_of, offsets_of
+from coral_lens.records import OptionTable, Question, groups_of, offsets_of
 from coral_lens.sae.autoencoder import CHUNK, Autoencoder
 from coral_lens.sae.codes import sae_digest
 from coral_lens.sae.effects import AblationScores, effects

@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from coral_lens.data.settings import Style
 from coral_lens.engine.batches import Batch
 from coral_lens.engine.extract import Extraction, describe, settled
 from coral_lens.engine.packing import Plan, plan_for
@@ -23,7 +24,7 @@ from coral_lens.engine.prompts import prepare
 from coral_lens.engine.readers import answer_positions
 from coral_lens.errors import CoralError
 from coral_lens.progress import Progress
-from coral_lens.records import Question, Style
+from coral_lens.records import Question
 from coral_lens.sae.autoencoder import CHUNK, Autoencoder
 from coral_lens.sae.states import iter_states
 from coral_lens.storage.files import digest, read_json

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from coral_lens.lens.rules import BaseRule, base_probs
+from coral_lens.lens.rules import base_probs
+from coral_lens.lens.settings import BaseRule
 from coral_lens.metrics.scores import METRICS, facts_of, iter_weights
 from coral_lens.records import OptionTable, Predictions
 

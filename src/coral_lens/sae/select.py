@@ -15,15 +15,17 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from coral_lens.data.leaks import question_keys
+from coral_lens.data.settings import Style
 from coral_lens.engine.activations import ActivationStore
 from coral_lens.engine.extract import Extraction, extract
 from coral_lens.errors import CoralError
 from coral_lens.lens.fit import check_questions
 from coral_lens.lens.probes.ridge import PENALTIES, fit_ridge_folds
 from coral_lens.lens.probes.standardise import fit_standardiser
-from coral_lens.lens.rules import BaseRule, base_probs, residuals
+from coral_lens.lens.rules import base_probs, residuals
+from coral_lens.lens.settings import BaseRule
 from coral_lens.progress import Bar, silent
-from coral_lens.records import Question, Scored, Style
+from coral_lens.records import Question, Scored
 from coral_lens.sae.autoencoder import Autoencoder, load_autoencoder
 from coral_lens.sae.codes import CodeStore, collect_codes, sae_digest
 from coral_lens.sae.folder import LEAST_ACTIVE, LEAST_FREQUENCY, FeatureStudy, Selection

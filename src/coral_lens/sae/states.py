@@ -23,6 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from coral_lens.data.settings import Style
 from coral_lens.engine.batches import Batch, lay_out
 from coral_lens.engine.extract import Extraction, describe, refuse_layers, settled, warn_left_out
 from coral_lens.engine.hooks import Site
@@ -33,7 +34,7 @@ from coral_lens.engine.scoring import PrefixCaches, refuse_broken, run_batch
 from coral_lens.engine.trees import build_tree
 from coral_lens.errors import CoralError
 from coral_lens.progress import Bar, silent
-from coral_lens.records import Prompt, Question, Style
+from coral_lens.records import Prompt, Question
 from coral_lens.storage.files import digest, read_json
 from coral_lens.storage.shards import Journal, compact, locked, open_manifest, read_tensor, shard_path, thread_count
 

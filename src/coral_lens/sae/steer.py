@@ -18,6 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from coral_lens.data.leaks import question_keys
+from coral_lens.data.settings import Style
 from coral_lens.engine.batches import Batch
 from coral_lens.engine.edits import EditPlace, edited_positions, replaced
 from coral_lens.engine.hooks import Site
@@ -25,7 +26,7 @@ from coral_lens.errors import CoralError
 from coral_lens.metrics.comparisons import Difference, paired_difference
 from coral_lens.metrics.scores import Score, evaluate
 from coral_lens.progress import Bar, silent
-from coral_lens.records import Question, Style
+from coral_lens.records import Question
 from coral_lens.sae.autoencoder import CHUNK, Autoencoder
 from coral_lens.sae.folder import FeatureStudy, without_known
 from coral_lens.sae.sweep import Sweep, best_of, run_sweep, scores_by

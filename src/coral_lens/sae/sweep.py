@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from coral_lens.data.settings import Style
 from coral_lens.engine.batches import Batch, lay_out, prefix_batch
 from coral_lens.engine.extract import Extraction, describe, settled
 from coral_lens.engine.hooks import Edit, Site
@@ -22,11 +23,11 @@ from coral_lens.engine.packing import plan_for
 from coral_lens.engine.prompts import prepare
 from coral_lens.engine.rerun import capture, prefix_states, rerun
 from coral_lens.errors import CoralError
-from coral_lens.lens.rules import BaseRule
+from coral_lens.lens.settings import BaseRule
 from coral_lens.metrics.scores import metric_named
 from coral_lens.metrics.scores import score as metric_of
 from coral_lens.progress import Progress
-from coral_lens.records import Question, Style
+from coral_lens.records import Question
 from coral_lens.sae.ablate import read_scores
 from coral_lens.sae.effects import AblationScores
 from coral_lens.storage.files import digest

@@ -14,8 +14,8 @@ from jaxtyping import Bool
 
 from coral_lens.data.leaks import drop_repeats
 from coral_lens.data.questions import load_questions
+from coral_lens.data.settings import TaskOptions
 from coral_lens.data.splits import split_mask
-from coral_lens.data.tasks import TaskOptions
 from coral_lens.engine.extract import Extraction, all_layers, extract
 from coral_lens.engine.loading import load_model
 from coral_lens.engine.model import Model

@@ -17,8 +17,9 @@ from jaxtyping import Bool, Int
 
 from coral_lens.data.leaks import question_keys, shares_article
 from coral_lens.data.questions import is_file, load_questions
+from coral_lens.data.settings import ChatTemplate, TaskOptions
 from coral_lens.data.splits import sample, split_mask
-from coral_lens.data.tasks import ChatTemplate, Definition, TaskOptions, definitions
+from coral_lens.data.tasks import Definition, definitions
 from coral_lens.errors import CoralError
 from coral_lens.records import UNKNOWN, Question
 from coral_lens.study.config import Mixture, Source, Study, Test

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from coral_lens.data.settings import Style
 from coral_lens.engine.activations import ActivationStore, JoinedStore, Subset
 from coral_lens.engine.extract import Extraction, all_layers, extract
 from coral_lens.errors import CoralError
@@ -32,7 +33,7 @@ from coral_lens.methods.interface import NOTES, FitContext, QuestionSet, prompts
 from coral_lens.methods.registry import CONTROLS, METHODS, ZERO_SHOT, read_method
 from coral_lens.metrics.scores import score
 from coral_lens.progress import Bar, silent
-from coral_lens.records import Predictions, Question, Style, predictions_of
+from coral_lens.records import Predictions, Question, predictions_of
 from coral_lens.report.pages.study import StudyRun, write_study
 from coral_lens.report.runs import Evaluation, Run
 from coral_lens.report.tables.run import ABOUT_ALL, subject_of

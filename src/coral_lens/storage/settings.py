@@ -1,0 +1,196 @@
+"""Settings that can be written down: in Python, in a study's TOML, and as options of a command.
+
+A class of settings is the one place that knows a field: its name, its type, its default, what it means (the docstring under
+it) and which values it may have (a Range or a OneOf in its type, or a Literal). A wrong value is refused in the same sentence
+wherever it was written. Knows neither commands nor TOML: `cli.options` turns fields into options, and `methods.interface`
+reads them from a study.
+
+    @dataclass(frozen=True)
+    class Baking(Settings):
+        minutes: Annotated[int, Range(least=1)] = 40
+        \"\"\"How long the cake stays in the oven.\"\"\"
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import math
+import re
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import Field, dataclass, fields, is_dataclass
+from functools import cache
+from itertools import pairwise
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from coral_lens.errors import CoralError, nearest
+
+# ------------------------------------------------------------------------------------------------------------- values
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers that a field may have."""
+
+    least: int | float = -math.inf
+    most: int | float = math.inf
+    above: int | float = -math.inf
+    below: int | float = math.inf
+
+    def __contains__(self, value: Any) -> bool:
+        number = isinstance(value, int | float)
+        return number and self.least <= value <= self.most and self.above < value < self.below
+
+    def __str__(self) -> str:
+        if math.isfinite(self.least) and math.isfinite(self.most):
+            return f"lie between {self.least} and {self.most}"
+        if math.isfinite(self.above) and math.isfinite(self.below):
+            return f"lie between {self.above} and {self.below}, both excluded"
+        limits = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
+        return "be " + " and ".join(f"{words} {limit}" for words, limit in limits.items() if math.isfinite(limit))
+
+    def refuse(self, name: str, value: Any) -> None:
+        """Refuse a value outside."""
+        if value not in self:
+            raise CoralError(f"{name} must {self}. Got {value!r} instead.")
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """The names that a field may have."""
+
+    names: Callable[[], Iterable[str]]
+    """Gives them when a value is checked: the table that holds them may be slow to import."""
+
+    def refuse(self, name: str, value: Any) -> None:
+        """Refuse a value that is not among them, with the nearest one."""
+        known = list(self.names())
+        if value not in known:
+            raise CoralError(
+                f"Unknown {name} {value!r}; use one of {', '.join(known)}.{nearest(str(value), map(str, known))}"
+            )
+
+
+def refuse_value(name: str, value: Any, hint: Any) -> None:
+    """Refuse a value that its type's Range, OneOf or Literal does not hold; of a tuple, each element is checked.
+
+    Bare types are not checked here: Python has a type checker, TOML and commands have parsers.
+    """
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        refuse_value(name, value, inner[0])
+        for mark in inner[1:]:
+            if isinstance(mark, Range | OneOf):
+                mark.refuse(name, value)
+    elif origin is Literal:
+        OneOf(lambda: inner).refuse(name, value)
+    elif origin in (Union, UnionType):
+        # the only union of settings is `X | None`
+        if value is not None:
+            refuse_value(name, value, next(i for i in inner if i is not type(None)))
+    elif origin is tuple and isinstance(value, tuple | list):
+        for element in value:
+            refuse_value(name, element, inner[0])
+
+
+# ------------------------------------------------------------------------------------------------------------- fields
+
+
+@dataclass(frozen=True)
+class Option:
+    """How a field is written on the command line, where its name and its type do not say that."""
+
+    name: str | None = ""
+    """The option with its dashes; empty: it is called as the field. None: the field is no option."""
+    read: Callable[[str, str], Any] | None = None
+    """Makes the value of a text and of the option's name, as the layers of `12-20`."""
+
+
+NO_OPTION = Option(None)
+"""Marks a field that no command offers."""
+
+
+class Settings:
+    """What classes of settings inherit: a value that a field may not have is refused when they are made."""
+
+    def __post_init__(self) -> None:
+        refuse_wrong(type(self), {f.name: getattr(self, f.name) for f in settings_fields(type(self))})
+
+
+def refuse_wrong(settings: type, values: dict[str, Any]) -> None:
+    """Refuse the first value that its field may not have."""
+    for name, value in values.items():
+        refuse_value(name_of(settings, name), value, hints_of(settings)[name])
+
+
+def settings_fields(settings: type) -> tuple[Field[Any], ...]:
+    """Return the fields of a class of settings."""
+    assert is_dataclass(settings), f"{settings} is no dataclass"
+    return fields(settings)
+
+
+@cache
+def hints_of(settings: type) -> dict[str, Any]:
+    """Return the types of a class's fields, with their marks."""
+    return get_type_hints(settings, include_extras=True)
+
+
+def option_of(settings: type, field: str) -> Option:
+    """Return how a field is written on the command line."""
+    marks = get_args(hints_of(settings)[field])[1:] if get_origin(hints_of(settings)[field]) is Annotated else ()
+    return next((mark for mark in marks if isinstance(mark, Option)), Option())
+
+
+def name_of(settings: type, field: str) -> str:
+    """Return what people call a field: as its option if that has another name."""
+    return (option_of(settings, field).name or field).removeprefix("--")
+
+
+@cache
+def docs_of(settings: type) -> dict[str, str]:
+    """Return the docstring under each field of a class, inherited ones too, in one line."""
+    docs: dict[str, str] = {}
+    for cls in reversed(settings.__mro__):
+        body = classes_in(cls.__module__).get(cls.__name__, []) if is_dataclass(cls) else []
+        for field, text in pairwise(body):
+            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
+                docs[field.target.id] = " ".join(str(ast.literal_eval(text.value)).split())
+    return docs
+
+
+@cache
+def classes_in(module: str) -> dict[str, list[ast.stmt]]:
+    """Return the body of each class of a module: Python keeps no docstring of a field, so the source is read."""
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    return {node.name: node.body for node in tree.body if isinstance(node, ast.ClassDef)}
+
+
+# ------------------------------------------------------------------------------------------------------ common fields
+
+MOST_SEED = 2**32 - 1
+"""The largest seed that every generator of random numbers takes; none takes one below 0."""
+
+Seed = Annotated[int, Range(0, MOST_SEED)]
+Count = Annotated[int, Range(1)]
+
+
+def parse_layers(text: str, option: str = "--layers") -> tuple[int, ...]:
+    """Return the layers of `0,16` or `12-20`."""
+    layers: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*(\d{1,4})\s*(?:-\s*(\d{1,4})\s*)?", part, re.ASCII)
+        if match is None or (match[2] and int(match[2]) < int(match[1])):
+            raise CoralError(f"{option} must look like 0,16 or 12-20. Got {text!r} instead.")
+        layers.update(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return tuple(sorted(layers))
+
+
+def parse_names(text: str, _: str = "") -> tuple[str, ...]:
+    """Return the names of `centred, rank`."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+Layers = Annotated[tuple[int, ...] | None, Option(read=parse_layers)]
+"""Layers of a model; None stands for all."""

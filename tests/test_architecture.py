@@ -26,7 +26,7 @@ LIGHT = {"errors", "records", "ragged", "progress", "storage.files", "storage.ar
          "metrics.scores", "metrics.comparisons", "metrics.curves", "metrics.conformal", "engine.trees",
          "engine.prompts", "lens.settings", "lens.rules", "lens.publish", "lens.features", "lens.tempering",
          "report.runs", "methods.entry", "study.config", "study.plan", "harness.requests", "harness.logs",
-         "harness.metrics", "harness.command", "cli", ""}  # fmt: skip
+         "harness.metrics", "harness.data", "harness.command", "cli", ""}  # fmt: skip
 """Import nothing heavy when they are imported themselves; of a package's name: every file of it."""
 ENTRIES = 18
 """So many at most in `ls src/coral_lens`."""

@@ -10,16 +10,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import datasets
 import lm_eval
 import lm_eval.__main__
 import lm_eval.tasks
 import numpy as np
 import pytest
 from lm_eval.tasks import TaskManager
-from support.lm_eval_runs import manager, real_task, write_task
+from support.lm_eval_runs import definitions_of, manager, write_task
 from support.models import make_model
 from support.questions import toy_questions
 
+import coral_lens
 from coral_lens.cli import main
 from coral_lens.data.questions import load_questions
 from coral_lens.data.settings import TaskOptions
@@ -28,17 +30,20 @@ from coral_lens.engine.loading import load_model
 from coral_lens.engine.model import Model
 from coral_lens.engine.scoring import TOKEN_BUDGET
 from coral_lens.harness import model as lm_eval_model
-from coral_lens.harness.command import kinds_of, run_lm_eval
+from coral_lens.harness.command import configs_of, run_lm_eval
 from coral_lens.harness.logs import run_of_logs
 from coral_lens.harness.scoring import Shape
 from coral_lens.lens.fit import fit
 from coral_lens.lens.settings import FitSettings
 from coral_lens.metrics.scores import score
-from coral_lens.records import Question
+from coral_lens.records import Predictions, Question
 from coral_lens.report.runs import load_run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ASKED = toy_questions(12, seed=3)
+REAL = ("--tasks", "arc_easy", "--include_path", definitions_of("arc"))
+"""lm-eval's own ARC-Easy, of which the embedded data has the validation questions."""
+README = Path(coral_lens.__file__).parents[2] / "README.md"
 
 
 @pytest.fixture(autouse=True)
@@ -132,8 +137,7 @@ def test_the_real_model_with_a_real_lens_has_the_numbers_of_coral_eval(
     monkeypatch.setattr(store, "choose_budget", lambda _: TOKEN_BUDGET)
     train = load_questions("commonsense_qa_cloze:validation", TaskOptions(limit=30))
     fit(smollm2, train, FitSettings(layers=(16,))).save(tmp_path / "lens")
-    (tmp_path / "tasks").mkdir()
-    asked = ("--tasks", "arc_easy", "--include_path", real_task(tmp_path / "tasks"), "--limit", "16")
+    asked = (*REAL, "--split", "validation", "--limit", "16")
     logs = ("--log_samples", "--output_path", tmp_path / "logs")
     with_lens = f"pretrained=smollm2,lens={tmp_path / 'lens'}"
     assert coral("lm-eval", "run", "--model", "coral", "--model_args", with_lens, *asked, *logs).code == 0
@@ -152,6 +156,63 @@ def test_the_real_model_with_a_real_lens_has_the_numbers_of_coral_eval(
     found = json.loads(results.read_text("utf-8"))["results"]["arc_easy"]
     for name, ours in {"acc": "accuracy", "ece": "ece", "cwece": "cwece", "brier": "brier"}.items():
         assert found[f"{name},none"] == pytest.approx(score(expected, ours), abs=1e-5)
+
+
+@pytest.fixture
+def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    def offline(*_: Any, **__: Any) -> None:
+        raise ConnectionError("no network here")
+
+    monkeypatch.setattr(datasets, "load_dataset", offline)
+
+
+def predictions_of(run: Path) -> dict[str, Predictions]:
+    (evaluation,) = load_run(run).evaluations
+    return dict(evaluation.predictions)
+
+
+@pytest.mark.usefixtures("no_hub")
+@pytest.mark.filterwarnings("default:With a lens:UserWarning")
+def test_the_commands_of_the_readme_run_without_a_network_and_agree_with_coral_eval(
+    work: Path, coral: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(work)
+    lines = [line.split("#")[0].split() for line in README.read_text("utf-8").splitlines()]
+    commands = [words[1:] for words in lines if words[:1] == ["coral"] and "lm-eval" in " ".join(words[1:3])]
+    assert len(commands) >= 2
+    for words in commands:
+        few = [*REAL[2:], "--limit", "8"] if words[0] == "lm-eval" else []
+        outcome = coral(*(word.replace("smollm2", "tiny").replace("my-lens", "lens") for word in words), *few)
+        assert outcome.code == 0, outcome.err
+    asked = ("--lens", "lens", "--task", "arc_easy:validation", "--limit", "8")
+    assert coral("eval", *asked, "--out", "measured").code == 0
+    expected = predictions_of(work / "measured")["listwise tempered"]
+    logged = predictions_of(work / "run")["sum (acc)"]
+    assert logged.probs == pytest.approx(expected.probs, abs=1e-9)
+    assert logged.answers.tolist() == expected.answers.tolist()
+
+
+@pytest.mark.usefixtures("no_hub")
+def test_a_real_task_has_its_questions_from_the_embedded_data_and_its_examples_from_a_folder(
+    work: Path, coral: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "data" / "arc_easy").mkdir(parents=True)
+    pool = [{"question": q.text, "choices": {"text": list(q.options), "label": list("ABCDE"[: len(q.options)])},
+             "answerKey": "ABCDE"[q.answer], "id": q.id} for q in ASKED]  # fmt: skip
+    lines = "".join(json.dumps(row) + "\n" for row in pool)
+    (tmp_path / "data" / "arc_easy" / "train.jsonl").write_text(lines, "utf-8")
+    model = ("--model", "coral", "--model_args", f"pretrained={work / 'tiny'}")
+    asked = (*REAL, "--split=validation", "--limit=4", f"--data={tmp_path / 'data'}", "--num_fewshot", "2")
+    outcome = coral("lm-eval", *model, *asked, "--log_samples", "--output_path", tmp_path / "logs")
+    assert outcome.code == 0, outcome.err
+    (samples,) = (tmp_path / "logs").rglob("samples_arc_easy_*.jsonl")
+    logged = [json.loads(line)["arguments"] for line in samples.read_text("utf-8").splitlines()]
+    contexts = [[row["arg_0"] for row in arguments.values()] for arguments in logged]
+    options = TaskOptions(limit=4, num_fewshot=2, data_dir=tmp_path / "data")
+    questions = load_questions("arc_easy:validation", options)
+    assert contexts == [list(q.rendered.contexts) for q in questions if q.rendered]
+    (results,) = (tmp_path / "logs").rglob("results_*.json")
+    assert json.loads(results.read_text("utf-8"))["configs"]["arc_easy"]["test_split"] == "validation"
 
 
 def test_without_a_lens_the_tables_of_coral_and_hf_are_alike(work: Path, coral: Any) -> None:
@@ -215,6 +276,59 @@ def test_what_a_lens_cannot_correct_is_refused_before_a_model_is_loaded(
     assert "Did you mean 'lens'?" in complaint(coral("lm-eval", *wrong, *asked))
 
 
+@pytest.mark.usefixtures("no_hub")
+def test_data_that_is_nowhere_is_one_sentence_before_a_model_is_loaded(
+    work: Path, coral: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lm_eval_model, "load_model", lambda *_, **__: pytest.fail("the model was loaded"))
+    said = complaint(coral("lm-eval", "run", *with_lens(work, *REAL)))
+    assert "needs its split 'test'" in said
+    assert "(--split validation), or give the data with --data DIR, as DIR/arc_easy/test.jsonl" in said
+    shots = with_lens(work, *REAL, "--split", "validation", "--num_fewshot", "2")
+    assert "worked examples from its split 'train'" in complaint(coral("lm-eval", "run", *shots))
+    nowhere = with_lens(work, *REAL, "--data", tmp_path / "nowhere")
+    assert "nowhere is not a folder" in complaint(coral("lm-eval", *nowhere))
+
+
+TASK = ("--tasks", "toy")
+TINY = ("--model", "coral", "--model_args", "pretrained=tiny")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((*TINY, *TASK, "--log_samples"), "lm-eval: Specify --output_path if providing --log_samples"),
+        ((*TINY, *TASK, "--samples", "[0]", "--limit", "1"), "lm-eval: If --samples is not None"),
+        ((*TINY, "--tasks", "arc_esy"), "lm-eval: Tasks not found: arc_esy. Did you mean 'arc_easy'"),
+        ((*TINY, "--tasks", "toy,commonsense_q"), "not found: commonsense_q. Did you mean 'commonsense_qa'"),
+        ((*TINY[:2], "--model_args", "pretrained=smollm2,lnes=x", *TASK), "Did you mean 'lens'?"),
+        ((*TINY[:2], "--model_args", "pretrained=tiny,lens=no/such/lens", *TASK), "no/such/lens"),
+        ((*TINY[:2], "--model_args", "pretrained=tiny,lens=lens,gamma=-1", *TASK), "gamma must be a number"),
+        (("--model", "corl", *TASK), "lm-eval knows no model called 'corl'. Did you mean 'coral'?"),
+        (("--config", "no/such.yaml"), "lm-eval: Config file not found"),
+        (("--config", "wrong.yaml"), "unexpected keyword argument 'modle'"),
+        ((*TINY, *TASK, "--data"), "--data --include_path is not a folder"),
+    ],
+)
+def test_a_mistake_in_lm_evals_arguments_is_one_sentence(
+    arguments: tuple[str, ...], said: str, work: Path, coral: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(work)
+    monkeypatch.setattr(lm_eval_model, "load_model", lambda *_, **__: pytest.fail("the model was loaded"))
+    (work / "wrong.yaml").write_text("modle: coral\n", "utf-8")
+    outcome = coral("lm-eval", "run", *arguments, "--include_path", "tasks")
+    assert outcome.code == 2
+    assert "Traceback" not in outcome.err
+    assert said in outcome.err.rstrip().splitlines()[-1]
+
+
+def test_a_failure_of_a_run_that_had_begun_keeps_its_traceback(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(work)
+    monkeypatch.setattr(lm_eval_model.CoralLM, "loglikelihood", lambda *_, **__: int("our own bug"))
+    with pytest.raises(ValueError, match="our own bug"):
+        run_lm_eval(["run", *TINY, *TASK, "--include_path", "tasks"])
+
+
 def test_a_lens_of_another_model_is_one_sentence(work: Path, coral: Any) -> None:
     asked = with_lens(work, "--tasks", "toy", "--include_path", work / "tasks", model="other")
     assert "whose weights are" in complaint(coral("lm-eval", "run", *asked))
@@ -232,12 +346,33 @@ def test_groups_tags_and_tasks_in_place_are_looked_through(work: Path, tmp_path:
     write_task(tmp_path, ASKED[:2], task="two", output_type="generate_until", tag="tagged")
     (tmp_path / "all.yaml").write_text("group: all\ntask: [one, {task: two}, {group: inner, task: [one]}]\n", "utf-8")
     index = manager(tmp_path).task_index
+
+    def kinds_of(task: Any) -> list[tuple[str, str]]:
+        return [(config["task"], config["output_type"]) for config in configs_of(task, index)]
+
     one, two = ("one", "multiple_choice"), ("two", "generate_until")
-    assert list(kinds_of("one", index)) == [one]
-    assert list(kinds_of("tagged", index)) == [one, two]
-    assert list(kinds_of("all", index)) == [one, two, one]
-    assert list(kinds_of({"task": "new", "output_type": "loglikelihood"}, index)) == [("new", "loglikelihood")]
-    assert list(kinds_of({"task": "one", "num_fewshot": 2}, index)) == [one]
+    assert kinds_of("one") == [one]
+    assert kinds_of("tagged") == [one, two]
+    assert kinds_of("all") == [one, two, one]
+    assert kinds_of({"group": "all"}) == [one, two, one]
+    assert kinds_of({"task": "new", "output_type": "loglikelihood"}) == [("new", "loglikelihood")]
+    assert kinds_of({"task": "one", "num_fewshot": 2}) == [one]
+    assert kinds_of("unknown") == []
+
+
+def test_what_a_group_changes_in_its_tasks_is_seen_as_lm_eval_makes_it(tmp_path: Path) -> None:
+    write_task(tmp_path, ASKED[:2], task="one", tag="tagged")
+    inner = "{group: inner, num_fewshot: 3, description: X, task: [one]}"
+    (tmp_path / "outer.yaml").write_text(
+        f"group: outer\ntask: [{{task: one, num_fewshot: 1}}, tagged, {inner}]\nrepeats: 2\n", "utf-8"
+    )
+    changed = [
+        (config.get("num_fewshot"), config.get("description"), config["repeats"])
+        for config in configs_of("outer", manager(tmp_path).task_index)
+    ]
+    assert changed == [(1, None, 2), (None, None, 2), (3, "X", 2)]
+    built = manager(tmp_path).load([{"group": "top", "task": [{"task": "one", "num_fewshot": 1}], "repeats": 2}])
+    assert (built["tasks"]["one"].config.num_fewshot, built["tasks"]["one"].config.repeats) == (1, 2)
 
 
 def test_samples_stand_alone_on_the_command_line(work: Path, coral: Any, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from lm_eval.api.instance import Instance
 from lm_eval.api.registry import get_model
-from support.lm_eval_runs import evaluate, real_task, requests_of, write_task
+from support.lm_eval_runs import definitions_of, evaluate, requests_of, write_task
 from support.models import make_hflm, make_llama, make_model, make_tokenizer
 from support.questions import toy_questions
 
@@ -26,6 +26,7 @@ from coral_lens.engine.readers import FinalStates
 from coral_lens.engine.scoring import TOKEN_BUDGET
 from coral_lens.errors import CoralError
 from coral_lens.harness import model as lm_eval_model
+from coral_lens.harness.data import local_data
 from coral_lens.harness.model import LENGTHS_WARNING, CoralLM
 from coral_lens.harness.scoring import Shape
 from coral_lens.lens.artefact import Lens
@@ -394,13 +395,12 @@ def test_lm_eval_knows_the_model_by_name_and_the_package_has_its_entry_point() -
     assert points == {"coral": f"{CoralLM.__module__}:{CoralLM.__name__}"}
 
 
-def test_the_real_model_answers_real_questions_as_hflm_does(
-    smollm2: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_real_model_answers_real_questions_as_hflm_does(smollm2: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lm_eval_model, "choose_shape", lambda _: Shape("tree", TOKEN_BUDGET))  # without a timing
-    folder = real_task(tmp_path)
-    (expected,) = evaluate(make_hflm(smollm2, batch_size=8), folder, limit=8)["results"].values()
-    coral = evaluate(CoralLM(smollm2), folder, limit=8)
+    asked_for: dict[str, Any] = {"folder": definitions_of("arc"), "tasks": ["arc_easy"], "limit": 8}
+    with local_data(split="validation"):
+        (expected,) = evaluate(make_hflm(smollm2, batch_size=8), **asked_for)["results"].values()
+        coral = evaluate(CoralLM(smollm2), **asked_for)
     (found,) = coral["results"].values()
     assert found == expected
     asked = [q.rendered for q in load_task("arc_easy", TaskOptions(split="validation", limit=8))]

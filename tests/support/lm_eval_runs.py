@@ -13,7 +13,6 @@ import yaml
 from lm_eval.api.instance import Instance
 from lm_eval.tasks import TaskManager
 
-from coral_lens.data.assets import embedded_data
 from coral_lens.records import Question
 
 TASK = "toy"
@@ -45,8 +44,8 @@ def write_task(folder: Path, questions: Sequence[Question], **changes: Any) -> P
 
 
 def evaluate(lm: Any, folder: Path, **arguments: Any) -> dict[str, Any]:
-    """Run lm-eval's own `simple_evaluate` on the tasks of a folder."""
-    names = [path.stem for path in sorted(folder.glob("*.yaml"))]
+    """Run lm-eval's own `simple_evaluate` on the tasks of a folder, all of them unless some are named."""
+    names = arguments.pop("tasks", [path.stem for path in sorted(folder.glob("*.yaml"))])
     found = lm_eval.simple_evaluate(model=lm, tasks=names, task_manager=manager(folder), bootstrap_iters=0, **arguments)
     assert found is not None
     return dict(found)
@@ -64,14 +63,6 @@ def manager(folder: Path) -> TaskManager:
     return TaskManager(include_defaults=False, include_path=str(folder))
 
 
-def real_task(folder: Path) -> Path:
-    """lm-eval's own ARC-Easy, with the embedded validation questions as its data."""
-    data = embedded_data()
-    assert data is not None
-    (arrow,) = (data / "ai2_arc" / "ARC-Easy" / "validation").glob("*.arrow")
-    kwargs = {"data_files": {"validation": str(arrow)}, "cache_dir": str(folder / ".cache")}
-    own = manager(Path(lm_eval.tasks.__file__).parent / "arc").task_index["arc_easy"].cfg
-    gone = dict.fromkeys(("dataset_name", "tag", "test_split", "training_split"))
-    config = {**own, **gone, "dataset_path": "arrow", "dataset_kwargs": kwargs}
-    (folder / "arc_easy.yaml").write_text(yaml.safe_dump(config), "utf-8")
-    return folder
+def definitions_of(folder: str) -> Path:
+    """The folder with lm-eval's own definitions of some tasks."""
+    return Path(lm_eval.tasks.__file__).parent / folder

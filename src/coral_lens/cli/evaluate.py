@@ -9,7 +9,18 @@ from typing import Annotated, Any
 
 import typer
 
-from coral_lens.cli.options import Asking, DataDir, LensModel, Limit, Machine, OtherModel, beside, flat, remove_work
+from coral_lens.cli.options import (
+    Asking,
+    DataDir,
+    LensModel,
+    Limit,
+    Machine,
+    OtherModel,
+    beside,
+    flat,
+    folder_of_data,
+    remove_work,
+)
 from coral_lens.errors import CoralError
 
 app = typer.Typer()
@@ -128,11 +139,18 @@ def predict(
 @app.command("lm-eval", add_help_option=False, context_settings={"ignore_unknown_options": True})
 def lm_eval(
     arguments: Annotated[list[str] | None, typer.Argument(help="As of `lm-eval`; see `coral lm-eval --help`.")] = None,
+    data: DataDir = None,
+    split: Annotated[
+        str | None, typer.Option(help="Evaluate this split of every task instead of the one that lm-eval evaluates.")
+    ] = None,
 ) -> None:
     """Run lm-eval's own command line, which then knows `--model coral` and measures calibration too.
 
-    Example: `coral lm-eval run --model coral --model_args pretrained=smollm2,lens=my-lens --tasks arc_easy`
+    Data comes from `--data DIR` (DIR/TASK/SPLIT.jsonl), then the embedded data, then the hub.
+    Example: `coral lm-eval run --model coral --model_args pretrained=smollm2,lens=my-lens --tasks hellaswag`
     """
     from coral_lens.harness.command import run_lm_eval
 
-    run_lm_eval(arguments or [])
+    if {"-h", "--help"} & set(arguments or []):
+        typer.echo("Arguments of `coral lm-eval` beside lm-eval's own: --data DIR, --split SPLIT (`coral --help`).\n")
+    run_lm_eval(arguments or [], data_dir=folder_of_data(data), split=split)

@@ -53,6 +53,8 @@ class Origin:
     folders: tuple[str, ...] = ()
     """Names that the task's folder may have below `data_dir`."""
     data_dir: Path | None = None
+    asked_as: str = "{task}:{split}"
+    """How a user asks for another split, for complaints."""
 
 
 def origin_of(config: Mapping[str, Any], data_dir: Path | None) -> Origin:
@@ -68,6 +70,10 @@ def origin_of(config: Mapping[str, Any], data_dir: Path | None) -> Origin:
         folders=(task, str(other)) if other else (task,),
         data_dir=data_dir,
     )
+
+
+class MissingSplitError(CoralError):
+    """A split that no source has."""
 
 
 class Splits(Mapping[str, Any]):
@@ -95,7 +101,9 @@ class Splits(Mapping[str, Any]):
             if self._hub is None:
                 self._hub = _from_hub(self.origin, split)
             if split not in self._hub:
-                raise CoralError(_missing(self.origin, split, f"the dataset's splits are {', '.join(self._hub)}"))
+                raise MissingSplitError(
+                    _missing(self.origin, split, f"the dataset's splits are {', '.join(self._hub)}")
+                )
             return self._hub[split]
         dataset = _read_arrow(place) if place.is_dir() else _read_file(place)
         if len(dataset) == 0:
@@ -200,14 +208,14 @@ def _from_hub(origin: Origin, split: str) -> Mapping[str, Any]:
     import datasets
 
     if origin.path is None:
-        raise CoralError(_missing(origin, split, "the task names no dataset to download"))
+        raise MissingSplitError(_missing(origin, split, "the task names no dataset to download"))
     kwargs = {k: v for k, v in (origin.kwargs or {}).items() if k != "trust_remote_code"}
     try:
         with _hub_session():
             found: Mapping[str, Any] = datasets.load_dataset(origin.path, origin.name, **kwargs)
     except Exception as error:  # the hub's client raises a dozen unrelated types; all of them mean "not available"
         said = str(error).strip().splitlines() or [type(error).__name__]
-        raise CoralError(_missing(origin, split, f"downloading {origin.path} failed ({said[0]})")) from error
+        raise MissingSplitError(_missing(origin, split, f"downloading {origin.path} failed ({said[0]})")) from error
     return found
 
 
@@ -230,10 +238,14 @@ def _hub_session() -> Iterator[None]:
 
 
 def _missing(origin: Origin, split: str, why: str) -> str:
-    here = ", ".join(local_splits(origin))
-    instead = (
-        f"Available locally: {here}; ask for one of those" if here else "No split of it is here; ask for another task"
-    )
+    here = list(local_splits(origin))
+    if here:
+        asked = origin.asked_as.format(task=origin.task, split=here[0])
+        instead = f"Available locally: {', '.join(here)}; ask for one of those ({asked})"
+    elif embedded_data() is None and (origin.path or "").lower() in _EMBEDDED:
+        instead = "No split of it is here; fetch the embedded data (`coral assets`), which has some of it"
+    else:
+        instead = "No split of it is here; ask for another task"
     return (
         f"Task {origin.task!r} needs its split {split!r}, which is not here: {why}. {instead}, or give the data with "
         f"--data DIR, as DIR/{origin.folders[-1]}/{split}.jsonl."

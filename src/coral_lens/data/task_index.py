@@ -72,6 +72,11 @@ def is_task(name: str) -> bool:
     return name in _entries(fresh=False)
 
 
+def lm_eval_names() -> list[str]:
+    """Return the names of all tasks, groups and tags that lm-eval itself brings."""
+    return list(_cached_scan(_lm_eval_folder(), fresh=False))
+
+
 def _expand(name: str, overrides: Mapping[str, Any], above: tuple[str, ...]) -> list[Leaf]:
     entry = _entry(name)
     if name in above:

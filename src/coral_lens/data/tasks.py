@@ -96,7 +96,7 @@ def definitions(name: str) -> list[Definition]:
             task=str(config["task"]),
             data=f"{config.get('dataset_path') or config['task']}/{config.get('dataset_name') or ''}".lower(),
             test_split=config.get("test_split"),
-            shot_split=_shot_split(config),
+            shot_split=shot_split(config),
             zero_shot=config.get("num_fewshot") == 0,
         )
         for config in configs
@@ -124,7 +124,7 @@ def _questions(leaf: Leaf, options: TaskOptions) -> list[Question]:
     config = definition(leaf)
     splits = Splits(origin_of(config, options.data_dir))
     split = options.split or evaluation_split(config)
-    n_shots = _shots(config, options.num_fewshot)
+    n_shots = shots_of(config, options.num_fewshot)
     task = _build(leaf, {**_adapted(config, split=split, n_shots=n_shots), "custom_dataset": lambda **_: splits})
     task.set_fewshot_seed(options.seed)
     ids = _ids(task.task_docs, f"{leaf.task}/{split}")
@@ -143,13 +143,13 @@ def evaluation_split(config: Mapping[str, Any]) -> str:
     return str(split)
 
 
-def _shots(config: Mapping[str, Any], asked: int | None) -> int:
+def shots_of(config: Mapping[str, Any], asked: int | None) -> int:
     """Return the number of shots by lm-eval's rule: a task that sets 0 itself is never overruled."""
     own = config.get("num_fewshot")
     return int(own or 0) if asked is None or own == 0 else asked
 
 
-def _shot_split(config: Mapping[str, Any]) -> str | None:
+def shot_split(config: Mapping[str, Any]) -> str | None:
     """Return the split that worked examples come from by lm-eval's rule; None if the task brings them itself."""
     shots = config.get("fewshot_config") or {}
     rule = (config.get(f"{kind}_split") for kind in ("fewshot", "training", "validation", "test"))
@@ -168,7 +168,7 @@ def _adapted(config: Mapping[str, Any], *, split: str, n_shots: int) -> dict[str
         changed |= {"fewshot_split": None, "fewshot_config": {"samples": []}}
     elif split != (config.get("test_split") or config.get("validation_split")) and not shots.get("samples"):
         # lm-eval leaves a question out of its own shots only where both splits are named and equal
-        changed["fewshot_split"] = _shot_split(config)
+        changed["fewshot_split"] = shot_split(config)
     if split != (config.get("test_split") or config.get("validation_split")):
         changed["test_split"] = split
     return changed

@@ -122,13 +122,7 @@ class CoralLM(HFLM):  # type: ignore[misc]
     ) -> CoralLM:
         """Make one from the arguments of the command line; an unknown one is refused before anything is loaded."""
         given = {**arg_dict, **{k: v for k, v in (additional_config or {}).items() if v is not None}}
-        known = [name for name in signature(cls.__init__).parameters if name != "self"]
-        for name in given:
-            if name not in known:
-                raise CoralError(
-                    f"model_args: {name!r} is not an argument of the model `{NAME}`.{nearest(name, known)} "
-                    f"Known: {', '.join(known)}."
-                )
+        refuse_unknown(given)
         return cls(**given)
 
     # ------------------------------------------------------------------------------------------------------- scoring
@@ -260,6 +254,17 @@ class CoralLM(HFLM):  # type: ignore[misc]
             "overrides": lens.training.get("overrides", []),
         }
         return info | {"model_fingerprint": self.coral.fingerprint, "lens": said}
+
+
+def refuse_unknown(given: Mapping[str, Any]) -> None:
+    """Refuse arguments that the model does not have."""
+    known = [name for name in signature(CoralLM.__init__).parameters if name != "self"]
+    for name in given:
+        if name not in known:
+            raise CoralError(
+                f"model_args: {name!r} is not an argument of the model `{NAME}`.{nearest(name, known)} "
+                f"Known: {', '.join(known)}."
+            )
 
 
 def corrected(lens: Lens, scored: ScoredRequests) -> np.ndarray:

@@ -3,7 +3,7 @@
     python bench/paper_audit.py                      every check
     python bench/paper_audit.py brier averages       some of them
 
-Reads `coral_lens.report.paper` only: no model, no data, a few seconds. `docs/paper-audit.md` quotes what it prints.
+Reads `coral_lens.report.tables.paper` only: no model, no data, a few seconds. `docs/paper-audit.md` quotes what it prints.
 """
 
 from __future__ import annotations

@@ -1,0 +1,204 @@
+"""Documents say what is so: the names, files and links in them exist, and their lines are short enough to read."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_architecture import FILES, LEAVES, ORDER, PACKAGE, ROOT
+
+from coral_lens.lens.rules import BASE_SCORES
+from coral_lens.methods.registry import METHODS
+
+DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
+DOCUMENTS += sorted((ROOT / "docs").rglob("*.md"))
+HISTORY = {"CHANGELOG.md", "docs/log.md"}
+"""Tell what was, under the names of its time."""
+LIVING = [path for path in DOCUMENTS if path.relative_to(ROOT).as_posix() not in HISTORY]
+METHOD = ROOT / "docs" / "method.md"
+WIDEST = 120
+FILE_ENDINGS = {"csv", "css", "html", "json", "jsonl", "md", "png", "py", "safetensors", "svg", "toml"}
+WORDS = {"coral_lens", "lens", "notes"}
+"""Words in backticks of docs/method.md that are no name of a method or rule: the package, a setting, a key of a record."""
+FORMER_MODULES = {"scratch", "manifest", "terms", "listing", "stats", "confidence_curves", "joined", "store", "models",
+                  "layout", "token_budget", "attention", "fused", "resume", "prefixes", "guarantees", "choosing",
+                  "simulation", "inputs", "fitting", "listwise_mlp", "kinds", "card", "hub", "steering", "samples",
+                  "estimators", "jobs", "lens_method", "evaluation", "places", "planning", "predicting", "running",
+                  "lm_eval_command", "lm_eval_logs", "lm_eval_metrics", "lm_eval_model", "lm_eval_requests",
+                  "lm_eval_scoring", "printing", "baselines"}  # fmt: skip
+"""What modules were called in release 0.1; a document that still says so leads nowhere."""
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+every_document = pytest.mark.parametrize("path", DOCUMENTS, ids=name_of)
+living_document = pytest.mark.parametrize("path", LIVING, ids=name_of)
+
+
+# ---------------------------------------------------------------------------------------------------- reading documents
+
+
+def without_fences(text: str) -> str:
+    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def code_spans(path: Path) -> list[str]:
+    """What stands in backticks, outside blocks of code."""
+    return re.findall(r"(?<!`)`([^`\n]+)`(?!`)", without_fences(path.read_text("utf-8")))
+
+
+def has_attribute(owner: Any, name: str) -> bool:
+    # a field without a default is no attribute of its class
+    return hasattr(owner, name) or name in getattr(owner, "__dataclass_fields__", {})
+
+
+def resolves(dotted: str) -> bool:
+    """Whether a name below coral_lens is a module, or something in one, or a field of that."""
+    parts = dotted.split(".")
+    n_module = next((n for n in range(len(parts), 0, -1) if ".".join(parts[:n]) in FILES), 0)
+    owner: Any = importlib.import_module(".".join(["coral_lens", *parts[:n_module]]))
+    for name in parts[n_module:]:
+        if not has_attribute(owner, name):
+            return False
+        owner = getattr(owner, name, None)
+    return True
+
+
+def is_dotted_name(span: str) -> bool:
+    return bool(re.fullmatch(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+", span)) and span.split(".")[-1] not in FILE_ENDINGS
+
+
+def names_in(path: Path) -> set[str]:
+    return {node.name for node in ast.parse(path.read_text("utf-8")).body if isinstance(node, ast.FunctionDef)}
+
+
+# ---------------------------------------------------------------------------------------------------------------- names
+
+
+def test_names_that_do_not_exist_do_not_resolve() -> None:
+    assert resolves("lens.rules")
+    assert resolves("records.Predictions.method")
+    assert resolves("FitSettings.depth")
+    assert not resolves("lens.rules.steered")
+    assert not resolves("records.Predictions.verdict")
+    assert not resolves("steering.residuals")
+
+
+@pytest.mark.parametrize("span", sorted(set(code_spans(METHOD))))
+def test_every_name_of_the_method_exists(span: str) -> None:
+    if is_dotted_name(span):
+        assert resolves(span)
+    elif re.fullmatch(r"[\w-]+", span) and not span.startswith("-"):
+        # a bare word is what a user types, never a function: those are dotted
+        assert span in {*METHODS, *BASE_SCORES, *WORDS}
+
+
+@living_document
+def test_dotted_names_of_our_packages_exist(path: Path) -> None:
+    ours = {"coral_lens", *LEAVES, *(name.split(".")[0] for name in FILES if name)}
+    for span in filter(is_dotted_name, code_spans(path)):
+        if span.split(".")[0] in ours:
+            assert resolves(span.removeprefix("coral_lens.")), span
+    for dotted in re.findall(r"\bcoral_lens((?:\.[A-Za-z_]\w*)+)", path.read_text("utf-8")):
+        assert resolves(dotted.lstrip(".")), dotted
+
+
+@living_document
+def test_no_document_leads_to_a_former_module(path: Path) -> None:
+    for span in code_spans(path):
+        first = re.split(r"[./]", span)[0]
+        assert not (first in FORMER_MODULES and re.fullmatch(r"[\w./]+", span)), span
+
+
+# ------------------------------------------------------------------------------------------------------ files and links
+
+
+@living_document
+def test_files_and_tests_that_are_named_exist(path: Path) -> None:
+    for span in code_spans(path):
+        assert not re.fullmatch(r"test_\w+(\.py)?", span), f"{span}: give its path, tests/<package>/{span}"
+        if not re.fullmatch(r"(src|tests|docs|bench|examples|configs)/[\w./:-]*", span):
+            continue
+        file, _, test = span.partition("::")
+        assert (ROOT / file).exists(), span
+        assert not test or test in names_in(ROOT / file), span
+
+
+def anchors_of(path: Path) -> set[str]:
+    """The headings of a document as they are linked to."""
+    headings = re.findall(r"^#+ (.+)$", without_fences(path.read_text("utf-8")), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@every_document
+def test_every_relative_link_leads_somewhere(path: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", without_fences(path.read_text("utf-8"))):
+        if re.match(r"[a-z]+:", link):
+            continue
+        file, _, anchor = link.partition("#")
+        target = path.parent / file if file else path
+        assert target.exists(), link
+        assert not anchor or anchor in anchors_of(target), link
+
+
+# ---------------------------------------------------------------------------------------------------------------- lines
+
+
+def long_lines(text: str) -> list[str]:
+    """The lines that are too long, outside tables and blocks of code; addresses do not count."""
+    return [
+        line
+        for line in without_fences(text).splitlines()
+        if not line.lstrip().startswith("|") and len(re.sub(r"\]\(\S+\)|https?://\S+", "", line)) > WIDEST
+    ]
+
+
+def test_long_lines_are_found_outside_tables_code_and_addresses() -> None:
+    long = "word " * 30
+    assert long_lines(f"short\n{long}\n") == [long]
+    assert long_lines(f"| {long} |\n```\n{long}\n```\nhttps://example.org/{'x' * 200}\n") == []
+
+
+@every_document
+def test_lines_are_short_enough_to_read(path: Path) -> None:
+    assert long_lines(path.read_text("utf-8")) == []
+
+
+# -------------------------------------------------------------------------------------------------------------- the map
+
+MAP_LINES = 30
+
+
+def map_lines() -> list[tuple[int, str]]:
+    """Indent and name of every line of the README's map, below its first."""
+    text = (ROOT / "README.md").read_text("utf-8")
+    block = re.search(r"^## The map\n.*?^```text\nsrc/coral_lens/\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    assert block, "README.md has no block ```text that begins with src/coral_lens/ under the heading 'The map'"
+    lines = block[1].splitlines()
+    assert len(lines) < MAP_LINES
+    return [(len(line) - len(line.lstrip()), line.split()[0]) for line in lines]
+
+
+def test_the_map_shows_every_entry_of_the_package_and_no_other() -> None:
+    entries = {f"{p.name}/" if p.is_dir() else p.name for p in PACKAGE.iterdir() if p.name != "__pycache__"}
+    assert sorted(name for indent, name in map_lines() if indent == 2) == sorted(entries - {"py.typed"})
+
+
+def test_the_map_names_only_files_that_exist() -> None:
+    folder = ""
+    for indent, name in map_lines():
+        folder = name if indent == 2 else folder
+        path = PACKAGE / (name if indent == 2 else f"{folder}{name}")
+        assert path.exists(), path
+        assert path.is_dir() == name.endswith("/"), path
+
+
+def test_the_map_is_in_the_order_of_imports() -> None:
+    packages = [name.rstrip("/") for indent, name in map_lines() if indent == 2 and name.endswith("/")]
+    assert packages == [name for name in ORDER if name in packages]

@@ -230,7 +230,7 @@ def test_a_prompt_without_room_for_an_answer_loses_its_beginning(tiny: Model) ->
         ({"max_new_tokens": 0}, "max_new_tokens must be at least 1. Got 0 instead"),
         ({"n_samples": 0}, "n_samples must be at least 1"),
         ({"batch_size": -1}, "batch_size must be at least 1"),
-        ({"temperature": -0.1}, "temperature must be 0"),
+        ({"temperature": -0.1}, "temperature must be at least 0. Got -0.1 instead"),
         ({"n_samples": 2}, "At temperature 0 all samples are alike"),
         ({"max_new_tokens": 256}, "max_new_tokens must be below the model's length, 256"),
     ],

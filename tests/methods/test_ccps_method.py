@@ -188,9 +188,9 @@ def test_too_few_options_are_refused(tiny: Model, tmp_path: Path) -> None:
     [
         ({"radius": (1.0,)}, r"no option 'radius'. Did you mean 'radii'"),
         ({"radii": (1.0, 0.5)}, r"must be above 0 and rise. Got \[1.0, 0.5\]"),
-        ({"push": "sideways"}, r"push cannot be used"),
-        ({"steps": 0}, r"at least 1"),
-        ({"activation": "gelu"}, r"activation cannot be used"),
+        ({"push": "sideways"}, r"Unknown push 'sideways'; use one of down, up"),
+        ({"steps": 0}, r"Method 'ccps': steps must be at least 1. Got 0 instead"),
+        ({"activation": "gelu"}, r"Unknown activation 'gelu'; use one of elu, relu"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(options: dict[str, object], message: str) -> None:

@@ -313,11 +313,11 @@ def test_everything_is_crossed_only_if_asked_for(tmp_path: Path) -> None:
 def test_options_are_checked() -> None:
     entry = MethodEntry.model_validate({"kind": "steerconf", "questions": 10, "samples": (1, 3), "thinking": (False,)})
     assert read_method(entry) == SteerConfSettings(questions=10, samples=(1, 3), thinking=(False,))
-    with pytest.raises(CoralError, match=r"no steering prompt 'very_cautios'. Did you mean 'very_cautious'"):
+    with pytest.raises(CoralError, match=r"Unknown prompts 'very_cautios'; .* Did you mean 'very_cautious'"):
         read_method(MethodEntry.model_validate({"kind": "steerconf", "prompts": ("very_cautios",)}))
     with pytest.raises(CoralError, match="samples is empty"):
         read_method(MethodEntry.model_validate({"kind": "steerconf", "samples": ()}))
-    with pytest.raises(CoralError, match="must be positive"):
+    with pytest.raises(CoralError, match=r"temperatures must be above 0. Got 0.0 instead"):
         read_method(MethodEntry.model_validate({"kind": "steerconf", "temperatures": (0.0,)}))
 
 

@@ -12,7 +12,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from jaxtyping import Float, Int
@@ -22,6 +22,7 @@ from coral_lens.engine._kernels import fused
 from coral_lens.engine.prompts import encode, prefix_token
 from coral_lens.engine.trees import common_length
 from coral_lens.errors import CoralError
+from coral_lens.storage.settings import Count, Range, Seed, Settings
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
@@ -31,26 +32,23 @@ CACHE_BYTES = 2**32
 """Keys and values of the answers that are written at a time."""
 
 
-@dataclass(frozen=True, slots=True)
-class GenerationSettings:
+@dataclass(frozen=True)
+class GenerationSettings(Settings):
     """How answers are written."""
 
-    max_new_tokens: int = 128
+    max_new_tokens: Count = 128
     """An answer that has not ended by then is cut, and marked as not finished."""
-    temperature: float = 0.0
+    temperature: Annotated[float, Range(0)] = 0.0
     """0 takes the most probable token each time."""
-    n_samples: int = 1
+    n_samples: Count = 1
     """Answers per prompt. The first k of n samples are the k samples of a smaller run."""
-    seed: int = 0
-    batch_size: int = 64
+    seed: Seed = 0
+    """Seed of the samples."""
+    batch_size: Count = 64
     """Answers that are written at a time, samples included; fewer where their keys and values would need too much memory."""
 
     def __post_init__(self) -> None:
-        for name in ("max_new_tokens", "n_samples", "batch_size"):
-            if getattr(self, name) < 1:
-                raise CoralError(f"{name} must be at least 1. Got {getattr(self, name)} instead.")
-        if self.temperature < 0:
-            raise CoralError(f"temperature must be 0 (greedy) or more. Got {self.temperature} instead.")
+        super().__post_init__()
         if self.temperature == 0 and self.n_samples > 1:
             raise CoralError("At temperature 0 all samples are alike; set n_samples to 1 or raise the temperature.")
 

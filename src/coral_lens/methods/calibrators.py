@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -28,6 +28,7 @@ from coral_lens.lens.fit import temperature_on
 from coral_lens.lens.rules import apply_temperature, base_probs, correct_rows
 from coral_lens.methods.interface import FitContext, Method, Predict, QuestionSet, no_options, options_of
 from coral_lens.records import Predictions, Question, predictions_of
+from coral_lens.storage.settings import Range, Settings
 
 
 def fit_nothing(context: FitContext, _: None) -> Predict:
@@ -101,15 +102,11 @@ SMALLEST = 1e-12
 
 
 @dataclass(frozen=True)
-class VectorSettings:
+class VectorSettings(Settings):
     """How vector scaling is fitted."""
 
-    weight: float = 0.01
-    """Of the squared distance to the identity (scale 1, bias 0), which is added to the mean NLL."""
-
-    def __post_init__(self) -> None:
-        if self.weight < 0:
-            raise CoralError(f"weight must be at least 0. Got {self.weight} instead.")
+    weight: Annotated[float, Range(0)] = 0.01
+    """Weight of the squared distance to the identity (scale 1, bias 0), which is added to the mean NLL."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -24,8 +24,8 @@ from coral_lens.engine.extract import Edited, Extraction
 from coral_lens.engine.hooks import Site
 from coral_lens.errors import CoralError
 from coral_lens.lens.rules import base_probs
+from coral_lens.lens.settings import Criterion
 from coral_lens.methods.interface import FitContext, Method, Predict, QuestionSet, options_of
-from coral_lens.metrics.scores import metric_named
 from coral_lens.records import Predictions, predictions_of
 from coral_lens.sae.autoencoder import Autoencoder, load_autoencoder
 from coral_lens.sae.codes import CodeStore, collect_codes, sae_digest
@@ -33,29 +33,26 @@ from coral_lens.sae.folder import LEAST_ACTIVE
 from coral_lens.sae.select import StreamingPearson, correlate, top_correlated
 from coral_lens.sae.sweep import Sweep, best_of, run_sweep, scores_by
 from coral_lens.storage.files import digest, file_name, write_json
+from coral_lens.storage.settings import Count, Counts, NotEmpty, Settings
 
 SAMPLES = 64
 """Samples that are taken in together."""
 
 
 @dataclass(frozen=True)
-class CorrSteerSettings:
-    """What is tried."""
+class CorrSteerSettings(Settings):
+    """What CorrSteer tries; the validation questions choose."""
 
     sae: str
     """Folder of an autoencoder, such as the 16x of `coral sae train`."""
-    features: tuple[int, ...] = (1, 10, 50)
-    """Numbers of features; the original takes one a layer."""
-    alphas: tuple[float, ...] = (0.0, 0.25, 0.5, 1.0, 2.0)
-    """The original's coefficient is alpha = 1."""
-    questions: int = 200
-    """Validation questions at most."""
-    criterion: str = "ece"
-
-    def __post_init__(self) -> None:
-        metric_named(self.criterion)
-        if not self.features or not self.alphas or min(self.features) < 1:
-            raise CoralError("CorrSteer needs numbers of features from 1 on, and at least one alpha.")
+    features: Counts = (1, 10, 50)
+    """Numbers of features that are tried; the original takes one a layer."""
+    alphas: Annotated[tuple[float, ...], NotEmpty()] = (0.0, 0.25, 0.5, 1.0, 2.0)
+    """Strengths that are tried; the original's is 1."""
+    questions: Count = 200
+    """Validation questions that features and alpha are chosen on, at most."""
+    criterion: Criterion = "ece"
+    """Validation metric that chooses them."""
 
 
 def preferred(p: Float[np.ndarray, " row"], offsets: np.ndarray) -> np.ndarray:

@@ -25,6 +25,7 @@ from coral_lens.lens.settings import BaseRule
 from coral_lens.methods.interface import FitContext, Method, Predict, QuestionSet, no_options, options_of
 from coral_lens.ragged import softmax
 from coral_lens.records import UNKNOWN, Predictions, Question, Scored, Wording, predictions_of
+from coral_lens.storage.settings import Count, Settings
 
 CONTENT_FREE = "N/A"
 
@@ -193,15 +194,11 @@ def averaged(observed: Float[np.ndarray, "shift letter"]) -> Float[np.ndarray, "
 
 
 @dataclass(frozen=True)
-class PriDeSettings:
+class PriDeSettings(Settings):
     """How PriDe is fitted."""
 
-    questions: int = 100
+    questions: Count = 100
     """Validation questions, of each number of options, that are asked in every cyclic order."""
-
-    def __post_init__(self) -> None:
-        if self.questions < 1:
-            raise CoralError(f"questions must be at least 1. Got {self.questions} instead.")
 
 
 def fit_pride(context: FitContext, settings: PriDeSettings) -> Predict:

@@ -1,9 +1,9 @@
 """Settings that can be written down: in Python, in a study's TOML, and as options of a command.
 
 A class of settings is the one place that knows a field: its name, its type, its default, what it means (the docstring under
-it) and which values it may have (a Range or a OneOf in its type, or a Literal). A wrong value is refused in the same sentence
-wherever it was written. Knows neither commands nor TOML: `cli.options` turns fields into options, and `methods.interface`
-reads them from a study.
+it) and which values it may have (a Literal, or a Range, OneOf or NotEmpty in its type). A wrong value is refused in the same
+sentence wherever it was written. Knows neither commands nor TOML: `cli.options` turns fields into options, and
+`methods.interface` reads them from a study.
 
     @dataclass(frozen=True)
     class Baking(Settings):
@@ -61,20 +61,34 @@ class Range:
 class OneOf:
     """The names that a field may have."""
 
-    names: Callable[[], Iterable[str]]
-    """Gives them when a value is checked: the table that holds them may be slow to import."""
+    names: tuple[str, ...] | Callable[[], Iterable[str]]
+    """They themselves, or what gives them when a value is checked: the table that holds them may be slow to import."""
 
     def refuse(self, name: str, value: Any) -> None:
         """Refuse a value that is not among them, with the nearest one."""
-        known = list(self.names())
+        known = list(self.names() if callable(self.names) else self.names)
         if value not in known:
             raise CoralError(
                 f"Unknown {name} {value!r}; use one of {', '.join(known)}.{nearest(str(value), map(str, known))}"
             )
 
 
+@dataclass(frozen=True)
+class NotEmpty:
+    """A tuple that has at least one element."""
+
+    def refuse(self, name: str, value: Any) -> None:
+        """Refuse an empty tuple."""
+        if not value:
+            raise CoralError(f"{name} is empty; give at least one.")
+
+
+Mark = Range | OneOf | NotEmpty
+"""What says in a field's type which values it may have."""
+
+
 def refuse_value(name: str, value: Any, hint: Any) -> None:
-    """Refuse a value that its type's Range, OneOf or Literal does not hold; of a tuple, each element is checked.
+    """Refuse a value that its type's marks or Literal do not allow; of a tuple, each element is checked.
 
     Bare types are not checked here: Python has a type checker, TOML and commands have parsers.
     """
@@ -82,10 +96,10 @@ def refuse_value(name: str, value: Any, hint: Any) -> None:
     if origin is Annotated:
         refuse_value(name, value, inner[0])
         for mark in inner[1:]:
-            if isinstance(mark, Range | OneOf):
+            if isinstance(mark, Mark):
                 mark.refuse(name, value)
     elif origin is Literal:
-        OneOf(lambda: inner).refuse(name, value)
+        OneOf(inner).refuse(name, value)
     elif origin in (Union, UnionType):
         # the only union of settings is `X | None`
         if value is not None:
@@ -174,6 +188,8 @@ MOST_SEED = 2**32 - 1
 
 Seed = Annotated[int, Range(0, MOST_SEED)]
 Count = Annotated[int, Range(1)]
+Counts = Annotated[tuple[Count, ...], NotEmpty()]
+"""Numbers that are tried one after another."""
 
 
 def parse_layers(text: str, option: str = "--layers") -> tuple[int, ...]:

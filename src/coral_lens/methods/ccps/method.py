@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -48,6 +48,7 @@ from coral_lens.methods.ccps.perturbation import (
 from coral_lens.methods.interface import FitContext, Method, Predict, QuestionSet, options_of
 from coral_lens.records import Predictions, Question, predictions_of
 from coral_lens.storage.files import digest, file_name, read_json, write_atomic, write_json
+from coral_lens.storage.settings import Count, Counts, NotEmpty, Range, Settings
 
 FEWEST = 10
 """Fewer right or wrong options than this are refused."""
@@ -56,20 +57,25 @@ CLASSIFIERS = ((48, 24, 12), (48, 24), (64, 32, 16))
 
 
 @dataclass(frozen=True)
-class CcpsSettings:
+class CcpsSettings(Settings):
     """How features are made and what is tried; the defaults are those of the paper's list of hyper-parameters."""
 
-    radii: tuple[float, ...] = RADII
+    radii: Annotated[tuple[float, ...], NotEmpty()] = RADII
+    """How far states are pushed, in rising order."""
     push: Push = "down"
     """`down`: towards a lower probability, as the original pushes. `up`: the paper's sign."""
     search: bool = True
     """Whether features and sizes are chosen on validation questions; otherwise all features and the sizes below are taken."""
     activation: Activation = "elu"
     """`elu` with dropout 0.05, or as the description of the method says `relu` with 0.1."""
-    dropout: float = 0.05
-    embedding: int = 8
-    classifier: tuple[int, ...] = (48, 24, 12)
-    steps: int = 5000
+    dropout: Annotated[float, Range(least=0, below=1)] = 0.05
+    """Dropout of both networks."""
+    embedding: Count = 8
+    """Dimensions of the embedding."""
+    classifier: Counts = (48, 24, 12)
+    """Hidden layers of the classifier."""
+    steps: Count = 5000
+    """Training steps of each of the two networks."""
     tune_embedding: bool = False
     """Whether the classifier's training moves the embedding network too."""
     adapt: bool = False
@@ -77,12 +83,9 @@ class CcpsSettings:
     as many steps on those questions, while the embedding stays."""
 
     def __post_init__(self) -> None:
-        if not self.radii or min(self.radii) <= 0 or list(self.radii) != sorted(set(self.radii)):
+        super().__post_init__()
+        if min(self.radii) <= 0 or list(self.radii) != sorted(set(self.radii)):
             raise CoralError(f"CCPS's radii must be above 0 and rise. Got {list(self.radii)} instead.")
-        if self.steps < 1 or self.embedding < 1 or min(self.classifier, default=0) < 1 or not 0 <= self.dropout < 1:
-            raise CoralError(
-                "CCPS needs steps, embedding and classifier of at least 1, and a dropout from 0 to below 1."
-            )
 
     @property
     def network(self) -> NetworkSettings:

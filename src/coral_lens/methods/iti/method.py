@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -28,11 +28,13 @@ from coral_lens.engine.trees import shared_context
 from coral_lens.engine.variants import Variants, score_variants
 from coral_lens.errors import CoralError
 from coral_lens.lens.rules import base_probs, correct_rows
+from coral_lens.lens.settings import Criterion
 from coral_lens.methods.interface import FitContext, Method, Predict, QuestionSet, options_of
 from coral_lens.methods.iti.head_probes import accuracies, class_weights, fit_probes, mean_shift, spreads, unit
 from coral_lens.metrics.scores import metric_named
 from coral_lens.records import Predictions, predictions_of
 from coral_lens.storage.files import digest, digest_bytes, file_name, read_json, write_atomic, write_json
+from coral_lens.storage.settings import Count, Counts, NotEmpty, Settings
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
@@ -49,12 +51,12 @@ Direction = Literal["mean", "probe"]
 
 
 @dataclass(frozen=True)
-class ItiSettings:
-    """What is tried; the validation questions choose."""
+class ItiSettings(Settings):
+    """What ITI tries; the validation questions choose."""
 
-    heads: tuple[int, ...] = (24, 48, 96)
+    heads: Counts = (24, 48, 96)
     """Numbers of heads that are shifted; all heads, where a model has fewer."""
-    directions: tuple[Direction, ...] = ("mean", "probe")
+    directions: Annotated[tuple[Direction, ...], NotEmpty()] = ("mean", "probe")
     """`mean`: the mean over right options less that over wrong ones. `probe`: the probe's weights. Both of length 1."""
     alphas: tuple[float, ...] = ()
     """Strengths; empty for the paper's 0.5 to 3.0, or with `sigma` 1 to 15."""
@@ -62,19 +64,12 @@ class ItiSettings:
     """Whether each head's shift is also multiplied by the standard deviation of its states along the direction, as in the
     original method; the paper leaves it out."""
     balanced: bool = True
-    """Whether right and wrong options weigh the same in the probes and in their accuracy. One option in n is right, so that
-    with equal rows most probes call everything wrong, which is (n - 1) / n accurate, and nothing is left to rank heads by."""
-    criterion: str = "ece"
-    """The validation metric by which heads, direction and alpha are chosen."""
-    questions: int = 200
+    """Whether right and wrong options weigh the same in the probes and in their accuracy. One option in n is right, so with
+    equal rows most probes call everything wrong, which is (n - 1) / n accurate, and nothing is left to rank heads by."""
+    criterion: Criterion = "ece"
+    """Validation metric that chooses heads, direction and alpha."""
+    questions: Count = 200
     """Validation questions that they are chosen on, at most."""
-
-    def __post_init__(self) -> None:
-        metric_named(self.criterion)
-        if not self.heads or min(self.heads) < 1:
-            raise CoralError(f"ITI shifts at least one head. Got heads = {list(self.heads)} instead.")
-        if not self.directions or self.questions < 1:
-            raise CoralError("ITI needs at least one direction to try and one question to choose it on.")
 
     @property
     def strengths(self) -> tuple[float, ...]:

@@ -10,15 +10,15 @@ whose samples can be read gets the even distribution. How often that happens is 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import product
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from jaxtyping import Float
 
 from coral_lens.engine.generation import Generated, GenerationSettings
-from coral_lens.errors import CoralError, nearest
+from coral_lens.lens.settings import Criterion
 from coral_lens.methods.interface import FitContext, Method, Predict, QuestionSet, options_of
 from coral_lens.methods.steerconf.answers import Said, read_answer
 from coral_lens.methods.steerconf.prompts import STEERING, option_texts, verbal_prompt
@@ -26,6 +26,7 @@ from coral_lens.methods.steerconf.texts import written
 from coral_lens.metrics.scores import METRICS, score
 from coral_lens.records import Predictions, Question, offsets_of, predictions_of
 from coral_lens.storage.files import file_name, write_json
+from coral_lens.storage.settings import Count, Counts, NotEmpty, OneOf, Range, Settings
 
 MARGIN = 1e-6
 """By how much the answer's share exceeds an even one at least, so that it stays the answer."""
@@ -83,40 +84,29 @@ def distribution(said: Sequence[Said], n_options: int, aggregation: str) -> Floa
 
 
 @dataclass(frozen=True)
-class SteerConfSettings:
-    """What is tried; the defaults are the paper's, in stages."""
+class SteerConfSettings(Settings):
+    """What SteerConf tries; the defaults are the paper's, in stages."""
 
-    prompts: tuple[str, ...] = tuple(STEERING)
-    thinking: tuple[bool, ...] = (True, False)
+    prompts: Annotated[tuple[Annotated[str, OneOf(tuple(STEERING))], ...], NotEmpty()] = tuple(STEERING)
+    """Steering instructions that are tried."""
+    thinking: Annotated[tuple[bool, ...], NotEmpty()] = (True, False)
     """Chain of thought on or off."""
-    temperatures: tuple[float, ...] = (0.7, 0.5, 1.0)
-    """The first is that of the first stage."""
-    samples: tuple[int, ...] = (1, 3, 5, 10)
-    """Numbers of samples: all are the first of the largest number."""
-    screening: int = 3
+    temperatures: Annotated[tuple[Annotated[float, Range(above=0)], ...], NotEmpty()] = (0.7, 0.5, 1.0)
+    """Temperatures of sampling that are tried; the first is that of the first stage."""
+    samples: Counts = (1, 3, 5, 10)
+    """Numbers of samples that are tried: all are the first of the largest number."""
+    screening: Count = 3
     """Samples in the first stage, which chooses prompt and thinking."""
-    questions: int = 40
+    questions: Count = 40
     """Validation questions to choose on."""
-    criterion: str = "ece"
-    """The validation metric that chooses."""
+    criterion: Criterion = "ece"
+    """Validation metric that chooses."""
     crossed: bool = False
     """Try everything with everything instead of in stages: hours on a CPU."""
-    max_new_tokens: int = 128
-    batch_size: int = 64
-
-    def __post_init__(self) -> None:
-        for prompt in self.prompts:
-            if prompt not in STEERING:
-                raise CoralError(
-                    f"There is no steering prompt {prompt!r}.{nearest(prompt, STEERING)} Known: {', '.join(STEERING)}."
-                )
-        if self.criterion not in METRICS:
-            raise CoralError(f"Unknown criterion {self.criterion!r}; use one of {', '.join(METRICS)}.")
-        empty = [f.name for f in fields(self) if getattr(self, f.name) == ()]
-        if empty:
-            raise CoralError(f"{empty[0]} is empty; give at least one to try.")
-        if min(*self.samples, self.screening, self.questions, 1) < 1 or min(self.temperatures) <= 0:
-            raise CoralError("samples, screening, questions and temperatures must be positive.")
+    max_new_tokens: Count = 128
+    """Tokens of an answer, at most."""
+    batch_size: Count = 64
+    """Answers that are written at a time."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from support.questions import toy_questions
 
 from coral_lens.data import task_data
 from coral_lens.data.assets import embedded_data
-from coral_lens.data.tasks import TaskOptions, load_task
+from coral_lens.data.settings import TaskOptions
+from coral_lens.data.tasks import load_task
 from coral_lens.errors import CoralError
 from coral_lens.harness.data import Sources, local_data
 

@@ -26,7 +26,6 @@ import torch
 from coral_lens.analysis.folds import Folded, folded
 from coral_lens.analysis.heads import HEAD_MLP, fold_parts
 from coral_lens.analysis.stacked import StackData, fit_stack
-from coral_lens.data.splits import rows_of
 from coral_lens.engine.activations import ActivationStore, JoinedStore, first_questions
 from coral_lens.lens.probes.mlp import LayerData, MlpSettings, MlpTraining
 from coral_lens.lens.probes.standardise import fit_standardiser, r_squared
@@ -100,7 +99,7 @@ def one_by_one(data: Folded, states: np.ndarray, settings: MlpSettings, n_folds:
 
 def standardised(data: Folded, states: np.ndarray, k: int) -> tuple[tuple[np.ndarray, ...], np.ndarray]:
     """Return the rows that train, stop and are predicted, and the states standardised by those that train."""
-    rows = tuple(np.flatnonzero(rows_of(data.table.offsets, mask)) for mask in fold_parts(data, k))
+    rows = tuple(np.flatnonzero(data.table.options.rows(mask)) for mask in fold_parts(data, k))
     flat = states.reshape(len(states), -1)
     return rows, fit_standardiser(flat[rows[0]])(flat).reshape(states.shape)
 

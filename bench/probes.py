@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from coral_lens.data.splits import rows_of, split_mask
+from coral_lens.data.splits import split_mask
 from coral_lens.engine.activations import FORMAT, ActivationStore, question_record
 from coral_lens.engine.extract import Extraction, all_layers, extract, write_questions
 from coral_lens.engine.readers import layer_name
@@ -117,8 +117,8 @@ def rows_of_store(store: ActivationStore, n_questions: int) -> Rows:
     table = store.table
     mask = split_mask(store.questions, fraction=0.2, seed=0)
     first = np.arange(len(mask)) < n_questions
-    question = np.repeat(np.arange(len(mask)), np.diff(table.offsets))
-    train, validation = (rows_of(table.offsets, first & part) for part in (~mask, mask))
+    question = table.options.question
+    train, validation = (table.options.rows(first & part) for part in (~mask, mask))
     return Rows(store, residuals(table, base_probs(table, "token")), question, train, validation)
 
 

@@ -65,6 +65,34 @@ def test_centred_values_have_no_mean_and_stay_float32(sizes: list[int]) -> None:
     np.testing.assert_allclose(options.sum(centred), 0.0, atol=1e-5)
 
 
+def test_values_are_divided_by_the_sum_of_their_question() -> None:
+    options = Options.of_sizes([2, 3])
+    np.testing.assert_allclose(options.normalise(np.array([0.2, 0.6, 0.01, 0.01, 0.02])), [0.25, 0.75, 0.25, 0.25, 0.5])
+
+
+def test_the_top_option_is_the_largest_and_of_equals_the_first() -> None:
+    options = Options.of_sizes([2, 2, 2])
+    assert options.top(np.array([0.2, 0.8, 0.5, 0.5, 0.1, 0.9])).tolist() == [1, 0, 1]
+
+
+@given(sizes=SHAPES, seed=st.integers(0, 100))
+def test_the_row_of_the_top_option_holds_the_largest_value(sizes: list[int], seed: int) -> None:
+    options = Options.of_sizes(sizes)
+    values = np.random.default_rng(seed).integers(0, 4, options.n_rows)  # many are equal
+    assert options.top(values).tolist() == [int(values[options.of(i)].argmax()) for i in range(len(options))]
+    assert values[options.row(options.top(values))].tolist() == options.max(values).tolist()
+
+
+@given(sizes=SHAPES, seed=st.integers(0, 100))
+def test_numbered_questions_come_in_the_order_of_their_numbers(sizes: list[int], seed: int) -> None:
+    options = Options.of_sizes(sizes)
+    numbers = np.random.default_rng(seed).integers(0, len(options), 5)  # in any order, and some twice
+    expected = np.concatenate([np.arange(options.n_rows)[options.of(i)] for i in numbers.tolist()])
+    assert options.rows_of(numbers).tolist() == options.rows_of(numbers.tolist()).tolist() == expected.tolist()
+    assert options.take(numbers).sizes.tolist() == [sizes[i] for i in numbers]
+    assert options.rows_of([]).tolist() == []
+
+
 def test_some_questions_are_taken_with_their_rows() -> None:
     options = Options.of_sizes(SIZES)
     mask = np.array([True, False, True])
@@ -76,11 +104,16 @@ def test_some_questions_are_taken_with_their_rows() -> None:
 
 
 def test_successive_questions_are_taken_with_rows_counted_from_the_first() -> None:
-    part = Options.of_sizes(SIZES).part(slice(1, 3))
+    part = Options.of_sizes(SIZES).take(slice(1, 3))
     assert part.edges.tolist() == [0, 5, 8]
 
 
 def test_no_questions_at_all_have_no_sums() -> None:
     options = Options.of_sizes([])
     assert len(options) == options.n_rows == 0
-    assert options.sum(np.zeros(0)).tolist() == options.max(np.zeros(0)).tolist() == []
+    assert (
+        options.sum(np.zeros(0)).tolist()
+        == options.max(np.zeros(0)).tolist()
+        == options.top(np.zeros(0)).tolist()
+        == []
+    )

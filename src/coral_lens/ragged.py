@@ -70,6 +70,15 @@ class Options:
         """Return the largest value of each question."""
         return np.maximum.reduceat(values, self.starts) if len(self) else values[:0]
 
+    def top(self, values: Num[np.ndarray, " row"]) -> Int[np.ndarray, " question"]:
+        """Return which option of each question has the largest value; of equals, the first."""
+        largest = np.where(values == self.spread(self.max(values)), self.option, self.n_rows)
+        return np.minimum.reduceat(largest, self.starts) if len(self) else largest
+
+    def row(self, option: Int[np.ndarray, " question"]) -> Int[np.ndarray, " question"]:
+        """Return the row of one option of each question, such as its answer."""
+        return self.starts + option
+
     # ------------------------------------------------------------------------------------------------ one value a row
 
     def spread(self, values: Num[np.ndarray, "question ..."] | Bool[np.ndarray, " question"]) -> np.ndarray:
@@ -94,25 +103,12 @@ class Options:
         """Return which rows belong to the questions of a mask."""
         return self.spread(mask)
 
-    def part(self, questions: slice) -> Options:
-        """Return the options of successive questions alone, their rows counted from 0."""
-        edges = self.edges[questions.start : questions.stop + 1]
-        return Options(edges - edges[0])
+    def rows_of(self, questions: Sequence[int] | Int[np.ndarray, " chosen"]) -> Int[np.ndarray, " chosen_row"]:
+        """Return the rows of numbered questions, in the order of the numbers."""
+        numbers = np.asarray(questions, dtype=np.int64)
+        chosen = self.take(numbers)
+        return chosen.spread(self.starts[numbers] - chosen.starts) + np.arange(chosen.n_rows)
 
-    def take(self, mask: Bool[np.ndarray, " question"]) -> Options:
-        """Return the options of the questions of a mask alone; `rows(mask)` gives their values."""
-        return Options.of_sizes(self.sizes[mask])
-
-
-def centre(states: Float[np.ndarray, "row width"], offsets: Int[np.ndarray, " edge"]) -> Float[np.ndarray, "row width"]:
-    """Subtract from each option's state the mean over the options of its question."""
-    starts, sizes = offsets[:-1], np.diff(offsets)
-    means = np.add.reduceat(states, starts, axis=0) / sizes[:, None].astype(states.dtype)
-    return states - np.repeat(means, sizes, axis=0)
-
-
-def softmax(scores: Float[np.ndarray, " row"], offsets: Int[np.ndarray, " edge"]) -> Float[np.ndarray, " row"]:
-    """Return the softmax over the options of each question."""
-    starts, sizes = offsets[:-1], np.diff(offsets)
-    grown = np.exp(scores - np.repeat(np.maximum.reduceat(scores, starts), sizes))
-    return grown / np.repeat(np.add.reduceat(grown, starts), sizes)
+    def take(self, questions: Bool[np.ndarray, " question"] | Int[np.ndarray, " chosen"] | slice) -> Options:
+        """Return the options of some questions alone, by a mask, by numbers or by a slice."""
+        return Options.of_sizes(self.sizes[questions])

@@ -152,7 +152,7 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class OptionTable:
-    """Ragged scores, one row per (question, option); question i owns rows offsets[i] to offsets[i + 1]."""
+    """Ragged scores, one row per (question, option); question i owns rows offsets[i] to offsets[i + 1], see `options`."""
 
     logprobs: Float[np.ndarray, " row"]
     """Summed log-probability of the option's tokens given the context."""
@@ -193,8 +193,9 @@ class Predictions:
         assert self.offsets[-1] == len(self.probs), "offsets must end at the number of rows"
         assert len(self.offsets) == len(self.answers) + 1 == len(self.ids) + 1, "one answer and one id per question"
         assert np.isfinite(self.probs).all(), "probabilities must be finite"
-        sums = np.add.reduceat(self.probs, self.offsets[:-1]) if len(self.ids) else np.ones(0)
-        assert np.allclose(sums, 1.0, atol=1e-6), "probabilities must sum to 1 over each question"
+        assert np.allclose(self.options.sum(self.probs), 1.0, atol=1e-6), (
+            "probabilities must sum to 1 over each question"
+        )
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -222,11 +223,6 @@ def groups_of(questions: Sequence[Question]) -> tuple[str, ...]:
     """Return the group of each question, or nothing where each stands by itself."""
     groups = tuple(q.group for q in questions)
     return groups if len(set(groups)) < len(groups) else ()
-
-
-def offsets_of(sizes: Sequence[int]) -> Int[np.ndarray, " edge"]:
-    """Return [0, s0, s0 + s1, ...]: the row at which each question starts, and the end."""
-    return np.concatenate([[0], np.cumsum(np.asarray(sizes, dtype=np.int64))]).astype(np.int64)
 
 
 @runtime_checkable

@@ -39,6 +39,7 @@ from coral_lens.errors import CoralError
 from coral_lens.lens.probes.ridge import PENALTIES, ridge_of
 from coral_lens.lens.probes.standardise import fit_standardiser, r_squared
 from coral_lens.metrics.scores import evaluate
+from coral_lens.ragged import Options
 from coral_lens.report.figures.analysis import write_pictures
 
 
@@ -162,7 +163,7 @@ def test_scores_are_those_of_the_evaluation_and_r2_has_its_estimate_inside(deep:
     ours, theirs = scores_of(predictions), evaluate(predictions, n_boot=500).scores
     assert ours == {name: theirs[name] for name in ours}
     r_hat = np.stack([data.r * 0.5, np.zeros_like(data.r)])
-    half, none = r2_scores(data.r, r_hat, data.table.offsets)
+    half, none = r2_scores(data.r, r_hat, data.table.options)
     assert half.value == pytest.approx(r_squared(data.r, r_hat[0]))
     assert half.low <= half.value <= half.high
     assert none.value == pytest.approx(r_squared(data.r, r_hat[1]))
@@ -172,13 +173,13 @@ def test_questions_of_one_article_are_drawn_together(deep: Deep) -> None:
     """Every question twice says no more than once: by article the interval stays, by question it would shrink."""
     data = folded(deep)
     r_hat = (0.5 * data.r + 0.1)[None]
-    (once,) = r2_scores(data.r, r_hat, data.table.offsets)
-    sizes = np.diff(data.table.offsets)
-    offsets = np.concatenate([[0], np.cumsum(np.tile(sizes, 2))])
+    (once,) = r2_scores(data.r, r_hat, data.table.options)
+    sizes = data.table.options.sizes
+    options = Options.of_sizes(np.tile(sizes, 2))
     r, twice = np.tile(data.r, 2), np.tile(r_hat, 2)
-    (by_article,) = r2_scores(r, twice, offsets, [f"{i % len(sizes):04}" for i in range(2 * len(sizes))])
+    (by_article,) = r2_scores(r, twice, options, [f"{i % len(sizes):04}" for i in range(2 * len(sizes))])
     assert (by_article.low, by_article.high) == pytest.approx((once.low, once.high))
-    (by_question,) = r2_scores(r, twice, offsets)
+    (by_question,) = r2_scores(r, twice, options)
     assert by_question.high - by_question.low < 0.9 * (once.high - once.low)
     articles = [replace(q, group=f"article {i // 2}") for i, q in enumerate(deep.questions)]
     assert replace(data, questions=articles).groups[:3] == ("article 0", "article 0", "article 1")

@@ -16,8 +16,8 @@ from coral_lens.cli.printing import print_curve, print_fit, show_run
 from coral_lens.lens.artefact import Lens
 from coral_lens.lens.fit import fit_store
 from coral_lens.lens.settings import FitSettings
-from coral_lens.ragged import softmax
-from coral_lens.records import Predictions, offsets_of
+from coral_lens.ragged import Options
+from coral_lens.records import Predictions
 from coral_lens.report.runs import Evaluation, Run
 
 
@@ -93,12 +93,14 @@ def test_a_run_is_printed_and_its_report_written_only_with_a_folder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], lens: Lens
 ) -> None:
     questions = toy_questions(12)
-    offsets = offsets_of([len(q.options) for q in questions])
+    options = Options.of_sizes([len(q.options) for q in questions])
     answers = np.array([q.answer for q in questions])
     ids = tuple(q.id for q in questions)
     rng = np.random.default_rng(0)
     predictions = {
-        m: Predictions(m, "tiny", "toy", "", ids, answers, offsets, softmax(rng.normal(size=offsets[-1]), offsets))
+        m: Predictions(
+            m, "tiny", "toy", "", ids, answers, options.edges, options.softmax(rng.normal(size=options.n_rows))
+        )
         for m in ("base", "temperature", "listwise")
     }
     run = Run("a run", (Evaluation("toy", tuple(questions), predictions),), lens.record(), {})

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.questions import toy_questions
 
-from coral_lens.data.splits import rows_of, sample, split_mask
+from coral_lens.data.splits import sample, split_mask
 from coral_lens.errors import CoralError
-from coral_lens.records import Question, offsets_of
+from coral_lens.records import Question
 
 
 def grouped(sizes: list[int], task: str = "t") -> list[Question]:
@@ -78,8 +77,3 @@ def test_a_sample_keeps_the_order_and_is_the_whole_where_there_is_no_more() -> N
     assert [questions.index(q) for q in some] == sorted(questions.index(q) for q in some)
     assert some == sample(questions, 7, seed=5) != sample(questions, 7, seed=6)
     assert sample(questions, 20, seed=5) == sample(questions, 99, seed=5) == questions
-
-
-def test_rows_belong_to_the_marked_questions() -> None:
-    rows = rows_of(offsets_of([2, 3, 1]), np.array([True, False, True]))
-    assert rows.tolist() == [True, True, False, False, False, True]

@@ -21,7 +21,8 @@ from coral_lens.engine.model import Model
 from coral_lens.engine.packing import plan_for
 from coral_lens.engine.prompts import tokenize
 from coral_lens.engine.scoring import TOKEN_BUDGET, score
-from coral_lens.records import Prompt, Question, Rendered, offsets_of
+from coral_lens.ragged import Options
+from coral_lens.records import Prompt, Question, Rendered
 
 TASKS = ("arc_easy", "hellaswag", "openbookqa", "commonsense_qa")
 N_QUESTIONS = 30
@@ -87,7 +88,7 @@ def tolerance(logprobs: np.ndarray) -> np.ndarray:
 
 def hits(scores: np.ndarray, questions: Sequence[Question]) -> list[bool]:
     """For each question, whether the option of the highest score is the answer."""
-    parts = np.split(scores, offsets_of([len(q.options) for q in questions])[1:-1])
+    parts = np.split(scores, Options.of_sizes([len(q.options) for q in questions]).starts[1:])
     return [int(np.argmax(part)) == q.answer for part, q in zip(parts, questions, strict=True)]
 
 

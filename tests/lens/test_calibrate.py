@@ -22,7 +22,8 @@ from coral_lens.lens.fit import fit, fit_store
 from coral_lens.lens.rules import base_probs
 from coral_lens.lens.settings import FitSettings, Guarantees
 from coral_lens.metrics.conformal import fit_conformal, prediction_sets
-from coral_lens.records import UNKNOWN, offsets_of
+from coral_lens.ragged import Options
+from coral_lens.records import UNKNOWN
 
 SIGNAL = {1: 1.5}
 
@@ -114,7 +115,7 @@ def mixed(old: PlantedStore, new: PlantedStore) -> PlantedStore:
         name: np.concatenate([getattr(s.table, name) for s in (old, new)])
         for name in ("logprobs", "n_tokens", "n_chars", "n_bytes", "answers")
     }
-    both.table = replace(old.table, **columns, offsets=offsets_of([len(q.options) for q in both.questions]))
+    both.table = replace(old.table, **columns, offsets=Options.of_sizes([len(q.options) for q in both.questions]).edges)
     both.states = {layer: np.concatenate([old.states[layer], new.states[layer]]) for layer in old.states}
     return both
 
@@ -212,9 +213,9 @@ def test_on_real_questions_the_mean_coverage_over_random_halves_is_the_stated_on
         half = np.zeros(120, dtype=bool)
         half[rng.permutation(120)[:60]] = True
         first, second = ((options.rows(m), options.take(m)) for m in (half, ~half))
-        rule = fit_conformal(p[first[0]], first[1].edges, answers[half], coverage=0.9, kind=kind)
-        sets = prediction_sets(rule, p[second[0]], second[1].edges, keep_top=False)
-        covered.append(sets[second[1].starts + answers[~half]].mean())
+        rule = fit_conformal(p[first[0]], first[1], answers[half], coverage=0.9, kind=kind)
+        sets = prediction_sets(rule, p[second[0]], second[1], keep_top=False)
+        covered.append(sets[second[1].row(answers[~half])].mean())
     if kind == "lac":
         assert np.mean(covered) == pytest.approx(55 / 61, abs=0.012)
     else:

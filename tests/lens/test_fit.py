@@ -30,7 +30,8 @@ from coral_lens.lens.rules import apply_temperature, base_probs
 from coral_lens.lens.settings import FitSettings
 from coral_lens.lens.tempering import SMALLEST
 from coral_lens.metrics.scores import score
-from coral_lens.records import UNKNOWN, OptionTable, Predictions, Question, offsets_of
+from coral_lens.ragged import Options
+from coral_lens.records import UNKNOWN, OptionTable, Predictions, Question
 
 WIDTH, LAYERS, SIGNAL = 10, (0, 1, 2, 3), 2
 
@@ -50,8 +51,8 @@ class Planted(ActivationStore):
     def __init__(self, n: int, *, strength: float, seed: int = 0) -> None:
         rng = np.random.default_rng(seed)
         sizes = rng.integers(2, 6, n)
-        offsets = offsets_of(sizes.tolist())
-        rows = int(offsets[-1])
+        options = Options.of_sizes(sizes)
+        rows = options.n_rows
         answers = rng.integers(0, sizes)
         self.folder = Path("in memory")
         self.questions = [
@@ -59,9 +60,9 @@ class Planted(ActivationStore):
             for i, (size, answer) in enumerate(zip(sizes, answers, strict=True))
         ]
         ones = np.ones(rows, dtype=np.int64)
-        self.table = OptionTable(rng.normal(size=rows), ones, ones, ones, offsets, answers)
+        self.table = OptionTable(rng.normal(size=rows), ones, ones, ones, options.edges, answers)
         y = np.zeros(rows)
-        y[offsets[:-1] + answers] = 1.0
+        y[options.row(answers)] = 1.0
         self.states = {layer: rng.normal(size=(rows, WIDTH)).astype(np.float32) for layer in LAYERS}
         self.states[SIGNAL][:, 4] += (strength * y).astype(np.float32)
         model = {"name": "planted", "weights": "w" * 64, "tokenizer": "t" * 64, "dtype": "torch.float32"}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from coral_lens.lens.rules import BASE_SCORES, base_probs, correct_rows, residuals, steer
 from coral_lens.ragged import Options
-from coral_lens.records import UNKNOWN, OptionTable, offsets_of
+from coral_lens.records import UNKNOWN, OptionTable
 
 
 def table(
@@ -23,7 +23,7 @@ def table(
         n_tokens=np.array(tokens),
         n_chars=np.array(chars),
         n_bytes=np.array(chars),
-        offsets=offsets_of(sizes),
+        offsets=Options.of_sizes(sizes).edges,
         answers=np.array(answers),
     )
 

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coral_lens.methods.calibrators import apply_curve, fit_curve
-from coral_lens.ragged import softmax
-from coral_lens.records import offsets_of
+from coral_lens.ragged import Options
 
 
 def pooled(p: list[float], y: list[float]) -> dict[float, float]:
@@ -37,23 +36,23 @@ def test_the_curve_is_that_of_pooling_adjacent_violators(rows: list[tuple[int, b
 def test_a_curve_worked_by_hand() -> None:
     # 0.1: wrong; 0.3 right and 0.4 wrong are pooled to 1/2; 0.9: right. Between 0.4 and 0.9 it is a straight line
     curve = fit_curve(np.array([0.1, 0.3, 0.4, 0.9]), np.array([0.0, 1.0, 0.0, 1.0]))
-    probs = apply_curve(np.array([0.35, 0.65, 0.1, 0.9]), offsets_of([2, 2]), curve=curve)
+    probs = apply_curve(np.array([0.35, 0.65, 0.1, 0.9]), Options.of_sizes([2, 2]), curve=curve)
     assert np.allclose(probs, [0.5 / 1.25, 0.75 / 1.25, 0.0, 1.0], atol=2e-6)
 
 
 def test_where_all_options_map_to_zero_the_models_probabilities_stay() -> None:
     curve = fit_curve(np.array([0.2, 0.3, 0.35, 0.45, 0.9]), np.array([0.0, 0.0, 0.0, 0.0, 1.0]))
     p = np.array([0.3, 0.45, 0.25])
-    assert np.allclose(apply_curve(p, offsets_of([3]), curve=curve), p, atol=1e-12)
+    assert np.allclose(apply_curve(p, Options.of_sizes([3]), curve=curve), p, atol=1e-12)
 
 
 @given(st.lists(st.integers(2, 5), min_size=2, max_size=12), st.integers(0, 1000))
 def test_no_answer_moves_and_ties_break_as_the_model_would(sizes: list[int], seed: int) -> None:
     rng = np.random.default_rng(seed)
-    offsets = offsets_of(sizes)
-    p = softmax(rng.normal(size=offsets[-1]) * 2, offsets)
+    options = Options.of_sizes(sizes)
+    p = options.softmax(rng.normal(size=options.n_rows) * 2)
     curve = fit_curve(rng.random(30), rng.integers(0, 2, 30).astype(float))
-    moved = apply_curve(p, offsets, curve=curve)
-    assert np.allclose(np.add.reduceat(moved, offsets[:-1]), 1.0)
-    for start, end in pairwise(offsets):
+    moved = apply_curve(p, options, curve=curve)
+    assert np.allclose(options.sum(moved), 1.0)
+    for start, end in pairwise(options.edges):
         assert p[start:end].argmax() == moved[start:end].argmax()

@@ -27,7 +27,6 @@ from coral_lens.methods.ccps.method import (
     columns_of,
     fit_ccps,
     n_steps,
-    normalised,
     parts_of,
     read_features,
 )
@@ -50,11 +49,6 @@ def question_set(model: Model, questions: tuple[Question, ...], folder: Path) ->
 
 def context_of(model: Model, folder: Path, questions: tuple[Question, ...] = TRAIN) -> FitContext:
     return FitContext(lambda: model, question_set(model, questions, folder / "train"), FitSettings(), folder / "method")
-
-
-def test_confidences_of_a_question_are_divided_by_their_sum() -> None:
-    found = normalised(np.array([0.2, 0.6, 0.01, 0.01, 0.02]), np.array([0, 2, 5]))
-    np.testing.assert_allclose(found, [0.25, 0.75, 0.25, 0.25, 0.5])
 
 
 def test_feature_sets_hold_what_they_say() -> None:

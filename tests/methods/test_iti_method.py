@@ -27,7 +27,6 @@ from coral_lens.methods.interface import FitContext, QuestionSet
 from coral_lens.methods.iti import method as iti
 from coral_lens.methods.iti.method import Candidate, HeadScan, ItiSettings, Shift, candidates, fit_iti, shift_of
 from coral_lens.methods.registry import read_method
-from coral_lens.ragged import softmax
 from coral_lens.records import Prompt, Question
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -112,7 +111,7 @@ def test_the_whole_method_is_that_of_plain_passes_and_scikit_learn(family: str, 
     assert [(h["layer"], h["head"]) for h in record["heads"]] == best
     logprobs = plain_scores(model, {at: directions[at].astype(np.float32) for at in best})
     lengths = np.array([len(option) for _, option in options(prompts_of(model, TEST))])
-    np.testing.assert_allclose(found.probs, softmax(logprobs / lengths, found.offsets), atol=2e-4)
+    np.testing.assert_allclose(found.probs, found.options.softmax(logprobs / lengths), atol=2e-4)
 
 
 def test_strength_zero_gives_the_bits_of_the_model_as_it_is(any_tiny: Model, tmp_path: Path) -> None:

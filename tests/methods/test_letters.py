@@ -30,7 +30,8 @@ from coral_lens.methods.letters import (
     without_content,
 )
 from coral_lens.methods.registry import METHODS, read_method
-from coral_lens.records import OptionTable, Question, Rendered, Wording, offsets_of
+from coral_lens.ragged import Options
+from coral_lens.records import OptionTable, Question, Rendered, Wording
 
 LETTERS = Style("letters")
 BIAS = {3: np.array([0.5, 0.3, 0.2]), 4: np.array([0.1, 0.2, 0.3, 0.4])}
@@ -60,7 +61,7 @@ class Told:
             weights = np.array([1.0 if o == "N/A" else float(o) for o in q.options])
             logs.append(np.log(weights * BIAS[len(weights)]) - 7.0)
         ones = np.ones(sum(map(len, logs)), dtype=np.int64)
-        offsets, answers = offsets_of([len(v) for v in logs]), np.array([q.answer for q in questions])
+        offsets, answers = Options.of_sizes([len(v) for v in logs]).edges, np.array([q.answer for q in questions])
         self.table = OptionTable(np.concatenate(logs), ones, ones, ones, offsets, answers)
 
     def layer(self, layer: int) -> np.ndarray:
@@ -105,7 +106,7 @@ def test_a_preference_that_multiplies_is_divided_out_exactly(
 
 def test_batch_calibration_divides_by_the_mean_over_the_validation_questions(context: FitContext) -> None:
     found = outcome(context, "batch-calibration")
-    p = np.split(np.exp(Told(TEST).table.logprobs + 7.0), Told(TEST).table.offsets[1:-1])
+    p = np.split(np.exp(Told(TEST).table.logprobs + 7.0), Told(TEST).table.options.starts[1:])
     validation = [context.train.states.questions[i] for i in context.validation()]
     for i, question in enumerate(TEST):
         n = len(question.options)
@@ -115,12 +116,12 @@ def test_batch_calibration_divides_by_the_mean_over_the_validation_questions(con
             weights = np.array([float(o) for o in other.options]) * BIAS[n]
             means += weights / weights.sum() / len(alike)
         expected = p[i] / means
-        rows = slice(*offsets_of([len(q.options) for q in TEST])[i : i + 2])
+        rows = Options.of_sizes([len(q.options) for q in TEST]).of(i)
         assert np.allclose(found[rows], expected / expected.sum(), atol=1e-6)
 
 
 def test_cyclic_averaging_gives_every_option_every_letter(context: FitContext) -> None:
-    found = np.split(outcome(context, "cyclic"), offsets_of([len(q.options) for q in TEST])[1:-1])
+    found = np.split(outcome(context, "cyclic"), Options.of_sizes([len(q.options) for q in TEST]).starts[1:])
     for question, probs in zip(TEST, found, strict=True):
         weights, n = np.array([float(o) for o in question.options]), len(question.options)
         total = np.zeros(n)

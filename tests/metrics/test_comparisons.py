@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from coral_lens.errors import CoralError
 from coral_lens.metrics.comparisons import holm, mcnemar, paired_difference
 from coral_lens.metrics.scores import METRICS, score
-from coral_lens.records import UNKNOWN, Predictions, offsets_of
+from coral_lens.ragged import Options
+from coral_lens.records import UNKNOWN, Predictions
 
 
 def binary(confident: Sequence[float], answers: Sequence[int], *, method: str = "a") -> Predictions:
@@ -20,7 +21,14 @@ def binary(confident: Sequence[float], answers: Sequence[int], *, method: str = 
     probs = np.stack([confident, 1 - np.asarray(confident)], axis=1)
     ids = tuple(f"q{i}" for i in range(len(answers)))
     return Predictions(
-        method, "tiny", "quiz", "test", ids, np.asarray(answers), offsets_of([2] * len(answers)), probs.ravel()
+        method,
+        "tiny",
+        "quiz",
+        "test",
+        ids,
+        np.asarray(answers),
+        Options.of_sizes([2] * len(answers)).edges,
+        probs.ravel(),
     )
 
 
@@ -91,7 +99,7 @@ def test_a_method_does_not_differ_from_itself(metric: str) -> None:
 
 def test_the_interval_of_a_mean_is_that_of_the_paired_t_test() -> None:
     a, b = pair(400, seed=1, better=0.2)
-    terms = 2 * ((1 - a.probs[a.answers + a.offsets[:-1]]) ** 2 - (1 - b.probs[b.answers + b.offsets[:-1]]) ** 2)
+    terms = 2 * ((1 - a.probs[a.options.row(a.answers)]) ** 2 - (1 - b.probs[b.options.row(b.answers)]) ** 2)
     found = paired_difference(a, b, "brier", n_boot=4000)
     assert found.value == pytest.approx(terms.mean())
     assert found.high - found.low == pytest.approx(2 * 1.96 * terms.std() / 20, rel=0.05)
@@ -100,7 +108,7 @@ def test_the_interval_of_a_mean_is_that_of_the_paired_t_test() -> None:
 def test_pairing_sees_a_gain_that_is_hidden_in_the_spread_over_questions() -> None:
     a, b = pair(400, seed=2, better=0.3)
     paired = paired_difference(a, b, "nll", n_boot=1000)
-    spread = np.hypot(*(np.log(x.probs[x.answers + x.offsets[:-1]]).std() / 20 for x in (a, b)))
+    spread = np.hypot(*(np.log(x.probs[x.options.row(x.answers)]).std() / 20 for x in (a, b)))
     assert paired.high - paired.low < 0.6 * 2 * 1.96 * spread
     assert paired.high < 0
     assert paired.p_value == pytest.approx(2 / 1001)  # no resample reaches 0: the smallest value there is
@@ -126,7 +134,7 @@ def test_copies_of_a_question_in_one_group_make_no_difference_clearer() -> None:
 
     def four_times(p: Predictions, groups: tuple[str, ...]) -> Predictions:
         ids = tuple(f"q{i}" for i in range(480))
-        offsets, probs = offsets_of([2] * 480), np.tile(p.probs, 4)
+        offsets, probs = Options.of_sizes([2] * 480).edges, np.tile(p.probs, 4)
         return replace(p, ids=ids, answers=np.tile(p.answers, 4), offsets=offsets, probs=probs, groups=groups)
 
     once = paired_difference(a, b, "brier")

@@ -31,26 +31,22 @@ from coral_lens.metrics.conformal import (
     questions_needed,
     ranking,
 )
-from coral_lens.ragged import softmax
-from coral_lens.records import offsets_of
+from coral_lens.ragged import Options
 
-Ragged = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Probabilities, offsets, answers."""
+Ragged = tuple[np.ndarray, Options, np.ndarray]
+"""Probabilities, options, answers."""
 
 
 def draw(n: int, rng: np.random.Generator) -> Ragged:
     """Questions of two to six options from a model that is surer than it should be."""
-    offsets = offsets_of(rng.integers(2, 7, size=n).tolist())
-    scores = 1.5 * rng.normal(size=offsets[-1])
+    options = Options.of_sizes(rng.integers(2, 7, size=n))
+    scores = 1.5 * rng.normal(size=options.n_rows)
     noise = rng.gumbel(size=len(scores))  # the largest of log q + noise is a draw from q
-    starts, sizes = offsets[:-1], np.diff(offsets)
-    tempting = 0.6 * scores + noise
-    best = tempting == np.repeat(np.maximum.reduceat(tempting, starts), sizes)
-    return softmax(scores, offsets), offsets, np.flatnonzero(best) - starts
+    return options.softmax(scores), options, options.top(0.6 * scores + noise)
 
 
-def covered(sets: np.ndarray, offsets: np.ndarray, answers: np.ndarray) -> float:
-    return float(sets[offsets[:-1] + answers].mean())
+def covered(sets: np.ndarray, options: Options, answers: np.ndarray) -> float:
+    return float(sets[options.row(answers)].mean())
 
 
 @st.composite
@@ -59,7 +55,7 @@ def questions(draw: st.DrawFn) -> Ragged:
     weights = draw(st.lists(st.lists(st.integers(0, 5), min_size=2, max_size=5).filter(any), min_size=10, max_size=25))
     answers = [draw(st.integers(0, len(w) - 1)) for w in weights]
     p = np.concatenate([np.array(w) / sum(w) for w in weights])
-    return p, np.cumsum([0, *map(len, weights)]), np.array(answers)
+    return p, Options(np.cumsum([0, *map(len, weights)])), np.array(answers)
 
 
 KINDS = ("lac", "aps", "raps")
@@ -72,22 +68,22 @@ def test_every_kind_is_tested() -> None:
 # -------------------------------------------------------------------------------------------------------- by hand
 
 P = np.array([0.5, 0.2, 0.3, 0.25, 0.75, 0.4, 0.4, 0.2])
-OFFSETS = np.array([0, 3, 5, 8])
+OPTIONS = Options(np.array([0, 3, 5, 8]))
 
 
 def test_an_option_stands_below_the_mass_of_all_more_probable_ones_and_level_with_its_equals() -> None:
-    ranks = ranking(P, OFFSETS)
+    ranks = ranking(P, OPTIONS)
     assert ranks.above == pytest.approx([0, 0.8, 0.5, 0.75, 0, 0, 0, 0.8])
     assert ranks.level == pytest.approx([0.5, 0.2, 0.3, 0.25, 0.75, 0.8, 0.8, 0.2])
     assert ranks.rank.tolist() == [1, 3, 2, 2, 1, 1, 1, 3]
 
 
 def test_scores_worked_by_hand() -> None:
-    assert option_scores(P, OFFSETS, kind="lac") == pytest.approx([0.5, 0.8, 0.7, 0.75, 0.25, 0.6, 0.6, 0.8])
-    assert option_scores(P, OFFSETS, kind="aps") == pytest.approx([0, 0.8, 0.5, 0.75, 0, 0, 0, 0.8])
+    assert option_scores(P, OPTIONS, kind="lac") == pytest.approx([0.5, 0.8, 0.7, 0.75, 0.25, 0.6, 0.6, 0.8])
+    assert option_scores(P, OPTIONS, kind="aps") == pytest.approx([0, 0.8, 0.5, 0.75, 0, 0, 0, 0.8])
     u = np.array([0.0, 0.2, 0.75])  # the share of its own mass that an option is spared
-    assert option_scores(P, OFFSETS, kind="aps", u=u) == pytest.approx([0.5, 1, 0.8, 0.95, 0.6, 0.2, 0.2, 0.85])
-    beyond_one = option_scores(P, OFFSETS, kind="raps", regularisation=Regularisation(0.1, k_reg=1))
+    assert option_scores(P, OPTIONS, kind="aps", u=u) == pytest.approx([0.5, 1, 0.8, 0.95, 0.6, 0.2, 0.2, 0.85])
+    beyond_one = option_scores(P, OPTIONS, kind="raps", regularisation=Regularisation(0.1, k_reg=1))
     assert beyond_one == pytest.approx([0, 1.0, 0.6, 0.85, 0, 0, 0, 1.0])
 
 
@@ -98,20 +94,20 @@ def test_scores_worked_by_hand() -> None:
 def test_the_threshold_is_the_nth_plus_one_quantile_worked_by_hand(coverage: float, place: int) -> None:
     # nine questions, whose answers have the probabilities 0.1 to 0.9 and so LAC scores of 0.9 down to 0.1
     p = np.array([x for i in range(1, 10) for x in (i / 10, 1 - i / 10)])
-    fitted = fit_conformal(p, offsets_of([2] * 9), np.zeros(9, np.int64), coverage=coverage)
+    fitted = fit_conformal(p, Options.of_sizes([2] * 9), np.zeros(9, np.int64), coverage=coverage)
     assert fitted.threshold == pytest.approx(place / 10)
 
 
 def test_a_coverage_is_taken_as_it_is_written_and_not_as_its_float() -> None:
     assert 0.55 * 100 > 55  # the trap: rounded up it would be the 56th of 99 scores
     p = np.array([x for i in range(1, 100) for x in (i / 100, 1 - i / 100)])
-    fitted = fit_conformal(p, offsets_of([2] * 99), np.zeros(99, np.int64), coverage=0.55)
+    fitted = fit_conformal(p, Options.of_sizes([2] * 99), np.zeros(99, np.int64), coverage=0.55)
     assert fitted.threshold == pytest.approx(0.55)
 
 
 def test_sets_worked_by_hand() -> None:
     def inside(kind: str, threshold: float, *, keep_top: bool = True) -> list[bool]:
-        return prediction_sets(Conformal(kind, 0.9, threshold, 99), P, OFFSETS, keep_top=keep_top).tolist()
+        return prediction_sets(Conformal(kind, 0.9, threshold, 99), P, OPTIONS, keep_top=keep_top).tolist()
 
     assert inside("lac", 0.7) == [True, False, True, False, True, True, True, False]
     assert inside("lac", 0.3, keep_top=False) == [False, False, False, False, True, False, False, False]
@@ -121,7 +117,7 @@ def test_sets_worked_by_hand() -> None:
 
 
 def test_no_question_gives_no_set() -> None:
-    assert prediction_sets(Conformal("aps", 0.9, 0.5, 99), np.zeros(0), np.array([0])).shape == (0,)
+    assert prediction_sets(Conformal("aps", 0.9, 0.5, 99), np.zeros(0), Options.of_sizes([])).shape == (0,)
 
 
 # ------------------------------------------------------------------------------------------------------- properties
@@ -129,31 +125,32 @@ def test_no_question_gives_no_set() -> None:
 
 @given(questions(), st.sampled_from(KINDS), st.integers(0, 2**32 - 1))
 def test_the_order_of_options_does_not_matter(asked: Ragged, kind: str, seed: int) -> None:
-    p, offsets, answers = asked
+    p, options, answers = asked
     rng = np.random.default_rng(seed)
-    old_row = np.concatenate([a + rng.permutation(b - a) for a, b in pairwise(offsets)])
-    new_answers = np.argsort(old_row)[offsets[:-1] + answers] - offsets[:-1]
-    one = fit_conformal(p, offsets, answers, coverage=0.8, kind=kind)
-    other = fit_conformal(p[old_row], offsets, new_answers, coverage=0.8, kind=kind)
+    old_row = np.concatenate([a + rng.permutation(b - a) for a, b in pairwise(options.edges)])
+    new_answers = np.argsort(old_row)[options.row(answers)] - options.starts
+    one = fit_conformal(p, options, answers, coverage=0.8, kind=kind)
+    other = fit_conformal(p[old_row], options, new_answers, coverage=0.8, kind=kind)
     assert other.threshold == one.threshold
-    moved = prediction_sets(one, p[old_row], offsets)
-    assert moved.tolist() == prediction_sets(one, p, offsets)[old_row].tolist()
+    moved = prediction_sets(one, p[old_row], options)
+    assert moved.tolist() == prediction_sets(one, p, options)[old_row].tolist()
 
 
 @given(questions(), st.sampled_from(KINDS), st.booleans())
 def test_a_question_gets_the_same_set_alone_as_among_others(asked: Ragged, kind: str, keep_top: bool) -> None:
-    p, offsets, answers = asked
-    fitted = fit_conformal(p, offsets, answers, coverage=0.8, kind=kind)
-    together = prediction_sets(fitted, p, offsets, keep_top=keep_top)
-    alone = [prediction_sets(fitted, p[a:b], np.array([0, b - a]), keep_top=keep_top) for a, b in pairwise(offsets)]
+    p, options, answers = asked
+    fitted = fit_conformal(p, options, answers, coverage=0.8, kind=kind)
+    together = prediction_sets(fitted, p, options, keep_top=keep_top)
+    parts = [(p[options.of(i)], options.take(slice(i, i + 1))) for i in range(len(options))]
+    alone = [prediction_sets(fitted, *part, keep_top=keep_top) for part in parts]
     assert together.tolist() == np.concatenate(alone).tolist()
 
 
 @given(questions(), st.sampled_from(KINDS), st.floats(0.05, 0.9), st.floats(0.05, 0.9))
 def test_a_larger_coverage_gives_larger_sets(asked: Ragged, kind: str, one: float, other: float) -> None:
-    p, offsets, answers = asked
+    p, options, answers = asked
     small, large = (
-        prediction_sets(fit_conformal(p, offsets, answers, coverage=c, kind=kind), p, offsets, keep_top=False)
+        prediction_sets(fit_conformal(p, options, answers, coverage=c, kind=kind), p, options, keep_top=False)
         for c in sorted((one, other))
     )
     assert (small <= large).all()
@@ -161,41 +158,41 @@ def test_a_larger_coverage_gives_larger_sets(asked: Ragged, kind: str, one: floa
 
 @given(questions(), st.sampled_from(KINDS))
 def test_sets_cover_the_very_questions_they_were_fitted_on(asked: Ragged, kind: str) -> None:
-    p, offsets, answers = asked
-    fitted = fit_conformal(p, offsets, answers, coverage=0.8, kind=kind)
-    assert covered(prediction_sets(fitted, p, offsets, keep_top=False), offsets, answers) >= 0.8
+    p, options, answers = asked
+    fitted = fit_conformal(p, options, answers, coverage=0.8, kind=kind)
+    assert covered(prediction_sets(fitted, p, options, keep_top=False), options, answers) >= 0.8
 
 
 @given(questions(), st.sampled_from(KINDS))
 def test_a_set_has_its_most_probable_options_first_and_is_never_empty(asked: Ragged, kind: str) -> None:
-    p, offsets, answers = asked
-    sets = prediction_sets(fit_conformal(p, offsets, answers, coverage=0.5, kind=kind), p, offsets)
-    for a, b in pairwise(offsets):
+    p, options, answers = asked
+    sets = prediction_sets(fit_conformal(p, options, answers, coverage=0.5, kind=kind), p, options)
+    for a, b in pairwise(options.edges):
         assert sets[a:b].any()
         assert p[a:b][sets[a:b]].min() > p[a:b][~sets[a:b]].max(initial=-1.0)
 
 
 @given(questions())
 def test_deterministic_aps_has_no_empty_set_to_fill(asked: Ragged) -> None:
-    p, offsets, answers = asked
-    fitted = fit_conformal(p, offsets, answers, coverage=0.5, kind="aps")
-    plain, kept = (prediction_sets(fitted, p, offsets, keep_top=keep) for keep in (False, True))
+    p, options, answers = asked
+    fitted = fit_conformal(p, options, answers, coverage=0.5, kind="aps")
+    plain, kept = (prediction_sets(fitted, p, options, keep_top=keep) for keep in (False, True))
     assert plain.tolist() == kept.tolist()
 
 
 @given(questions())
 def test_raps_without_a_penalty_is_aps(asked: Ragged) -> None:
-    p, offsets, answers = asked
-    free = fit_conformal(p, offsets, answers, coverage=0.8, kind="raps", regularisation=Regularisation(0.0))
-    assert free.threshold == fit_conformal(p, offsets, answers, coverage=0.8, kind="aps").threshold
+    p, options, answers = asked
+    free = fit_conformal(p, options, answers, coverage=0.8, kind="raps", regularisation=Regularisation(0.0))
+    assert free.threshold == fit_conformal(p, options, answers, coverage=0.8, kind="aps").threshold
 
 
 def test_the_penalty_of_raps_shortens_the_longest_sets() -> None:
-    p, offsets, answers = draw(3000, np.random.default_rng(0))
+    p, options, answers = draw(3000, np.random.default_rng(0))
     sizes = {}
     for kind in ("aps", "raps"):
-        sets = prediction_sets(fit_conformal(p, offsets, answers, coverage=0.8, kind=kind), p, offsets)
-        sizes[kind] = np.add.reduceat(sets, offsets[:-1], dtype=np.int64)
+        sets = prediction_sets(fit_conformal(p, options, answers, coverage=0.8, kind=kind), p, options)
+        sizes[kind] = options.sum(sets.astype(np.int64))
     assert (sizes["raps"] >= 5).mean() < 0.5 * (sizes["aps"] >= 5).mean()
 
 
@@ -211,8 +208,8 @@ def coverages(kind: str, coverage: float, *, keep_top: bool, randomised: bool) -
     found = []
     for _ in range(RUNS):
         fitted = fit_conformal(*draw(N_FITTED, rng), coverage=coverage, kind=kind, rng=chance)
-        p, offsets, answers = draw(N_NEW, rng)
-        found.append(covered(prediction_sets(fitted, p, offsets, keep_top=keep_top, rng=chance), offsets, answers))
+        p, options, answers = draw(N_NEW, rng)
+        found.append(covered(prediction_sets(fitted, p, options, keep_top=keep_top, rng=chance), options, answers))
     return np.array(found)
 
 
@@ -237,11 +234,11 @@ def test_the_default_deterministic_sets_never_cover_less(kind: str, coverage: fl
 
 
 def test_below_the_models_accuracy_aps_sets_are_the_top_option_alone() -> None:
-    p, offsets, answers = draw(2000, np.random.default_rng(1))
-    top = p == np.repeat(np.maximum.reduceat(p, offsets[:-1]), np.diff(offsets))
-    assert covered(top, offsets, answers) > 0.5
-    fitted = fit_conformal(p, offsets, answers, coverage=0.4, kind="aps")
-    assert prediction_sets(fitted, p, offsets).tolist() == top.tolist()
+    p, options, answers = draw(2000, np.random.default_rng(1))
+    top = p == options.spread(options.max(p))
+    assert covered(top, options, answers) > 0.5
+    fitted = fit_conformal(p, options, answers, coverage=0.4, kind="aps")
+    assert prediction_sets(fitted, p, options).tolist() == top.tolist()
 
 
 # ------------------------------------------------------------------------------------------------------------ mapie
@@ -271,7 +268,7 @@ N_OPTIONS, SEED = 5, 3
 def same_sized(n: int, *, seed: int) -> Ragged:
     rng = np.random.default_rng(seed)
     p = rng.dirichlet(np.full(N_OPTIONS, 0.7), size=n)
-    return p.ravel(), offsets_of([N_OPTIONS] * n), np.array([rng.choice(N_OPTIONS, p=row) for row in p])
+    return p.ravel(), Options.of_sizes([N_OPTIONS] * n), np.array([rng.choice(N_OPTIONS, p=row) for row in p])
 
 
 def mapies(score: Any, *, coverage: float) -> SplitConformalClassifier:
@@ -303,8 +300,8 @@ def replayed() -> Replayed:
 def test_lac_is_mapies(coverage: float) -> None:
     mapie = mapies("lac", coverage=coverage)
     fitted = fit_conformal(*same_sized(300, seed=0), coverage=coverage, kind="lac")
-    p, offsets, _ = same_sized(500, seed=1)
-    sets = prediction_sets(fitted, p, offsets, keep_top=False)
+    p, options, _ = same_sized(500, seed=1)
+    sets = prediction_sets(fitted, p, options, keep_top=False)
     assert sets.tolist() == mapies_sets(mapie).tolist()
     assert fitted.threshold == pytest.approx(float(mapie._conformity_score.quantiles_[0]), abs=1e-12)
 
@@ -313,8 +310,8 @@ def test_lac_is_mapies(coverage: float) -> None:
 def test_randomised_aps_is_mapies_given_its_draws(coverage: float, replayed: Replayed) -> None:
     mapie = mapies(APSConformityScore(), coverage=coverage)
     fitted = fit_conformal(*same_sized(300, seed=0), coverage=coverage, kind="aps", rng=replayed)
-    p, offsets, _ = same_sized(500, seed=1)
-    sets = prediction_sets(fitted, p, offsets, keep_top=False, rng=replayed)
+    p, options, _ = same_sized(500, seed=1)
+    sets = prediction_sets(fitted, p, options, keep_top=False, rng=replayed)
     assert sets.tolist() == mapies_sets(mapie, "randomized").tolist()
     assert fitted.threshold == pytest.approx(float(mapie._conformity_score.quantiles_[0]), abs=1e-12)
 
@@ -324,13 +321,13 @@ def test_deterministic_aps_is_mapies_at_its_threshold_and_smaller_at_ours(covera
     """Mapie fits with randomised scores also where it predicts without, which makes its threshold, and sets, larger."""
     mapie = mapies(APSConformityScore(), coverage=coverage)
     theirs = mapies_sets(mapie)
-    p, offsets, answers = same_sized(500, seed=1)
+    p, options, answers = same_sized(500, seed=1)
     at_theirs = Conformal("aps", coverage, float(mapie._conformity_score.quantiles_[0]), 300)
-    assert prediction_sets(at_theirs, p, offsets).tolist() == theirs.tolist()
-    ours = prediction_sets(fit_conformal(*same_sized(300, seed=0), coverage=coverage, kind="aps"), p, offsets)
+    assert prediction_sets(at_theirs, p, options).tolist() == theirs.tolist()
+    ours = prediction_sets(fit_conformal(*same_sized(300, seed=0), coverage=coverage, kind="aps"), p, options)
     assert (ours <= theirs).all()
     assert ours.mean() < 0.95 * theirs.mean()
-    assert covered(ours, offsets, answers) == pytest.approx(coverage, abs=0.04)
+    assert covered(ours, options, answers) == pytest.approx(coverage, abs=0.04)
 
 
 @pytest.mark.parametrize("coverage", [0.7, 0.9])
@@ -343,15 +340,15 @@ def test_raps_is_mapies_on_its_part_of_the_questions_and_with_its_penalty(covera
     p, _, answers = same_sized(300, seed=0)
     split = StratifiedShuffleSplit(n_splits=1, test_size=len(score.X_raps), random_state=SEED)
     (kept, _), wide = next(split.split(p.reshape(-1, N_OPTIONS), answers)), p.reshape(-1, N_OPTIONS)
-    part = wide[kept].ravel(), offsets_of([N_OPTIONS] * len(kept)), answers[kept]
+    part = wide[kept].ravel(), Options.of_sizes([N_OPTIONS] * len(kept)), answers[kept]
     penalty, k_reg = float(np.squeeze(score.lambda_star)), int(score.k_star[0])
     chosen = Regularisation(penalty, k_reg)
     fitted = fit_conformal(*part, coverage=coverage, kind="raps", regularisation=chosen, rng=replayed)
     assert fitted.threshold == pytest.approx(float(score.quantiles_[0]), abs=1e-12)
-    p, offsets, _ = same_sized(500, seed=1)
-    assert prediction_sets(fitted, p, offsets, keep_top=False, rng=replayed).tolist() == drawn.tolist()
+    p, options, _ = same_sized(500, seed=1)
+    assert prediction_sets(fitted, p, options, keep_top=False, rng=replayed).tolist() == drawn.tolist()
     rank_before = Conformal("raps", coverage, fitted.threshold, 270, False, Regularisation(penalty, k_reg + 1))
-    assert prediction_sets(rank_before, p, offsets).tolist() == plain.tolist()
+    assert prediction_sets(rank_before, p, options).tolist() == plain.tolist()
 
 
 # -------------------------------------------------------------------------------------------------------- abstention
@@ -495,7 +492,7 @@ def test_one_question_fewer_than_needed_would_ask_for_a_score_that_is_not_there(
 
 
 def test_questions_that_cannot_be_learned_from_are_refused() -> None:
-    p, offsets, answers = draw(20, np.random.default_rng(0))
+    p, options, answers = draw(20, np.random.default_rng(0))
     unlabelled, beyond = answers.copy(), answers.copy()
     unlabelled[[3, 5]], beyond[4] = -1, 9
     for wrong, message in (
@@ -504,18 +501,18 @@ def test_questions_that_cannot_be_learned_from_are_refused() -> None:
         (answers[1:], "One answer per question is needed. Got 19 for 20"),
     ):
         with pytest.raises(CoralError, match=message):
-            fit_conformal(p, offsets, wrong, coverage=0.9)
+            fit_conformal(p, options, wrong, coverage=0.9)
 
 
 def test_what_is_not_a_distribution_over_the_options_is_refused() -> None:
-    p, offsets, answers = draw(20, np.random.default_rng(0))
+    p, options, answers = draw(20, np.random.default_rng(0))
     for wrong in (np.log(p), p * 2, np.full(len(p), np.nan)):
         with pytest.raises(CoralError, match="must be 0 or more and sum to 1 over each question, but they sum to"):
-            fit_conformal(wrong, offsets, answers, coverage=0.9)
+            fit_conformal(wrong, options, answers, coverage=0.9)
     with pytest.raises(CoralError, match=r"but they go down to -0\.5"):
-        prediction_sets(Conformal("lac", 0.9, 0.5, 9), np.array([1.5, -0.5]), np.array([0, 2]))
-    with pytest.raises(CoralError, match="Offsets must rise from 0 to the number of rows"):
-        prediction_sets(Conformal("lac", 0.9, 0.5, 9), p, offsets[:-1])
+        prediction_sets(Conformal("lac", 0.9, 0.5, 9), np.array([1.5, -0.5]), Options.of_sizes([2]))
+    with pytest.raises(CoralError, match="edges of the options must rise from 0 to the number of rows"):
+        prediction_sets(Conformal("lac", 0.9, 0.5, 9), p, Options(options.edges[:-1]))
 
 
 def test_options_that_do_not_go_together_are_refused() -> None:

@@ -14,7 +14,8 @@ from coral_lens.errors import CoralError
 from coral_lens.metrics import scores as metrics
 from coral_lens.metrics.curves import reliability, risk_coverage
 from coral_lens.metrics.scores import METRICS, Metrics, evaluate, facts_of, iter_weights, score
-from coral_lens.records import UNKNOWN, Predictions, offsets_of
+from coral_lens.ragged import Options
+from coral_lens.records import UNKNOWN, Predictions
 
 Rows = Sequence[Sequence[float]]
 
@@ -27,7 +28,7 @@ def predictions(rows: Rows, answers: Sequence[int]) -> Predictions:
         split="test",
         ids=tuple(f"q{i}" for i in range(len(rows))),
         answers=np.asarray(answers, dtype=np.int64),
-        offsets=offsets_of([len(row) for row in rows]),
+        offsets=Options.of_sizes([len(row) for row in rows]).edges,
         probs=np.asarray([p for row in rows for p in row], dtype=np.float64),
     )
 
@@ -60,7 +61,7 @@ def quizzes(draw: st.DrawFn) -> Quiz:
 
 def picked(source: Predictions, order: Sequence[int]) -> Predictions:
     """The questions of `source` in this order, repeated as often as they are named."""
-    rows = [source.probs[source.offsets[i] : source.offsets[i + 1]].tolist() for i in order]
+    rows = [source.probs[source.options.of(i)].tolist() for i in order]
     return predictions(rows, [int(source.answers[i]) for i in order])
 
 
@@ -181,7 +182,7 @@ def test_ranges(drawn: Quiz) -> None:
 @settings(deadline=None, max_examples=60)
 def test_options_of_probability_0_change_nothing_but_the_number_of_rows(drawn: Quiz) -> None:
     quiz = predictions(*drawn)
-    rows = [quiz.probs[a:b].tolist() for a, b in zip(quiz.offsets[:-1], quiz.offsets[1:], strict=True)]
+    rows = [quiz.probs[quiz.options.of(i)].tolist() for i in range(len(quiz))]
     padded = predictions([row + [0.0] * (6 - len(row)) for row in rows], quiz.answers.tolist())
     for name in METRICS.keys() - {"cwece"}:
         assert score(padded, name) == pytest.approx(score(quiz, name), abs=1e-12, nan_ok=True), name
@@ -200,7 +201,7 @@ def test_cwece_is_the_mean_over_classes_weighted_by_their_questions(drawn: Quiz)
 
     classes: dict[int, tuple[list[float], list[int]]] = {}
     for i, answer in enumerate(quiz.answers):
-        for j, p in enumerate(quiz.probs[quiz.offsets[i] : quiz.offsets[i + 1]]):
+        for j, p in enumerate(quiz.probs[quiz.options.of(i)]):
             probs, hits = classes.setdefault(j, ([], []))
             probs.append(float(p))
             hits.append(int(j == answer))

@@ -10,7 +10,8 @@ import pytest
 
 from coral_lens.errors import CoralError
 from coral_lens.metrics.curves import risk_coverage
-from coral_lens.records import Predictions, Question, offsets_of
+from coral_lens.ragged import Options
+from coral_lens.records import Predictions, Question
 from coral_lens.report import confidence
 from coral_lens.report.figures.confidence import confidence_findings, short_names
 from coral_lens.report.figures.style import KNOWN, RC, looks_of
@@ -23,7 +24,7 @@ NASTY = "<script>alert(1)</script>"
 
 def predicted(probs: list[list[float]], answers: list[int], *, method: str = "base", name: str = "t") -> Predictions:
     ids = tuple(f"{name}/{i}" for i in range(len(probs)))
-    offsets = offsets_of([len(p) for p in probs])
+    offsets = Options.of_sizes([len(p) for p in probs]).edges
     return Predictions(method, "tiny", name, "test", ids, np.array(answers), offsets, np.concatenate(probs))
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from coral_lens.errors import CoralError
-from coral_lens.records import Predictions, Question, offsets_of
+from coral_lens.ragged import Options
+from coral_lens.records import Predictions, Question
 from coral_lens.report.pages.explorer import bytes_of, questions_data, sample, script_text, shares
 from coral_lens.report.pages.run import render_report
 from coral_lens.report.runs import Evaluation, Run, View, load_run, save_run
@@ -24,7 +25,7 @@ def evaluation(n: int, *, n_changed: int = 0, layers: tuple[int, ...] = (0, 5, 1
     """Two options each; the base prefers the first, the lens the second on the first `n_changed` questions."""
     ids = tuple(f"t/{i}" for i in range(n))
     questions = tuple(Question(i, i, f"What is {i}? {NASTY}", (f"yes {NASTY}", "no"), 1) for i in ids)
-    offsets, answers = offsets_of([2] * n), np.ones(n, dtype=np.int64)
+    offsets, answers = Options.of_sizes([2] * n).edges, np.ones(n, dtype=np.int64)
     base = np.tile([0.75, 0.25], n)
     coral = np.array([x for i in range(n) for x in ((0.4, 0.6) if i < n_changed else (0.7, 0.3))])
     predictions = {

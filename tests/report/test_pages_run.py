@@ -19,7 +19,8 @@ from scipy.stats import binomtest
 
 from coral_lens.metrics.comparisons import Difference, holm, mcnemar, paired_difference
 from coral_lens.metrics.scores import evaluate
-from coral_lens.records import Predictions, Question, offsets_of
+from coral_lens.ragged import Options
+from coral_lens.records import Predictions, Question
 from coral_lens.report.confidence import wilson
 from coral_lens.report.figures.choice import curve_picture, flatness, gamma_curve, layer_curve
 from coral_lens.report.figures.run import metric_picture, reliability_picture
@@ -88,7 +89,7 @@ def task(
         )
         for i, row in enumerate(rows)
     )
-    ids, offsets = tuple(q.id for q in questions), offsets_of([len(row) for row in rows])
+    ids, offsets = tuple(q.id for q in questions), Options.of_sizes([len(row) for row in rows]).edges
     predictions = {
         method: Predictions(method, "tiny", name, "test", ids, np.asarray(answers), offsets, np.concatenate(p))
         for method, p in probs.items()

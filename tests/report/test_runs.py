@@ -12,8 +12,8 @@ import pytest
 from support.questions import toy_questions
 
 from coral_lens.errors import CoralError
-from coral_lens.ragged import softmax
-from coral_lens.records import Predictions, Question, offsets_of
+from coral_lens.ragged import Options
+from coral_lens.records import Predictions, Question
 from coral_lens.report.runs import Evaluation, Run, load_run, save_run
 from coral_lens.storage.files import file_name
 
@@ -28,7 +28,7 @@ LENS: dict[str, Any] = {
 
 def evaluation(name: str, questions: list[Question], *, seed: int, trained_on: bool = False) -> Evaluation:
     rng = np.random.default_rng(seed)
-    offsets = offsets_of([len(q.options) for q in questions])
+    options = Options.of_sizes([len(q.options) for q in questions])
     return Evaluation(
         name,
         tuple(questions),
@@ -40,8 +40,8 @@ def evaluation(name: str, questions: list[Question], *, seed: int, trained_on: b
                 split=questions[0].split,
                 ids=tuple(q.id for q in questions),
                 answers=np.array([q.answer for q in questions]),
-                offsets=offsets,
-                probs=softmax(rng.normal(size=offsets[-1]) * 5, offsets),
+                offsets=options.edges,
+                probs=options.softmax(rng.normal(size=options.n_rows) * 5),
             )
             for method in ("base", "temperature", "coral")
         },

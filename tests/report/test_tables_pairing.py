@@ -10,7 +10,8 @@ import pytest
 
 from coral_lens.errors import CoralError
 from coral_lens.metrics.comparisons import paired_difference
-from coral_lens.records import Predictions, Question, offsets_of
+from coral_lens.ragged import Options
+from coral_lens.records import Predictions, Question
 from coral_lens.report.pages.compare import note_of, provenance_difference, write_comparison
 from coral_lens.report.runs import Evaluation, Run
 from coral_lens.report.tables.pairing import B_MINUS_A, joint_run, match, match_runs, pairs_of
@@ -24,7 +25,7 @@ def evaluation(name: str, numbers: list[int], probs: dict[str, list[list[float]]
     ids = tuple(f"t/{i}" for i in numbers)
     options = tuple(f"option {j}" for j in range(len(next(iter(probs.values()))[0])))
     questions = tuple(Question(i, i, f"What? {NASTY}", options, a) for i, a in zip(ids, answers, strict=True))
-    offsets = offsets_of([len(options)] * len(ids))
+    offsets = Options.of_sizes([len(options)] * len(ids)).edges
     predictions = {
         m: Predictions(m, "tiny", name, "", ids, np.array(answers), offsets, np.concatenate(p))
         for m, p in probs.items()

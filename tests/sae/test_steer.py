@@ -24,7 +24,6 @@ from coral_lens.methods.corrsteer import (
     correlate_correctness,
     direction_of,
     fit_corrsteer,
-    preferred,
 )
 from coral_lens.methods.entry import MethodEntry
 from coral_lens.methods.interface import FitContext, QuestionSet
@@ -164,10 +163,6 @@ def test_corrsteer_scores_test_questions_under_the_direction_it_chose(tmp_path: 
     nothing = Edited((AddDirection({Site("residual", 1): torch.zeros(32)}, 0.0, "all"),), {"nothing": True})
     base = extract(tiny, TEST, tmp_path / "base", what=Extraction((), edited=nothing)).table
     np.testing.assert_array_equal(still.probs, base_probs(base, "token"))
-
-
-def test_the_preferred_option_is_the_most_probable_one() -> None:
-    assert preferred(np.array([0.2, 0.8, 0.5, 0.5, 0.1, 0.9]), np.array([0, 2, 4, 6])).tolist() == [1, 0, 1]
 
 
 def test_corrsteer_refuses_what_it_cannot_use(tmp_path: Path) -> None:

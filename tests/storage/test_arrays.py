@@ -21,7 +21,7 @@ from coral_lens.lens.fit import fit_store
 from coral_lens.lens.probes.mlp import MlpSettings
 from coral_lens.lens.probes.registry import KINDS
 from coral_lens.lens.settings import FitSettings
-from coral_lens.records import offsets_of
+from coral_lens.ragged import Options
 from coral_lens.storage import arrays
 from coral_lens.storage.arrays import (
     allocate,
@@ -86,11 +86,11 @@ def test_what_is_in_memory_is_one_piece_and_what_is_mapped_comes_in_chunks(
 
 @given(st.lists(st.integers(2, 6), min_size=1, max_size=30), st.integers(1, 12))
 def test_chunks_of_questions_cover_them_in_order_and_divide_none(sizes: list[int], rows_a_chunk: int) -> None:
-    offsets = offsets_of(sizes)
-    found = list(question_chunks(offsets, arrays.CHUNK_BYTES // 8 // rows_a_chunk))
+    options = Options.of_sizes(sizes)
+    found = list(question_chunks(options, arrays.CHUNK_BYTES // 8 // rows_a_chunk))
     assert [q for questions, _ in found for q in range(questions.start, questions.stop)] == list(range(len(sizes)))
     for questions, rows in found:
-        assert (rows.start, rows.stop) == (offsets[questions.start], offsets[questions.stop])
+        assert (rows.start, rows.stop) == (options.edges[questions.start], options.edges[questions.stop])
         assert rows.stop - rows.start <= max(rows_a_chunk, sizes[questions.start])
 
 

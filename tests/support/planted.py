@@ -13,7 +13,8 @@ from coral_lens.engine.activations import ActivationStore
 from coral_lens.lens.fit import training_data
 from coral_lens.lens.settings import FitSettings
 from coral_lens.lens.training_data import TrainingData
-from coral_lens.records import OptionTable, Question, offsets_of
+from coral_lens.ragged import Options
+from coral_lens.records import OptionTable, Question
 
 WIDTH, LAYERS, COLUMN = 8, (0, 1, 2), 3
 IDENTITY = {"name": "planted", "weights": "w" * 64, "tokenizer": "t" * 64, "dtype": "torch.float32"}
@@ -36,10 +37,10 @@ class PlantedStore(ActivationStore):
         rng = np.random.default_rng(seed)
         sizes = rng.integers(2, 6, n * len(tasks))
         answers = rng.integers(0, sizes)
-        offsets = offsets_of(sizes.tolist())
-        rows = int(offsets[-1])
+        options = Options.of_sizes(sizes)
+        rows = options.n_rows
         y = np.zeros(rows)
-        y[offsets[:-1] + answers] = 1.0
+        y[options.row(answers)] = 1.0
         names = [name for name in tasks for _ in range(n)]
         self.folder = Path("in memory")
         self.questions = [
@@ -47,7 +48,7 @@ class PlantedStore(ActivationStore):
             for i, (size, answer, name) in enumerate(zip(sizes, answers, names, strict=True))
         ]
         ones = np.ones(rows, dtype=np.int64)
-        self.table = OptionTable(rng.normal(size=rows) + 0.5 * y, ones, ones, ones, offsets, answers)
+        self.table = OptionTable(rng.normal(size=rows) + 0.5 * y, ones, ones, ones, options.edges, answers)
         # the place of a task never depends on the seed: fresh questions of a task lie where the old ones did
         where = np.random.default_rng(77).normal(size=(len(tasks), WIDTH)) * apart
         places = np.repeat(np.repeat(where, n, axis=0), sizes, axis=0)

@@ -107,7 +107,7 @@ def analyse_dimensions(
 def layer_curve(store: Scored, layer: int, data: Folded, most: int, standardise: bool) -> dict[str, np.ndarray]:
     """Return the R2 of one layer at every number of components, in every resample, and the variance that they explain."""
     r_hat, explained = component_path(store.layer(layer), data, most=most, standardise=standardise)
-    return {"draws": r2_draws(data.r, r_hat, data.table.offsets, data.groups), "explained": explained}
+    return {"draws": r2_draws(data.r, r_hat, data.table.options, data.groups), "explained": explained}
 
 
 def summary(

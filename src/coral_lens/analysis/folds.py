@@ -15,7 +15,6 @@ from itertools import combinations
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from coral_lens.data.splits import rows_of
 from coral_lens.errors import CoralError
 from coral_lens.lens.choose import GAMMAS
 from coral_lens.lens.fit import check_questions
@@ -24,7 +23,7 @@ from coral_lens.lens.probes.standardise import fit_standardiser, r_squared, refu
 from coral_lens.lens.rules import base_probs, correct_rows, residuals, steer
 from coral_lens.lens.settings import BaseRule
 from coral_lens.lens.training_data import fold_masks
-from coral_lens.records import OptionTable, Predictions, Question, Scored, groups_of, offsets_of
+from coral_lens.records import OptionTable, Predictions, Question, Scored, groups_of
 from coral_lens.storage.arrays import allocate, row_chunks
 from coral_lens.storage.files import digest, digest_bytes
 
@@ -44,7 +43,7 @@ class Folded:
     @cached_property
     def row_fold(self) -> Int[np.ndarray, " row"]:
         """The fold of each option."""
-        return np.repeat(self.fold, np.diff(self.table.offsets))
+        return self.table.options.spread(self.fold)
 
     @cached_property
     def y(self) -> Float[np.ndarray, " row"]:
@@ -62,13 +61,12 @@ class Folded:
 
     def blind(self) -> Folded:
         """Return the same questions as if the model had not scored their options: all equally probable."""
-        sizes = np.diff(self.table.offsets)
-        p = np.repeat(1.0 / sizes, sizes)
+        p = self.table.options.spread(1.0 / self.table.options.sizes)
         return replace(self, p=p, r=residuals(self.table, p))
 
     def brier(self, probs: Float[np.ndarray, " row"]) -> Float[np.ndarray, " question"]:
         """Return the Brier score of each question."""
-        return np.add.reduceat((probs - self.y) ** 2, self.table.offsets[:-1])
+        return self.table.options.sum((probs - self.y) ** 2)
 
     def predictions(
         self, method: str, probs: Float[np.ndarray, " row"], mask: Bool[np.ndarray, " question"] | None = None
@@ -82,8 +80,8 @@ class Folded:
             split=self.questions[0].split,
             ids=tuple(map(str, np.flatnonzero(mask))),
             answers=self.table.answers[mask],
-            offsets=offsets_of(np.diff(self.table.offsets)[mask].tolist()),
-            probs=probs[rows_of(self.table.offsets, mask)],
+            offsets=self.table.options.take(mask).edges,
+            probs=probs[self.table.options.rows(mask)],
             groups=groups_of([q for q, kept in zip(self.questions, mask, strict=True) if kept]),
         )
 

@@ -22,7 +22,7 @@ from coral_lens.analysis.files import ArrayJournal
 from coral_lens.analysis.folds import Folded, identity_of
 from coral_lens.analysis.scores import r2_draws, scores_from
 from coral_lens.analysis.stacked import Stack, StackData, fit_stack, stack_bytes
-from coral_lens.data.splits import rows_of, split_mask
+from coral_lens.data.splits import split_mask
 from coral_lens.errors import CoralError
 from coral_lens.lens.probes.mlp import MlpSettings
 from coral_lens.lens.probes.standardise import fit_standardiser
@@ -197,7 +197,7 @@ def analyse_heads(
                 advance(len(kept["r_hat"]) * data.n_folds)
             found.append(kept["r_hat"])
     names = [(block, head) for block in blocks for head in range(n_heads)]
-    draws = r2_draws(data.r, np.concatenate(found), data.table.offsets, data.groups)
+    draws = r2_draws(data.r, np.concatenate(found), data.table.options, data.groups)
     return summarise(store, names, draws)
 
 
@@ -229,7 +229,7 @@ def predict_heads(
     r_hat = np.zeros(states.shape[:2])
     z = np.empty_like(states)  # written anew for each fold: with the raw states, all that is held of the rows
     for k in range(data.n_folds):
-        train, stop, test = (np.flatnonzero(rows_of(data.table.offsets, mask)) for mask in fold_parts(data, k))
+        train, stop, test = (np.flatnonzero(data.table.options.rows(mask)) for mask in fold_parts(data, k))
         for raw, out in zip(states, z, strict=True):
             fit_standardiser(raw, train)(raw, out=out)
         stack = StackData(torch.from_numpy(z), data.r, train, stop, test)

@@ -164,7 +164,7 @@ def layer_rows(
 ) -> tuple[LayerRow, ...]:
     """Score every layer."""
     blind = data.blind()
-    r2 = r2_scores(data.r, np.stack([s.r_hat for s in steered]), data.table.offsets, data.groups)
+    r2 = r2_scores(data.r, np.stack([s.r_hat for s in steered]), data.table.options, data.groups)
     rows = []
     for i, layer in enumerate(layers):
         upto = combined(exits, best_of(exits[: i + 1]), blind)

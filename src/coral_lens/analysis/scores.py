@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from coral_lens.metrics.comparisons import Difference
 from coral_lens.metrics.scores import METRICS, Score, facts_of, iter_weights, score_of
+from coral_lens.ragged import Options
 from coral_lens.records import Predictions
 
 SHOWN = ("accuracy", "ece", "brier")
@@ -44,16 +45,16 @@ def scores_of(predictions: Predictions, names: Sequence[str] = SHOWN) -> dict[st
 def r2_draws(
     r: Float[np.ndarray, " row"],
     r_hat: Float[np.ndarray, "some row"],
-    offsets: Int[np.ndarray, " edge"],
+    options: Options,
     groups: Sequence[str] = (),
 ) -> Float[np.ndarray, "boot some"]:
     """Return R2 of several predictions: first of the questions as they are, then of every resample, of whole groups if given."""
-    starts, sizes = offsets[:-1], np.diff(offsets)
-    errors = np.add.reduceat((r - r_hat) ** 2, starts, axis=1).T
+    # Fortran order, in which a product with the weights has always been rounded
+    errors = np.asfortranarray(options.sum(((r - r_hat) ** 2).T))
     # what the variance of a resample is made of: its rows, their sum and their sum of squares
-    sums = np.stack([sizes, np.add.reduceat(r, starts), np.add.reduceat(r**2, starts)], axis=1)
+    sums = np.stack([options.sizes, options.sum(r), options.sum(r**2)], axis=1)
     found = []
-    for weights in (np.ones((1, len(sizes))), *iter_weights(len(sizes), n_boot=N_BOOT, seed=0, groups=groups)):
+    for weights in (np.ones((1, len(options))), *iter_weights(len(options), n_boot=N_BOOT, seed=0, groups=groups)):
         n, total, squares = (weights @ sums).T
         variance = squares - total**2 / n
         found.append(1.0 - (weights @ errors) / np.where(variance > 0, variance, np.inf)[:, None])
@@ -63,11 +64,11 @@ def r2_draws(
 def r2_scores(
     r: Float[np.ndarray, " row"],
     r_hat: Float[np.ndarray, "some row"],
-    offsets: Int[np.ndarray, " edge"],
+    options: Options,
     groups: Sequence[str] = (),
 ) -> list[Score]:
     """Return R2 of several predictions, each with its interval."""
-    return scores_from(r2_draws(r, r_hat, offsets, groups))
+    return scores_from(r2_draws(r, r_hat, options, groups))
 
 
 def scores_from(draws: Float[np.ndarray, "boot some"]) -> list[Score]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 
 from coral_lens.errors import CoralError
 from coral_lens.records import Question
@@ -42,8 +42,3 @@ def sample(questions: Sequence[Question], n: int, *, seed: int) -> list[Question
         return list(questions)
     chosen = np.sort(np.random.default_rng(seed).choice(len(questions), size=n, replace=False))
     return [questions[i] for i in chosen]
-
-
-def rows_of(offsets: Int[np.ndarray, " edge"], mask: Bool[np.ndarray, " question"]) -> Bool[np.ndarray, " row"]:
-    """Return which option rows belong to the marked questions."""
-    return np.repeat(mask, np.diff(offsets))

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from coral_lens.data.splits import rows_of
 from coral_lens.engine.readers import heads_name, layer_name
 from coral_lens.errors import CoralError
-from coral_lens.records import OptionTable, Question, offsets_of
+from coral_lens.ragged import Options
+from coral_lens.records import OptionTable, Question
 from coral_lens.storage.arrays import allocate, release, row_chunks
 from coral_lens.storage.files import digest, read_json
 from coral_lens.storage.shards import Journal, read_tensor, shard_path
@@ -111,7 +111,7 @@ class ActivationStore:
             n_tokens=columns["n_tokens"],
             n_chars=columns["n_chars"],
             n_bytes=columns["n_bytes"],
-            offsets=self._offsets,
+            offsets=self._options.edges,
             answers=answers,
         )
 
@@ -124,7 +124,7 @@ class ActivationStore:
         out = None
         for shard, rows in self._places.items():
             states = self._column(layer_name(layer), shard)
-            out = allocate(int(self._offsets[-1]), states.shape[1]) if out is None else out
+            out = allocate(self._options.n_rows, states.shape[1]) if out is None else out
             out[rows] = states
             release(out)
         assert out is not None, "a store that can be opened has a shard"
@@ -151,8 +151,8 @@ class ActivationStore:
         return self._gather(name)
 
     @cached_property
-    def _offsets(self) -> Int[np.ndarray, " edge"]:
-        return offsets_of([len(q.options) for q in self.questions])
+    def _options(self) -> Options:
+        return Options.of_sizes([len(q.options) for q in self.questions])
 
     @cached_property
     def _places(self) -> dict[int, Int[np.ndarray, " row"]]:
@@ -161,10 +161,8 @@ class ActivationStore:
         for shard in self._journal:
             order = self._column("question", shard)
             order = order - np.searchsorted(broken, order)  # numbers among the questions that have scores
-            sizes = np.diff(self._offsets)[order]
-            within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
             if len(order):
-                places[shard] = np.repeat(self._offsets[:-1][order], sizes) + within
+                places[shard] = self._options.rows_of(order)
         return places
 
     def _gather(self, name: str) -> np.ndarray:
@@ -232,7 +230,7 @@ class JoinedStore:
 
     @cached_property
     def table(self) -> OptionTable:
-        tables = [(p.store.table, rows_of(p.store.table.offsets, p.keep)) for p in self.parts]
+        tables = [(p.store.table, p.store.table.options.rows(p.keep)) for p in self.parts]
 
         def column(name: str) -> np.ndarray:
             return np.concatenate([getattr(table, name)[rows] for table, rows in tables])
@@ -242,7 +240,7 @@ class JoinedStore:
             n_tokens=column("n_tokens"),
             n_chars=column("n_chars"),
             n_bytes=column("n_bytes"),
-            offsets=offsets_of([len(q.options) for q in self.questions]),
+            offsets=Options.of_sizes([len(q.options) for q in self.questions]).edges,
             answers=np.array([q.answer for q in self.questions], dtype=np.int64),
         )
 
@@ -251,8 +249,8 @@ class JoinedStore:
         out, done = None, 0
         for part in self.parts:
             states = part.store.layer(layer)
-            rows = np.flatnonzero(rows_of(part.store.table.offsets, part.keep))
-            out = allocate(int(self.table.offsets[-1]), states.shape[1]) if out is None else out
+            rows = np.flatnonzero(part.store.table.options.rows(part.keep))
+            out = allocate(self.table.options.n_rows, states.shape[1]) if out is None else out
             for some in row_chunks(len(rows), states.shape[1]):
                 out[done + some.start : done + some.stop] = states[rows[some]]
                 release(states, out)
@@ -267,7 +265,7 @@ class JoinedStore:
 
     def heads(self, block: int) -> Float[np.ndarray, "row head head_dim"]:
         """Return what each head of a block puts out, of all parts."""
-        return np.concatenate([p.store.heads(block)[rows_of(p.store.table.offsets, p.keep)] for p in self.parts])
+        return np.concatenate([p.store.heads(block)[p.store.table.options.rows(p.keep)] for p in self.parts])
 
     @cached_property
     def manifest(self) -> dict[str, Any]:

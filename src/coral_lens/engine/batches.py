@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -16,7 +16,8 @@ from torch import Tensor
 
 from coral_lens.engine.packing import Packing, PlannedBatch
 from coral_lens.engine.trees import Tree, ancestors, build_tree, chain_of
-from coral_lens.records import Prompt, offsets_of
+from coral_lens.ragged import Options
+from coral_lens.records import Prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ def lay_out(
         batch = collate(trees, [planned.questions], prefixes=prefixes[:1])
         # with a prefix, whole rows are a block: its keys are then read once for all questions of the row
         parts = planned.rows if prefixes[0] else [(q,) for q in planned.questions]
-        edges = offsets_of([sum(len(trees[q]) for q in part) for part in parts]).tolist()
+        edges = accumulate((sum(len(trees[q]) for q in part) for part in parts), initial=0)
         return replace(batch, blocks=tuple(pairwise(edges)))
     return collate(trees, planned.rows, packing=packing, prefixes=prefixes)
 
@@ -142,7 +143,7 @@ def collate_plain(trees: Sequence[Tree], order: Sequence[int]) -> Batch:
         batch,
         questions=tuple(order),
         names=tuple(tree.name for tree in trees),
-        option_offsets=offsets_of([len(tree.paths) for tree in trees]),
+        option_offsets=Options.of_sizes([len(tree.paths) for tree in trees]).edges,
     )
 
 
@@ -170,13 +171,13 @@ def place(
     return Batch(
         questions=tuple(order),
         names=tuple(tree.name for tree in trees),
-        option_offsets=offsets_of(sizes),
+        option_offsets=Options.of_sizes(sizes).edges,
         input_ids=input_ids,
         position_ids=torch.from_numpy(positions),
         lengths=filled,
         allowed=None if allowed is None else torch.from_numpy(allowed),
         answer_tokens=tokens,
-        answer_offsets=torch.from_numpy(offsets_of(lengths)),
+        answer_offsets=torch.from_numpy(Options.of_sizes(lengths).edges),
         before_tokens=torch.from_numpy(np.concatenate(before)),
         targets=input_ids.reshape(-1)[tokens],
         stems=torch.tensor(stems),
@@ -191,7 +192,7 @@ def prefix_batch(prefixes: Sequence[tuple[int, ...]]) -> Batch:
     return Batch(
         questions=(),
         names=(),
-        option_offsets=offsets_of([]),
+        option_offsets=Options.of_sizes([]).edges,
         input_ids=ids,
         position_ids=torch.arange(width).expand(len(prefixes), -1),
         lengths=torch.tensor([len(p) for p in prefixes]),

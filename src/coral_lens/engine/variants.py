@@ -24,7 +24,8 @@ from coral_lens.engine.packing import Packing, PlannedBatch, batch_questions, lo
 from coral_lens.engine.scoring import PrefixCaches, score_batch
 from coral_lens.engine.trees import build_tree, shared_context
 from coral_lens.progress import Progress
-from coral_lens.records import Prompt, offsets_of
+from coral_lens.ragged import Options
+from coral_lens.records import Prompt
 from coral_lens.storage.shards import Journal, open_manifest, read_tensor, shard_path, thread_count
 
 if TYPE_CHECKING:
@@ -87,10 +88,10 @@ def one_row(prompts: Sequence[Prompt], planned: PlannedBatch) -> Batch:
     trees = [build_tree(prompts[q], skip=n) for q, n in zip(planned.questions, planned.prefixes, strict=True)]
     batch = collate(dict(zip(planned.questions, trees, strict=True)), [planned.questions])
     assert batch.allowed is not None, "a tree has a mask"
-    rows, keys = offsets_of([len(tree) for tree in trees]), offsets_of(planned.prefixes)
-    seen = torch.zeros(1, int(rows[-1]), int(keys[-1]), dtype=torch.bool)
+    rows, keys = Options.of_sizes([len(tree) for tree in trees]), Options.of_sizes(planned.prefixes)
+    seen = torch.zeros(1, rows.n_rows, keys.n_rows, dtype=torch.bool)
     for i in range(len(trees)):
-        seen[0, rows[i] : rows[i + 1], keys[i] : keys[i + 1]] = True
+        seen[0, rows.of(i), keys.of(i)] = True
     return replace(batch, allowed=torch.cat([seen, batch.allowed], dim=2))
 
 
@@ -122,8 +123,8 @@ def gathered(
     folder: Path, journal: Journal, plan: Sequence[PlannedBatch], prompts: Sequence[Prompt]
 ) -> Float[np.ndarray, "variant row"]:
     """Put the scores of all batches into the order of the prompts."""
-    edges = offsets_of([len(p.options) for p in prompts])
-    order = np.concatenate([np.arange(edges[q], edges[q + 1]) for planned in plan for q in planned.questions])
+    options = Options.of_sizes([len(p.options) for p in prompts])
+    order = options.rows_of([q for planned in plan for q in planned.questions])
     parts = [read_tensor(shard_path(folder, i), "logprob", journal.entries[i]["logprob"]) for i in range(len(plan))]
     found = np.concatenate([part.numpy() for part in parts if part is not None], axis=1)
     out = np.empty_like(found)

@@ -20,7 +20,8 @@ import numpy as np
 from coral_lens.errors import CoralError
 from coral_lens.harness.requests import Pair, choices_of, in_contexts, n_options
 from coral_lens.lens.rules import base_probs
-from coral_lens.records import OptionTable, Predictions, Question, groups_of, offsets_of
+from coral_lens.ragged import Options
+from coral_lens.records import OptionTable, Predictions, Question, groups_of
 from coral_lens.report.runs import Evaluation, Run
 from coral_lens.storage.files import digest_file, versions
 
@@ -100,7 +101,7 @@ def load_log(path: Path, *, filter_name: str | None = None) -> Log:
         n_tokens=np.zeros(len(choices), dtype=np.int64),
         n_chars=n_chars,
         n_bytes=np.array([len(choice.encode()) for choice in choices]),
-        offsets=offsets_of([len(s.logprobs) for s in samples]),
+        offsets=Options.of_sizes([len(s.logprobs) for s in samples]).edges,
         answers=np.array(answers, dtype=np.int64),
     )
     lengths_known = all(s.by_length and s.pairs and not in_contexts(s.pairs) for s in samples) and bool(n_chars.all())
@@ -109,8 +110,7 @@ def load_log(path: Path, *, filter_name: str | None = None) -> Log:
 
 def is_normal(table: OptionTable) -> bool:
     """Whether the log-likelihoods are those of a distribution already (`--model coral` with a lens): lengths do not count."""
-    sums = np.add.reduceat(np.exp(table.logprobs), table.offsets[:-1])
-    return bool(np.allclose(sums, 1.0, atol=1e-6))
+    return bool(np.allclose(table.options.sum(np.exp(table.logprobs)), 1.0, atol=1e-6))
 
 
 # ---------------------------------------------------------------------------------------------------------- reading

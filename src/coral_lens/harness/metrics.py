@@ -19,8 +19,8 @@ import numpy as np
 from coral_lens.data.tasks import right_option
 from coral_lens.errors import CoralError
 from coral_lens.metrics.scores import METRICS, score
-from coral_lens.ragged import softmax
-from coral_lens.records import UNKNOWN, Predictions, offsets_of
+from coral_lens.ragged import Options
+from coral_lens.records import UNKNOWN, Predictions
 
 Item = tuple[int, list[float]]
 """The right option of a question and the probabilities of all: what lm-eval collects before it aggregates."""
@@ -95,7 +95,7 @@ def item_of(task: Any, doc: Any, results: Sequence[Any]) -> Item | None:
         return None
     # the mutual-information metric adds requests after the ordinary ones
     logprobs = np.array([float(logprob) for logprob, _ in results[: len(choices)]])
-    return None if answer == UNKNOWN else (answer, softmax(logprobs, offsets_of([len(choices)])).tolist())
+    return None if answer == UNKNOWN else (answer, Options.of_sizes([len(choices)]).softmax(logprobs).tolist())
 
 
 def gap(name: str, items: Sequence[Item]) -> float:
@@ -107,7 +107,7 @@ def gap(name: str, items: Sequence[Item]) -> float:
         split="",
         ids=tuple(str(i) for i in range(len(items))),
         answers=np.array([answer for answer, _ in items]),
-        offsets=offsets_of([len(probs) for _, probs in items]),
+        offsets=Options.of_sizes([len(probs) for _, probs in items]).edges,
         probs=np.array([p for _, probs in items for p in probs]),
     )
     return score(predictions, name)

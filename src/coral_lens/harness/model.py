@@ -38,7 +38,7 @@ from coral_lens.harness.requests import (
     options_and_others,
     refuse_without_options,
 )
-from coral_lens.harness.scoring import Options, ScoredRequests, Shape, choose_shape, score_requests
+from coral_lens.harness.scoring import OptionRequests, ScoredRequests, Shape, choose_shape, score_requests
 from coral_lens.lens.artefact import Lens, load_lens
 from coral_lens.metrics.scores import SMALLEST
 from coral_lens.progress import shown, silent
@@ -153,8 +153,8 @@ class CoralLM(HFLM):  # type: ignore[misc]
         self, documents: Sequence[Document], advance: Callable[[int], None]
     ) -> Iterator[tuple[Document, list[Answer]]]:
         """Yield the documents of one task with the answers to their requests."""
-        asked: dict[Options, str] = {}
-        beyond: dict[Options, str] = {}
+        asked: dict[OptionRequests, str] = {}
+        beyond: dict[OptionRequests, str] = {}
         for document in documents:
             options, others = options_and_others(document.pairs)
             asked.setdefault(options, document.name)
@@ -167,8 +167,8 @@ class CoralLM(HFLM):  # type: ignore[misc]
             yield document, found[options] + [raw[(pair,)][0] for pair in others]
 
     def _score(
-        self, questions: Mapping[Options, str], advance: Callable[[int], None], *, steered: bool = True
-    ) -> dict[Options, list[Answer]]:
+        self, questions: Mapping[OptionRequests, str], advance: Callable[[int], None], *, steered: bool = True
+    ) -> dict[OptionRequests, list[Answer]]:
         """Return the answers to each question's requests."""
         if not questions:
             return {}
@@ -176,9 +176,8 @@ class CoralLM(HFLM):  # type: ignore[misc]
         layers = lens.layers if lens else ()
         scored = score_requests(self.coral, questions, self._shape, layers=layers, progress=advance)
         logs = corrected(lens, scored) if lens else scored.table.logprobs
-        edges = scored.table.offsets.tolist()
-        rows = list(zip(logs.tolist(), scored.greedy.tolist(), strict=True))
-        return {options: rows[edges[i] : edges[i + 1]] for i, options in enumerate(questions)}
+        rows, options = list(zip(logs.tolist(), scored.greedy.tolist(), strict=True)), scored.table.options
+        return {requests: rows[options.of(i)] for i, requests in enumerate(questions)}
 
     @cached_property
     def _shape(self) -> Shape:

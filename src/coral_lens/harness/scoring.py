@@ -24,14 +24,15 @@ from coral_lens.engine.readers import FinalStates, PooledResidual, layer_name
 from coral_lens.engine.scoring import TOKEN_BUDGET, ScoredBatch, score
 from coral_lens.engine.self_check import choose_packing
 from coral_lens.harness.requests import Pair, choices_of
-from coral_lens.records import UNKNOWN, OptionTable, Prompt, Question, Rendered, offsets_of
+from coral_lens.ragged import Options
+from coral_lens.records import UNKNOWN, OptionTable, Prompt, Question, Rendered
 from coral_lens.storage.shards import compact
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
 
 
-Options = tuple[Pair, ...]
+OptionRequests = tuple[Pair, ...]
 """The requests of one question, option by option; or a single request that stands for itself."""
 
 
@@ -73,7 +74,7 @@ def choose_shape(model: Model) -> Shape:
 
 def score_requests(
     model: Model,
-    questions: Mapping[Options, str],
+    questions: Mapping[OptionRequests, str],
     shape: Shape,
     *,
     layers: tuple[int, ...] = (),
@@ -83,17 +84,17 @@ def score_requests(
 
     The states of `layers` are rounded as a store rounds them, so that a lens sees the same.
     """
-    rendered = [render(options) for options in questions]
+    rendered = [render(requests) for requests in questions]
     encoded = zip(questions.values(), encode_pairs(rendered, model), strict=True)
     prompts = [fit_length(name, pairs, model.max_length) for name, pairs in encoded]
     warn_truncated(prompts)
     plan = plan_for(prompts, token_budget=shape.token_budget, packing=shape.packing, border=model.rope_border)
-    offsets = offsets_of([len(p.options) for p in prompts])
-    logprobs, greedy = np.zeros(offsets[-1]), np.zeros(offsets[-1], dtype=bool)
-    states = {layer: torch.zeros(int(offsets[-1]), model.width) for layer in layers}
+    options = Options.of_sizes([len(p.options) for p in prompts])
+    logprobs, greedy = np.zeros(options.n_rows), np.zeros(options.n_rows, dtype=bool)
+    states = {layer: torch.zeros(options.n_rows, model.width) for layer in layers}
     readers: list[Reader] = [FinalStates(), *([PooledResidual(layers)] if layers else [])]
     for scored in score(model, prompts, plan, readers=readers):
-        rows = np.concatenate([np.arange(offsets[q], offsets[q + 1]) for q in scored.batch.questions])
+        rows = options.rows_of(scored.batch.questions)
         logprobs[rows] = scored.logprobs.numpy()
         greedy[rows] = greedy_options(model, scored)
         for layer in layers:
@@ -106,16 +107,16 @@ def score_requests(
         n_tokens=np.array([len(ids) for p in prompts for ids in p.options]),
         n_chars=np.array([len(choice) for choice in choices]),
         n_bytes=np.array([len(choice.encode()) for choice in choices]),
-        offsets=offsets,
+        offsets=options.edges,
         answers=np.full(len(prompts), UNKNOWN),
     )
     return ScoredRequests(table, greedy, {layer: compact(s).float().numpy() for layer, s in states.items()})
 
 
-def render(options: Options) -> Rendered:
+def render(requests: OptionRequests) -> Rendered:
     """Return the strings of a question."""
-    continuations = tuple(continuation for _, continuation in options)
-    return Rendered(tuple(context for context, _ in options), continuations, choices_of(continuations))
+    continuations = tuple(continuation for _, continuation in requests)
+    return Rendered(tuple(context for context, _ in requests), continuations, choices_of(continuations))
 
 
 def warn_truncated(prompts: Sequence[Prompt]) -> None:

@@ -221,7 +221,7 @@ class Lens:
         """Answer the questions of a store."""
         table, probs, shifts = store.table, self.apply(store), self.shifts(store)
         surest = table.options.max(probs[self.method])
-        in_set = prediction_sets(self.sets, probs[self.method], table.offsets) if self.sets else None
+        in_set = prediction_sets(self.sets, probs[self.method], table.options) if self.sets else None
         unsure = abstains(self.abstention, surest) if self.abstention else None
         answers = []
         for i, question in enumerate(store.questions):

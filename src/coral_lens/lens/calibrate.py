@@ -45,9 +45,10 @@ def calibrate(lens: Lens, store: ActivationStore, guarantees: Guarantees) -> tup
     p, answers = lens.apply(store)[lens.method][table.options.rows(fresh)], table.answers[fresh]
     sets, abstention = lens.sets, lens.abstention
     if guarantees.coverage is not None:
-        sets = fit_conformal(p, options.edges, answers, coverage=guarantees.coverage, kind=guarantees.kind)
+        sets = fit_conformal(p, options, answers, coverage=guarantees.coverage, kind=guarantees.kind)
     if guarantees.risk is not None:
-        chosen = np.array([int(p[options.of(i)].argmax()) for i in range(len(options))])
-        abstention = fit_abstention(options.max(p), chosen == answers, risk=guarantees.risk, delta=guarantees.delta)
+        abstention = fit_abstention(
+            options.max(p), options.top(p) == answers, risk=guarantees.risk, delta=guarantees.delta
+        )
     calibrated_on = np.union1d(lens.calibrated_on, question_keys(questions, version=lens.keys)[fresh])
     return replace(lens, sets=sets, abstention=abstention, calibrated_on=calibrated_on), int((~fresh).sum())

@@ -29,8 +29,8 @@ def build_inputs(
         return states
     width = states.shape[1]
     out = allocate(len(states), width + (1 + N_RANKS if "rank" in names else 0))
-    for questions, rows in question_chunks(options.edges, out.shape[1]):
-        chunk = options.part(questions)
+    for questions, rows in question_chunks(options, out.shape[1]):
+        chunk = options.take(questions)
         out[rows, :width] = chunk.centre(states[rows]) if "centred" in names else states[rows]
         if "rank" in names:
             out[rows, width:] = rank_features(p[rows], chunk)

@@ -84,8 +84,8 @@ class ShiftModel:
 def places(states: Float[np.ndarray, "row width"], options: Options) -> Float[np.ndarray, "question width"]:
     """Return the mean state over the options of each question."""
     at = allocate(len(options), states.shape[1])
-    for questions, rows in question_chunks(options.edges, states.shape[1]):
-        at[questions] = options.part(questions).mean(states[rows])
+    for questions, rows in question_chunks(options, states.shape[1]):
+        at[questions] = options.take(questions).mean(states[rows])
         release(states, at)
     return at
 

@@ -22,11 +22,11 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from coral_lens.data.settings import Style
-from coral_lens.data.splits import rows_of
 from coral_lens.errors import CoralError
 from coral_lens.lens.fit import temperature_on
 from coral_lens.lens.rules import apply_temperature, base_probs, correct_rows
 from coral_lens.methods.interface import FitContext, Method, Predict, QuestionSet, no_options, options_of
+from coral_lens.ragged import Options
 from coral_lens.records import Predictions, Question, predictions_of
 from coral_lens.storage.settings import Range, Settings
 
@@ -70,23 +70,20 @@ def fit_curve(p: Float[np.ndarray, " row"], y: Float[np.ndarray, " row"]) -> Any
     return IsotonicRegression(y_min=0.0, y_max=1.0, out_of_bounds="clip").fit(p, y)
 
 
-def apply_curve(
-    p: Float[np.ndarray, " row"], offsets: Int[np.ndarray, " edge"], *, curve: Any
-) -> Float[np.ndarray, " row"]:
+def apply_curve(p: Float[np.ndarray, " row"], options: Options, *, curve: Any) -> Float[np.ndarray, " row"]:
     """Return the curve at each probability, renormalised over the options of each question."""
-    moved = curve.predict(p) + SLOPE * p
-    return moved / np.repeat(np.add.reduceat(moved, offsets[:-1]), np.diff(offsets))
+    return options.normalise(curve.predict(p) + SLOPE * p)
 
 
 def fit_isotonic(context: FitContext, _: None) -> Predict:
     """Fit the curve on the validation questions."""
     data = context.data
-    rows = rows_of(data.table.offsets, data.covered)
+    rows = data.table.options.rows(data.covered)
     curve = fit_curve(data.p[rows], correct_rows(data.table)[rows])
 
     def predict(test: QuestionSet) -> dict[str, Predictions]:
         table = test.states.table
-        probs = apply_curve(base_probs(table, context.common.base), table.offsets, curve=curve)
+        probs = apply_curve(base_probs(table, context.common.base), table.options, curve=curve)
         return {"": predictions_of("isotonic", test.states, probs)}
 
     return predict

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -53,11 +52,6 @@ class CorrSteerSettings(Settings):
     """Validation questions that features and alpha are chosen on, at most."""
     criterion: Criterion = "ece"
     """Validation metric that chooses them."""
-
-
-def preferred(p: Float[np.ndarray, " row"], offsets: np.ndarray) -> np.ndarray:
-    """Return the number of each question's most probable option, the first of equals."""
-    return np.array([int(np.argmax(p[a:b])) for a, b in pairwise(offsets.tolist())])
 
 
 def iter_samples(
@@ -119,7 +113,7 @@ def training_samples(
 ) -> tuple[dict[str, int], dict[str, bool]]:
     """Return the preferred option of each question, and whether it is the answer."""
     data = context.data
-    choice = preferred(data.p, data.table.offsets)
+    choice = data.table.options.top(data.p)
     at = np.flatnonzero(mask)
     names = [data.questions[i].id for i in at.tolist()]
     right = choice == data.table.answers

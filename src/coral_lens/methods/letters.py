@@ -23,7 +23,7 @@ from coral_lens.errors import CoralError
 from coral_lens.lens.rules import base_probs
 from coral_lens.lens.settings import BaseRule
 from coral_lens.methods.interface import FitContext, Method, Predict, QuestionSet, no_options, options_of
-from coral_lens.ragged import softmax
+from coral_lens.ragged import Options
 from coral_lens.records import UNKNOWN, Predictions, Question, Scored, Wording, predictions_of
 from coral_lens.storage.settings import Count, Settings
 
@@ -104,7 +104,7 @@ Ragged = Sequence[np.ndarray]
 
 def per_question(scored: Scored, base: BaseRule) -> list[np.ndarray]:
     """Return the base probabilities of each question."""
-    return np.split(base_probs(scored.table, base), scored.table.offsets[1:-1])
+    return np.split(base_probs(scored.table, base), scored.table.options.starts[1:])
 
 
 def divided(probs: Ragged, priors: Ragged) -> Float[np.ndarray, " row"]:
@@ -184,7 +184,7 @@ def permuted(context: FitContext, asked: Sequence[Question], probs: Ragged, name
 def letter_prior(observed: Float[np.ndarray, "shift letter"]) -> Float[np.ndarray, " letter"]:
     """Return softmax of the mean over orders of log p: PriDe's estimate of the preference for each letter, of one question."""
     logs = np.log(np.maximum(observed, SMALLEST)).mean(axis=0)
-    return softmax(logs, np.array([0, len(logs)]))
+    return Options.of_sizes([len(logs)]).softmax(logs)
 
 
 def averaged(observed: Float[np.ndarray, "shift letter"]) -> Float[np.ndarray, " option"]:

@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from coral_lens.errors import CoralError, nearest
+from coral_lens.ragged import Options
 from coral_lens.records import UNKNOWN
 
 SLACK = 1e-9
@@ -56,19 +57,17 @@ class Ranking:
     """1 for the most probable; the number of more probable options, plus one."""
 
 
-def ranking(p: Float[np.ndarray, " row"], offsets: Int[np.ndarray, " edge"]) -> Ranking:
+def ranking(p: Float[np.ndarray, " row"], options: Options) -> Ranking:
     """Return the ranking of the options within each question.
 
     Trap: one cumulative sum over all rows, cut at the questions, is shorter, but then the last digits of a question's
     masses depend on its neighbours, and so whether an option is in the set. Here each question is summed by itself.
     """
-    sizes = np.diff(offsets)
-    if not len(sizes):
+    if not len(options):
         return Ranking(np.zeros(0), np.zeros(0), np.zeros(0, np.int64))
-    question = np.repeat(np.arange(len(sizes)), sizes)
-    place = np.arange(len(p)) - offsets[:-1][question]
+    question, place = options.question, options.option
     order = np.lexsort((-p, question))  # by question, and within it by falling probability
-    falling = np.zeros((len(sizes), sizes.max()))
+    falling = np.zeros((len(options), options.sizes.max()))
     falling[question, place] = p[order]
     upto = np.cumsum(falling, axis=1)[question, place]
     new = (place == 0) | (p[order] != np.roll(p[order], 1))
@@ -106,7 +105,7 @@ SCORES: dict[str, Callable[..., Float[np.ndarray, " row"]]] = {"lac": _lac, "aps
 
 def option_scores(
     p: Float[np.ndarray, " row"],
-    offsets: Int[np.ndarray, " edge"],
+    options: Options,
     *,
     kind: str,
     regularisation: Regularisation | None = None,
@@ -118,8 +117,8 @@ def option_scores(
     set is empty, and a question's set is its shortest list of options that holds more than the threshold. (Charging
     the option its whole mass is valid too, but refuses the top option of the very questions the model is sure of.)
     """
-    shares = np.ones(len(p)) if u is None else np.repeat(u, np.diff(offsets))
-    return SCORES[kind](p, ranking(p, offsets), shares, regularisation or Regularisation())
+    shares = np.ones(len(p)) if u is None else options.spread(u)
+    return SCORES[kind](p, ranking(p, options), shares, regularisation or Regularisation())
 
 
 # --- prediction sets ---------------------------------------------------------------------------------------------------
@@ -177,7 +176,7 @@ def questions_needed(coverage: float) -> int:
 
 def fit_conformal(
     p: Float[np.ndarray, " row"],
-    offsets: Int[np.ndarray, " edge"],
+    options: Options,
     answers: Int[np.ndarray, " question"],
     *,
     coverage: float,
@@ -192,8 +191,8 @@ def fit_conformal(
     same generator, and not the same seed, to `prediction_sets`: its draws must be new ones.
     """
     _check_kind(kind, regularised=regularisation is not None, randomised=rng is not None)
-    _check_probs(p, offsets)
-    _check_answers(answers, offsets)
+    _check_probs(p, options)
+    _check_answers(answers, options)
     n, needed = len(answers), questions_needed(coverage)
     if n < needed:
         raise CoralError(
@@ -203,7 +202,7 @@ def fit_conformal(
     if kind == "raps":
         regularisation = regularisation or Regularisation()
     u = None if rng is None else rng.random(n)
-    scores = option_scores(p, offsets, kind=kind, regularisation=regularisation, u=u)[offsets[:-1] + answers]
+    scores = option_scores(p, options, kind=kind, regularisation=regularisation, u=u)[options.row(answers)]
     threshold = float(np.sort(scores)[ceil(_share("coverage", coverage) * (n + 1)) - 1])
     return Conformal(kind, float(coverage), threshold, n, rng is not None, regularisation)
 
@@ -211,7 +210,7 @@ def fit_conformal(
 def prediction_sets(
     conformal: Conformal,
     p: Float[np.ndarray, " row"],
-    offsets: Int[np.ndarray, " edge"],
+    options: Options,
     *,
     keep_top: bool = True,
     rng: np.random.Generator | None = None,
@@ -223,15 +222,15 @@ def prediction_sets(
     set that grows cannot lose its answer, so coverage can only rise, and a person asked to choose is never shown
     nothing. Without it, coverage is as close to the stated one as can be.
     """
-    _check_probs(p, offsets)
+    _check_probs(p, options)
     if conformal.randomised != (rng is not None):
         found, fix = ("with", "give a generator") if conformal.randomised else ("without", "leave out the generator")
         raise CoralError(f"These {conformal.kind} sets were fitted {found} randomisation; {fix}.")
-    u = None if rng is None else rng.random(len(offsets) - 1)
-    scores = option_scores(p, offsets, kind=conformal.kind, regularisation=conformal.regularisation, u=u)
+    u = None if rng is None else rng.random(len(options))
+    scores = option_scores(p, options, kind=conformal.kind, regularisation=conformal.regularisation, u=u)
     inside: Bool[np.ndarray, " row"] = scores <= conformal.threshold + SLACK
     if keep_top and len(p):
-        inside |= p == np.repeat(np.maximum.reduceat(p, offsets[:-1]), np.diff(offsets))
+        inside |= p == options.spread(options.max(p))
     return inside
 
 
@@ -251,13 +250,14 @@ def _check_kind(kind: str, *, regularised: bool, randomised: bool) -> None:
         raise CoralError(f"Only raps has a regularisation, but the kind is {kind!r}; leave it out.")
 
 
-def _check_probs(p: Float[np.ndarray, " row"], offsets: Int[np.ndarray, " edge"]) -> None:
-    if offsets[0] != 0 or offsets[-1] != len(p) or (np.diff(offsets) < 1).any():
+def _check_probs(p: Float[np.ndarray, " row"], options: Options) -> None:
+    edges = options.edges
+    if edges[0] != 0 or edges[-1] != len(p) or (options.sizes < 1).any():
         raise CoralError(
-            f"Offsets must rise from 0 to the number of rows, {len(p)}, with an option for every question. "
-            f"Got {offsets[0]} to {offsets[-1]}; see records.offsets_of."
+            f"The edges of the options must rise from 0 to the number of rows, {len(p)}, with an option for every "
+            f"question. Got {edges[0]} to {edges[-1]}; see ragged.Options.of_sizes."
         )
-    sums = np.add.reduceat(p, offsets[:-1]) if len(p) else np.ones(0)
+    sums = options.sum(p)
     bad = np.flatnonzero(~(np.abs(sums - 1.0) <= 1e-5))
     if len(bad) or (p < 0).any():
         found = f"sum to {sums[bad[0]]:.6g} in question number {bad[0]}" if len(bad) else f"go down to {p.min():.6g}"
@@ -266,20 +266,20 @@ def _check_probs(p: Float[np.ndarray, " row"], offsets: Int[np.ndarray, " edge"]
         )
 
 
-def _check_answers(answers: Int[np.ndarray, " question"], offsets: Int[np.ndarray, " edge"]) -> None:
-    if len(answers) != len(offsets) - 1:
-        raise CoralError(f"One answer per question is needed. Got {len(answers)} for {len(offsets) - 1} questions.")
+def _check_answers(answers: Int[np.ndarray, " question"], options: Options) -> None:
+    if len(answers) != len(options):
+        raise CoralError(f"One answer per question is needed. Got {len(answers)} for {len(options)} questions.")
     unknown = np.flatnonzero(answers == UNKNOWN)
     if len(unknown):
         raise CoralError(
             f"{len(unknown)} of {len(answers)} held-out questions have no answer (first: number {unknown[0]}); "
             "prediction sets are fitted on labelled questions, leave the others out."
         )
-    wrong = np.flatnonzero((answers < 0) | (answers >= np.diff(offsets)))
+    wrong = np.flatnonzero((answers < 0) | (answers >= options.sizes))
     if len(wrong):
         i = wrong[0]
         raise CoralError(
-            f"Question number {i} has answer {answers[i]}, but its options are 0 to {np.diff(offsets)[i] - 1}."
+            f"Question number {i} has answer {answers[i]}, but its options are 0 to {options.sizes[i] - 1}."
         )
 
 

@@ -63,17 +63,14 @@ def facts_of(predictions: Predictions, *, n_bins: int = 25) -> Facts:
             f"{len(unknown)} of {len(predictions)} questions predicted by {where} have no answer to score against "
             f"(first: {predictions.ids[unknown[0]]!r}); give them an answer or leave them out."
         )
-    starts, sizes = predictions.offsets[:-1], np.diff(predictions.offsets)
+    options, sizes = predictions.options, predictions.options.sizes
     assert sizes.min() > 0, "a question without options"
     assert (predictions.answers < sizes).all(), "an answer beyond the options of its question"
     probs = predictions.probs.astype(np.float64)
-    question = np.repeat(np.arange(len(sizes)), sizes)
-    option = np.arange(len(probs)) - starts[question]
-    confidence = np.maximum.reduceat(probs, starts)
-    top = np.minimum.reduceat(np.where(probs == confidence[question], option, len(probs)), starts)
+    question, option = options.question, options.option
     is_answer = (option == predictions.answers[question]).astype(np.float64)
-    right = (top == predictions.answers).astype(np.float64)
-    return Facts(probs, is_answer, question, option, sizes, confidence, right, n_bins)
+    right = (options.top(probs) == predictions.answers).astype(np.float64)
+    return Facts(probs, is_answer, question, option, sizes, options.max(probs), right, n_bins)
 
 
 # --- means over questions ---------------------------------------------------------------------------------------------

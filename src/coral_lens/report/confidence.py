@@ -15,7 +15,8 @@ from jaxtyping import Bool, Float, Int
 
 from coral_lens.metrics.curves import Reliability, reliability
 from coral_lens.metrics.scores import Score, Values, equal_width_bins, facts_of, iter_weights, score_of
-from coral_lens.records import FAMILY, Predictions, family_of, offsets_of
+from coral_lens.ragged import Options
+from coral_lens.records import FAMILY, Predictions, family_of
 from coral_lens.report.pages.examples import tops
 from coral_lens.report.runs import Evaluation, Run
 from coral_lens.report.tables.run import in_order, subject_of
@@ -71,7 +72,7 @@ def joined(parts: Sequence[Predictions], task: str) -> Predictions:
         split=first.split,
         ids=tuple(i for p in parts for i in p.ids),
         answers=np.concatenate([p.answers for p in parts]),
-        offsets=offsets_of([int(n) for p in parts for n in np.diff(p.offsets)]),
+        offsets=Options.of_sizes(np.concatenate([p.options.sizes for p in parts])).edges,
         probs=np.concatenate([p.probs for p in parts]),
         groups=tuple(g for p in parts for g in (p.groups or p.ids)) if any(p.groups for p in parts) else (),
     )
@@ -79,7 +80,7 @@ def joined(parts: Sequence[Predictions], task: str) -> Predictions:
 
 def part_of(predictions: Predictions, mask: Bool[np.ndarray, " question"]) -> Predictions:
     """Return the predictions of the marked questions."""
-    sizes = np.diff(predictions.offsets)
+    options = predictions.options
     return Predictions(
         method=predictions.method,
         model=predictions.model,
@@ -87,8 +88,8 @@ def part_of(predictions: Predictions, mask: Bool[np.ndarray, " question"]) -> Pr
         split=predictions.split,
         ids=tuple(compress(predictions.ids, mask)),
         answers=predictions.answers[mask],
-        offsets=offsets_of(sizes[mask].tolist()),
-        probs=predictions.probs[np.repeat(mask, sizes)],
+        offsets=options.take(mask).edges,
+        probs=predictions.probs[options.rows(mask)],
         groups=tuple(compress(predictions.groups, mask)),
     )
 

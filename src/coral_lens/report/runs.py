@@ -18,7 +18,8 @@ import numpy as np
 from jaxtyping import Float
 
 from coral_lens.errors import CoralError
-from coral_lens.records import Predictions, Question, groups_of, offsets_of
+from coral_lens.ragged import Options
+from coral_lens.records import Predictions, Question, groups_of
 from coral_lens.storage.files import canonical, digest_file, file_name, read_json, write_atomic, write_json
 
 FORMAT = 1
@@ -83,7 +84,7 @@ def save_run(run: Run, folder: Path) -> None:
 
 def prediction_lines(evaluation: Evaluation) -> list[str]:
     """Return one JSON line per question."""
-    offsets = next(iter(evaluation.predictions.values())).offsets
+    options = next(iter(evaluation.predictions.values())).options
     return [
         json.dumps(
             {
@@ -94,7 +95,7 @@ def prediction_lines(evaluation: Evaluation) -> list[str]:
                 "task": q.task,
                 "split": q.split,
                 "group": q.group,
-                "probs": {m: p.probs[offsets[i] : offsets[i + 1]].tolist() for m, p in evaluation.predictions.items()},
+                "probs": {m: p.probs[options.of(i)].tolist() for m, p in evaluation.predictions.items()},
             },
             ensure_ascii=False,
         )
@@ -154,7 +155,7 @@ def read_evaluation(name: str, lines: Sequence[dict[str, Any]], *, model: str, t
         )
         for line in lines
     )
-    offsets = offsets_of([len(q.options) for q in questions])
+    options = Options.of_sizes([len(q.options) for q in questions])
     predictions = {
         method: Predictions(
             method=method,
@@ -163,7 +164,7 @@ def read_evaluation(name: str, lines: Sequence[dict[str, Any]], *, model: str, t
             split=questions[0].split,
             ids=tuple(q.id for q in questions),
             answers=np.array([q.answer for q in questions], dtype=np.int64),
-            offsets=offsets,
+            offsets=options.edges,
             probs=np.array([p for line in lines for p in line["probs"][method]]),
             groups=groups_of(questions),
         )

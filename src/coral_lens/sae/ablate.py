@@ -32,7 +32,8 @@ from coral_lens.engine.scoring import PrefixCaches, score_batch
 from coral_lens.errors import CoralError
 from coral_lens.lens.fit import check_questions
 from coral_lens.progress import Bar, Progress, silent
-from coral_lens.records import OptionTable, Question, groups_of, offsets_of
+from coral_lens.ragged import Options
+from coral_lens.records import OptionTable, Question, groups_of
 from coral_lens.sae.autoencoder import CHUNK, Autoencoder
 from coral_lens.sae.codes import sae_digest
 from coral_lens.sae.effects import AblationScores, effects
@@ -298,16 +299,15 @@ def read_scores(
     folder: Path, asked: Prepared, journal: Journal, features: Int[np.ndarray, " feature"]
 ) -> AblationScores:
     """Return the scores of all batches in the order of the questions."""
-    offsets = offsets_of([len(p.options) for p in asked.prompts])
-    n_rows, n_features = int(offsets[-1]), len(features)
+    options = Options.of_sizes([len(p.options) for p in asked.prompts])
+    n_rows, n_features = options.n_rows, len(features)
     columns = {"base": np.zeros(n_rows), "reconstructed": np.zeros(n_rows), "ablated": np.zeros((n_rows, n_features))}
     for shard, digests in journal.entries.items():
         path = shard_path(folder, shard)
         read = {name: read_tensor(path, name, wanted) for name, wanted in digests.items()}
         if any(t is None for t in read.values()):
             raise CoralError(f"{path} is damaged; run the same command again and only this shard is computed anew.")
-        order = np.asarray(read["question"])
-        rows = np.concatenate([np.arange(offsets[q], offsets[q + 1]) for q in order])
+        rows = options.rows_of(np.asarray(read["question"]))
         for name, column in columns.items():
             column[rows] = np.asarray(read[name])
     lengths = {
@@ -318,7 +318,7 @@ def read_scores(
     table = OptionTable(
         logprobs=columns["base"],
         **{name: np.array(values, dtype=np.int64) for name, values in lengths.items()},
-        offsets=offsets,
+        offsets=options.edges,
         answers=np.array([q.answer for q in asked.questions], dtype=np.int64),
     )
     return AblationScores(

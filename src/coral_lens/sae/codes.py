@@ -127,14 +127,16 @@ class Coded:
 
     question: int
     """Its number among those that could be asked."""
-    offsets: Int[np.ndarray, " edge"]
+    n_options: int
+    option: Int[np.ndarray, " entry"]
+    """The option that each entry is of."""
     index: Int[np.ndarray, " entry"]
     value: Float[np.ndarray, " entry"]
 
     def dense(self, n_features: int) -> Float[np.ndarray, "option feature"]:
         """Return the codes with their zeros."""
-        out = np.zeros((len(self.offsets) - 1, n_features), dtype=np.float32)
-        out[np.repeat(np.arange(len(out)), np.diff(self.offsets)), self.index] = self.value
+        out = np.zeros((self.n_options, n_features), dtype=np.float32)
+        out[self.option, self.index] = self.value
         return out
 
 
@@ -167,7 +169,8 @@ class CodeStore:
             arrays = {name: np.asarray(t) for name, t in read.items()}
             row, offsets = 0, arrays["offsets"]
             for q in arrays["question"].tolist():
-                edges = offsets[row : row + self.manifest["sizes"][q] + 1]
-                row += self.manifest["sizes"][q]
-                part = slice(int(edges[0]), int(edges[-1]))
-                yield Coded(q, edges - edges[0], arrays["index"][part], arrays["value"][part])
+                n_options = self.manifest["sizes"][q]
+                edges = offsets[row : row + n_options + 1]
+                row += n_options
+                part, option = slice(int(edges[0]), int(edges[-1])), np.repeat(np.arange(n_options), np.diff(edges))
+                yield Coded(q, n_options, option, arrays["index"][part], arrays["value"][part])

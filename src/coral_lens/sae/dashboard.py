@@ -33,10 +33,9 @@ def top_options(study: FeatureStudy, features: Sequence[int]) -> dict[int, list[
     best: dict[int, list[tuple[float, str, int]]] = {j: [] for j in features}
     for coded in codes:
         name = codes.ids[coded.question]
-        option = np.repeat(np.arange(len(coded.offsets) - 1), np.diff(coded.offsets))
         for at in np.flatnonzero(np.isin(coded.index, features)):
             heap = best[int(coded.index[at])]
-            heapq.heappush(heap, (float(coded.value[at]), name, int(option[at])))
+            heapq.heappush(heap, (float(coded.value[at]), name, int(coded.option[at])))
             if len(heap) > EXAMPLES:
                 heapq.heappop(heap)
     return {

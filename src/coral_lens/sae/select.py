@@ -119,8 +119,7 @@ def ridge_direction(scored: Scored, layer: int, r: Float[np.ndarray, " row"]) ->
         raise CoralError(f"The store holds layers {list(scored.layers)}, not {layer}; extract with --layers {layer}.")
     states = scored.layer(layer)
     standardiser = fit_standardiser(states)
-    offsets = scored.table.offsets
-    folds = np.repeat(np.arange(len(offsets) - 1) % FOLDS, np.diff(offsets))
+    folds = scored.table.options.question % FOLDS
     predicted, probes = fit_ridge_folds(standardiser(states), r, folds, PENALTIES)
     best = int(np.argmin(((predicted - r) ** 2).mean(axis=1)))
     return np.asarray(probes[best].weight / standardiser.scale, dtype=np.float64)
@@ -209,12 +208,12 @@ def iter_samples(
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield the codes of the options of some questions with their residuals."""
     number = {q.id: i for i, q in enumerate(scored.questions)}
-    offsets, ids = scored.table.offsets, codes.ids
+    options, ids = scored.table.options, codes.ids
     some: list[tuple[np.ndarray, np.ndarray]] = []
     for coded in codes:
         at = number.get(ids[coded.question])
         if at is not None:
-            some.append((coded.dense(codes.n_features), r[offsets[at] : offsets[at + 1]]))
+            some.append((coded.dense(codes.n_features), r[options.of(at)]))
         if len(some) == SAMPLES:
             yield np.concatenate([c for c, _ in some]), np.concatenate([t for _, t in some])
             some = []

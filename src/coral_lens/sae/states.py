@@ -118,11 +118,11 @@ class PooledStates:
             raise CoralError(
                 f"The store holds layers {list(scored.layers)}, not {layer}; extract with --layers {layer}."
             )
-        states, offsets = torch.from_numpy(scored.layer(layer)), scored.table.offsets.tolist()
-        drawn = np.random.default_rng(seed).permutation(len(offsets) - 1)
+        states, options = torch.from_numpy(scored.layer(layer)), scored.table.options
+        drawn = np.random.default_rng(seed).permutation(len(options))
         # whole questions: the states of one question's options are alike, and what is held out must be new
         parts = [part.tolist() for part in np.array_split(drawn, POOLED_PARTS) if len(part)]
-        self._shards = [torch.cat([states[offsets[q] : offsets[q + 1]] for q in part]) for part in parts]
+        self._shards = [torch.cat([states[options.of(q)] for q in part]) for part in parts]
         if len(self._shards) < FEWEST:
             raise CoralError(f"An autoencoder cannot be trained on {len(states)} pooled states; give more questions.")
         self.manifest: dict[str, Any] = {

@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
+from coral_lens.ragged import Options
 from coral_lens.storage.files import disk_errors
 
 IN_MEMORY = 256 * 2**20
@@ -78,13 +79,13 @@ def chunks(states: Float[np.ndarray, "row width"]) -> Iterator[slice]:
         release(states)
 
 
-def question_chunks(offsets: Int[np.ndarray, " edge"], width: int) -> Iterator[tuple[slice, slice]]:
+def question_chunks(options: Options, width: int) -> Iterator[tuple[slice, slice]]:
     """Yield slices of questions with those of their rows; a question is never divided."""
     step = max(1, CHUNK_BYTES // (8 * max(1, width)))
-    first = 0
-    while first + 1 < len(offsets):
-        last = max(first + 1, int(np.searchsorted(offsets, offsets[first] + step, side="right")) - 1)
-        yield slice(first, last), slice(int(offsets[first]), int(offsets[last]))
+    first, edges = 0, options.edges
+    while first < len(options):
+        last = max(first + 1, int(np.searchsorted(edges, edges[first] + step, side="right")) - 1)
+        yield slice(first, last), slice(int(edges[first]), int(edges[last]))
         first = last
 
 

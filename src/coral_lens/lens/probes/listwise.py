@@ -164,7 +164,7 @@ def mean_loss(network: torch.nn.Module, logs: Tensor, sample: Sample) -> float:
     """Return the mean cross-entropy of all questions of a sample, without dropout, some questions at a time."""
     network.eval()
     total = 0.0
-    for questions, _ in question_chunks(sample.options.edges, sample.z.shape[1]):
+    for questions, _ in question_chunks(sample.options, sample.z.shape[1]):
         rows = rows_of_sample(sample, np.arange(questions.start, questions.stop))
         total += float(loss(network, logs, rows)) * len(rows.right)
         release(sample.z)

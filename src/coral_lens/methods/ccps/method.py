@@ -18,7 +18,6 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from coral_lens.data.splits import rows_of
 from coral_lens.engine.extract import Extraction, Readings
 from coral_lens.errors import CoralError
 from coral_lens.lens.probes.standardise import Standardiser, fit_standardiser
@@ -183,11 +182,6 @@ class Parts:
         return float(roc_auc_score(self.held_out.y, fitted(self.held_out.z)))
 
 
-def normalised(confidence: Float[np.ndarray, " row"], offsets: Int[np.ndarray, " edge"]) -> Float[np.ndarray, " row"]:
-    """Return confidences divided by their sum over the options of each question."""
-    return confidence / np.repeat(np.add.reduceat(confidence, offsets[:-1]), np.diff(offsets))
-
-
 @dataclass(frozen=True)
 class Choice:
     """One way to build CCPS."""
@@ -256,7 +250,7 @@ def n_steps(settings: CcpsSettings) -> int:
 
 def parts_of(context: FitContext, features: Float[np.ndarray, "row feature"]) -> Parts:
     """Divide the options as all methods do, and refuse too few."""
-    table, held_out = context.data.table, rows_of(context.data.table.offsets, context.data.covered)
+    table, held_out = context.data.table, context.data.table.options.rows(context.data.covered)
     y = correct_rows(table)
     right, wrong = int(y[~held_out].sum()), int((1 - y[~held_out]).sum())
     if min(right, wrong) < FEWEST:
@@ -299,12 +293,12 @@ def fit_ccps(context: FitContext, settings: CcpsSettings) -> Predict:
     fitted = load_or_fit(context, settings)
 
     def predict(test: QuestionSet) -> dict[str, Predictions]:
-        features, offsets = read_features(context, test.name, test.asked(), settings), test.states.table.offsets
+        features, options = read_features(context, test.name, test.asked(), settings), test.states.table.options
         methods = {"": fitted}
         if settings.adapt and test.adapt:
             methods[" adapted"] = adapted(context, fitted, test.adapt(), settings)
         return {
-            name: predictions_of(f"ccps{name}", test.states, normalised(method(features), offsets))
+            name: predictions_of(f"ccps{name}", test.states, options.normalise(method(features)))
             for name, method in methods.items()
         }
 

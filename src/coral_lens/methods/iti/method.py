@@ -17,7 +17,6 @@ from jaxtyping import Float
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
-from coral_lens.data.splits import rows_of
 from coral_lens.engine.activations import ActivationStore
 from coral_lens.engine.edits import AddDirection, head_directions
 from coral_lens.engine.extract import Edited, Extraction, Readings
@@ -126,7 +125,7 @@ class HeadScan:
 def scan_heads(context: FitContext, store: ActivationStore, settings: ItiSettings) -> HeadScan:
     """Fit a probe on every head with the training questions, judge it on the validation questions, and take directions."""
     data = context.data
-    y, held_out = correct_rows(data.table), rows_of(data.table.offsets, data.covered)
+    y, held_out = correct_rows(data.table), data.table.options.rows(data.covered)
     refuse_few(y[~held_out], "training")
     weights, judged = (class_weights(y[rows], balanced=settings.balanced) for rows in (~held_out, held_out))
     accuracy: list[np.ndarray] = []
@@ -215,7 +214,7 @@ def validation_scores(
     with context.bar("trying shifts", len(prompts) * len(shifts), "questions") as advance:
         found = score_variants(model, prompts, variants, folder, packing=choose_packing(model), progress=advance)
     mask = np.isin(np.arange(len(data.questions)), chosen)
-    rows, scores = rows_of(data.table.offsets, mask), []
+    rows, scores = data.table.options.rows(mask), []
     for logprobs in found:
         scored = data.table.logprobs.copy()
         scored[rows] = logprobs

@@ -24,7 +24,8 @@ from coral_lens.methods.steerconf.answers import Said, read_answer
 from coral_lens.methods.steerconf.prompts import STEERING, option_texts, verbal_prompt
 from coral_lens.methods.steerconf.texts import written
 from coral_lens.metrics.scores import METRICS, score
-from coral_lens.records import Predictions, Question, offsets_of, predictions_of
+from coral_lens.ragged import Options
+from coral_lens.records import Predictions, Question, predictions_of
 from coral_lens.storage.files import file_name, write_json
 from coral_lens.storage.settings import Count, Counts, NotEmpty, OneOf, Range, Settings
 
@@ -229,13 +230,13 @@ def fit_steerconf(context: FitContext, settings: SteerConfSettings) -> Predict:
 
 def judge_of(questions: Sequence[Question], criterion: str) -> Callable[[Float[np.ndarray, " row"]], float]:
     """Return a function that says how bad probabilities of the questions are."""
-    offsets = offsets_of([len(q.options) for q in questions])
+    edges = Options.of_sizes([len(q.options) for q in questions]).edges
     answers = np.array([q.answer for q in questions], dtype=np.int64)
     sign = -1.0 if METRICS[criterion].higher_is_better else 1.0
 
     def judge(probs: Float[np.ndarray, " row"]) -> float:
         ids = tuple(q.id for q in questions)
-        return sign * score(Predictions("candidate", "", "validation", "", ids, answers, offsets, probs), criterion)
+        return sign * score(Predictions("candidate", "", "validation", "", ids, answers, edges, probs), criterion)
 
     return judge
 

@@ -54,8 +54,7 @@ class Changes:
 
 def tops(predictions: Predictions) -> Int[np.ndarray, " question"]:
     """Return the index of each question's most probable option; of equally probable ones the first."""
-    pairs = zip(predictions.offsets[:-1], predictions.offsets[1:], strict=True)
-    return np.array([int(predictions.probs[a:b].argmax()) for a, b in pairs], dtype=np.int64)
+    return predictions.options.top(predictions.probs)
 
 
 def changes_of(evaluation: Evaluation, *, before: str, after: str, n_shown: int = 2) -> Changes | None:
@@ -65,7 +64,7 @@ def changes_of(evaluation: Evaluation, *, before: str, after: str, n_shown: int 
     base, steered = evaluation.predictions[before], evaluation.predictions[after]
     was, now = tops(base), tops(steered)
     was_right, is_right = was == base.answers, now == base.answers
-    rows = base.offsets[:-1] + base.answers
+    rows = base.options.row(base.answers)
     gain = steered.probs[rows] - base.probs[rows]
     better, worse = np.flatnonzero(~was_right & is_right), np.flatnonzero(was_right & ~is_right)
 
@@ -87,7 +86,7 @@ def changes_of(evaluation: Evaluation, *, before: str, after: str, n_shown: int 
 def example_of(evaluation: Evaluation, i: int, pair: tuple[Predictions, Predictions]) -> Example:
     """Return question i as it is shown."""
     question = evaluation.questions[i]
-    base, steered = (p.probs[p.offsets[i] : p.offsets[i + 1]] for p in pair)
+    base, steered = (p.probs[p.options.of(i)] for p in pair)
     options = tuple(
         Option(text, float(base[j]), float(steered[j]), j == question.answer) for j, text in enumerate(question.options)
     )

@@ -62,7 +62,7 @@ def packed(evaluation: Evaluation, i: int, methods: tuple[str, str], task: int) 
     """Return a question as a list: task, id, text, options, answer, both probabilities, shift, changes by layer."""
     question = evaluation.questions[i]
     first = evaluation.predictions[methods[0]]
-    rows = slice(int(first.offsets[i]), int(first.offsets[i + 1]))
+    rows = first.options.of(i)
     probs = [np.rint(1000 * evaluation.predictions[m].probs[rows]).astype(int).tolist() for m in methods]
     view = evaluation.view
     shift = round(float(view.shift[i]), 2) if view else None

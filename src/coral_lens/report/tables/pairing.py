@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from coral_lens.errors import CoralError
-from coral_lens.records import Predictions, Question, offsets_of
+from coral_lens.records import Predictions, Question
 from coral_lens.report.runs import Evaluation, Run
 from coral_lens.report.tables.run import COLUMNS, Scope, in_order, subject_of
 
@@ -71,26 +71,25 @@ def match(a: Evaluation, b: Evaluation) -> Matched | None:
         return None
     predictions = {}
     for method in dict.fromkeys((*a.predictions, *b.predictions)):
-        for name, evaluation, rows in zip(NAMES, (a, b), zip(*pairs, strict=True), strict=True):
+        for name, evaluation, numbers in zip(NAMES, (a, b), zip(*pairs, strict=True), strict=True):
             if method in evaluation.predictions:
                 row = f"{name}: {method}"
-                predictions[row] = picked(evaluation.predictions[method], rows).renamed(row)
+                predictions[row] = picked(evaluation.predictions[method], numbers).renamed(row)
     questions = tuple(a.questions[i] for i, _ in pairs)
     both = Evaluation(a.name, questions, predictions, a.trained_on and b.trained_on)
     alone = len(a.questions) - len(known), len(b.questions) - len(known)
     return Matched(both, (a.name, b.name), alone, len(known) - len(pairs))
 
 
-def picked(predictions: Predictions, rows: Sequence[int]) -> Predictions:
+def picked(predictions: Predictions, questions: Sequence[int]) -> Predictions:
     """Return the predictions of some questions, in the order asked for."""
-    edges = predictions.offsets
-    probs = [predictions.probs[edges[i] : edges[i + 1]] for i in rows]
+    options = predictions.options
     return replace(
         predictions,
-        ids=tuple(predictions.ids[i] for i in rows),
-        answers=predictions.answers[list(rows)],
-        offsets=offsets_of([len(p) for p in probs]),
-        probs=np.concatenate(probs),
+        ids=tuple(predictions.ids[i] for i in questions),
+        answers=predictions.answers[list(questions)],
+        offsets=options.take(np.array(questions)).edges,
+        probs=predictions.probs[options.rows_of(questions)],
     )
 
 

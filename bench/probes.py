@@ -29,7 +29,7 @@ import torch
 
 from coral_lens.data.splits import split_mask
 from coral_lens.engine.activations import FORMAT, ActivationStore, question_record
-from coral_lens.engine.extract import Extraction, all_layers, extract, write_questions
+from coral_lens.engine.extract import Extraction, all_layers, extract, question_lines
 from coral_lens.engine.readers import layer_name
 from coral_lens.errors import CoralError
 from coral_lens.lens import choose as choosing
@@ -42,7 +42,7 @@ from coral_lens.lens.rules import base_probs, residuals
 from coral_lens.lens.settings import FitSettings
 from coral_lens.records import Question
 from coral_lens.storage.arrays import scratch_folder
-from coral_lens.storage.files import digest, write_json
+from coral_lens.storage.files import digest, write_atomic, write_json
 from coral_lens.storage.shards import Journal
 
 FOLDS = 5
@@ -344,7 +344,7 @@ def made_up_store(folder: Path, n: int, width: int) -> ActivationStore:
     asked = digest([question_record(q) for q in questions])
     manifest = {"format": FORMAT, "model": model, "style": "text", "layers": [0], "n_questions": n, "questions": asked}
     write_json(folder / "manifest.json", manifest)
-    write_questions(folder, questions)
+    write_atomic(folder / "questions.jsonl", question_lines(questions))
     journal, step = Journal(folder), 1000
     for shard, start in enumerate(range(0, n, step)):
         some = answers[start : start + step]

@@ -14,7 +14,7 @@ from support.models import make_model
 from coral_lens.engine import budget as token_budget
 from coral_lens.engine import extract as store
 from coral_lens.engine.budget import BUDGETS, choose_budget, fastest, made_up, record_path, seconds
-from coral_lens.engine.extract import Extraction, settled
+from coral_lens.engine.extract import Extraction, fill_defaults
 from coral_lens.engine.model import Model
 from coral_lens.engine.packing import plan_for
 from coral_lens.engine.scoring import TOKEN_BUDGET
@@ -109,8 +109,8 @@ def test_a_set_budget_and_a_recorded_one_come_before_the_calibration(
 ) -> None:
     monkeypatch.setattr(store, "choose_budget", lambda _: 4096)
     what = Extraction(layers=(0,), packing="tree")
-    assert settled(model, tmp_path, what).token_budget == 4096
-    assert settled(model, tmp_path, replace(what, packing="plain")).token_budget == TOKEN_BUDGET
+    assert fill_defaults(model, tmp_path, what).token_budget == 4096
+    assert fill_defaults(model, tmp_path, replace(what, packing="plain")).token_budget == TOKEN_BUDGET
     (tmp_path / "manifest.json").write_text(json.dumps({"token_budget": 1024, "packing": "tree"}))
-    assert settled(model, tmp_path, what).token_budget == 1024
-    assert settled(model, tmp_path, replace(what, token_budget=300)).token_budget == 300
+    assert fill_defaults(model, tmp_path, what).token_budget == 1024
+    assert fill_defaults(model, tmp_path, replace(what, token_budget=300)).token_budget == 300

@@ -113,9 +113,9 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
     real = store_module.compute_shard
 
-    def counting(model: Model, prompts: Any, shard: Any, **rest: Any) -> Any:
+    def counting(planned: Any, shard: Any, progress: Any) -> Any:
         counts.append(store_module.count_questions(shard))
-        return real(model, prompts, shard, **rest)
+        return real(planned, shard, progress)
 
     monkeypatch.setattr(store_module, "compute_shard", counting)
     return counts

@@ -19,6 +19,7 @@ from coral_lens.engine.scoring import score_batch
 from coral_lens.engine.variants import Variants, one_row, plan_variants, score_variants
 from coral_lens.errors import CoralError
 from coral_lens.records import Prompt
+from coral_lens.storage.resumable import locked
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -96,3 +97,9 @@ def test_results_of_other_edits_are_not_taken_for_these(tiny: Model, tmp_path: P
     score_variants(tiny, PROMPTS[:2], three(), tmp_path, packing="tree")
     with pytest.raises(CoralError, match="holds activations of something else"):
         score_variants(tiny, PROMPTS[:2], Variants([[]], {"seeds": []}), tmp_path, packing="tree")
+
+
+def test_a_second_process_may_not_score_into_the_same_folder(tiny: Model, tmp_path: Path) -> None:
+    with locked(tmp_path), pytest.raises(CoralError, match="is being written by another process"):
+        score_variants(tiny, PROMPTS[:2], three(), tmp_path, packing="tree")
+    assert score_variants(tiny, PROMPTS[:2], three(), tmp_path, packing="tree").shape[0] == 3

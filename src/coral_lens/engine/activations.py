@@ -7,19 +7,23 @@
 
 Nothing is ever changed in place: files are written under a temporary name and renamed. Never pickle.
 
-Several stores, or parts of them, read as one: a training mixture is put together without computing a state twice."""
+Few questions need no folder: a `MemoryStore` holds what the shards would, and reads the same to the bit. Several stores, or parts
+of them, read as one: a training mixture is put together without computing a state twice.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+from torch import Tensor
 
 from coral_lens.engine.readers import heads_name, layer_name
 from coral_lens.errors import CoralError
@@ -28,10 +32,6 @@ from coral_lens.records import OptionTable, Question
 from coral_lens.storage.arrays import allocate, release, row_chunks
 from coral_lens.storage.files import digest, read_json
 from coral_lens.storage.shards import Journal, read_tensor, shard_path
-
-if TYPE_CHECKING:
-    pass
-
 
 FORMAT = 1
 
@@ -46,25 +46,33 @@ def question_record(question: Question) -> dict[str, Any]:
 # --------------------------------------------------------------------------------------------------------- reading
 
 
-class ActivationStore:
-    """A finished store. Everything it returns is in the order of its questions and checked against its digests."""
+class ScoredShards(ABC):
+    """The scores and states of questions, read from shards. Everything it returns is in the order of its questions."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.manifest = read_json(folder / "manifest.json")
-        if self.manifest.get("format") != FORMAT:
-            raise CoralError(f"{folder} has format {self.manifest.get('format')!r}, but this version reads {FORMAT}.")
-        self._journal = Journal(folder).entries
-        n_kept = sum(len(self._column("question", i)) for i in self._journal)
-        if n_kept + len(self._broken) != self.manifest["n_questions"]:
+    manifest: dict[str, Any]
+    name: str
+    """What errors call it."""
+    _shards: Mapping[int, Mapping[str, object]]
+    """By number, and in each the names of its tensors."""
+
+    @property
+    @abstractmethod
+    def _asked(self) -> Sequence[Question]:
+        """All questions, those without scores too."""
+
+    @abstractmethod
+    def _column(self, name: str, shard: int) -> np.ndarray:
+        """Return a tensor of a shard."""
+
+    def _n_scored(self) -> int:
+        return sum(len(self._column("question", i)) for i in self._shards)
+
+    def _refuse_unscored(self, elsewhere: str = "") -> None:
+        """Refuse scores of no question at all; `elsewhere` ends the remedy."""
+        if not self._n_scored():
             raise CoralError(
-                f"{folder} is not finished; run the same `coral` command again and it goes on where it was."
-            )
-        if not n_kept:
-            name = self.manifest["model"]["name"]
-            raise CoralError(
-                f"The model {name!r} gives scores or states that are not finite for every question, first "
-                f"{self.broken[0]!r}: its weights or dtype are broken; try --dtype float32 and another folder than {folder}."
+                f"The model {self.manifest['model']['name']!r} gives scores or states that are not finite for every question, "
+                f"first {self.broken[0]!r}: its weights or dtype are broken; try --dtype float32{elsewhere}."
             )
 
     @property
@@ -83,24 +91,8 @@ class ActivationStore:
 
     @cached_property
     def _broken(self) -> set[int]:
-        shards = [i for i, digests in self._journal.items() if "broken" in digests]
+        shards = [i for i, names in self._shards.items() if "broken" in names]
         return {int(q) for i in shards for q in self._column("broken", i)}
-
-    @cached_property
-    def _asked(self) -> list[Question]:
-        path = self.folder / "questions.jsonl"
-        try:
-            # bytes, because str.splitlines would also cut at U+2028 and its like, which a question may hold
-            records = [json.loads(line) for line in path.read_bytes().splitlines()]
-            questions = [Question(**{**r, "options": tuple(r["options"])}) for r in records]
-            intact = digest([question_record(q) for q in questions]) == self.manifest["questions"]
-        except (OSError, ValueError, KeyError, TypeError, CoralError):
-            intact = False
-        if not intact:
-            raise CoralError(
-                f"{path} is missing or was changed after it was written; run the `coral` command that made it again."
-            )
-        return questions
 
     @cached_property
     def table(self) -> OptionTable:
@@ -119,7 +111,7 @@ class ActivationStore:
         """Return one layer's pooled states in float32, reading and checking that layer only, a shard at a time."""
         if layer not in self.layers:
             raise CoralError(
-                f"{self.folder} holds layers {list(self.layers)}, not {layer}; extract again with --layers {layer}."
+                f"{self.name} holds layers {list(self.layers)}, not {layer}; extract again with --layers {layer}."
             )
         out = None
         for shard, rows in self._places.items():
@@ -133,7 +125,7 @@ class ActivationStore:
     @cached_property
     def blocks(self) -> tuple[int, ...]:
         """The blocks whose heads can be read, whoever had them kept."""
-        names = {name for digests in self._journal.values() for name in digests}
+        names = {name for names in self._shards.values() for name in names}
         return tuple(b for b in range(1, self.manifest["model"]["layers"] + 1) if heads_name(b) in names)
 
     def heads(self, block: int) -> Float[np.ndarray, "row head head_dim"]:
@@ -141,7 +133,7 @@ class ActivationStore:
         if block not in self.blocks:
             held = f"the heads of blocks {list(self.blocks)}" if self.blocks else "no heads"
             raise CoralError(
-                f"{self.folder} holds {held}, not those of block {block}; make a store that does: "
+                f"{self.name} holds {held}, not those of block {block}; make a store that does: "
                 "`coral extract TASK --out NEW_FOLDER --heads all`."
             )
         return self._gather(heads_name(block)).astype(np.float32)
@@ -158,7 +150,7 @@ class ActivationStore:
     def _places(self) -> dict[int, Int[np.ndarray, " row"]]:
         """Where the rows of each shard belong in the order of the questions; a shard of which nothing is left has none."""
         broken, places = sorted(self._broken), {}
-        for shard in self._journal:
+        for shard in self._shards:
             order = self._column("question", shard)
             order = order - np.searchsorted(broken, order)  # numbers among the questions that have scores
             if len(order):
@@ -172,14 +164,67 @@ class ActivationStore:
         out[np.concatenate(list(self._places.values()))] = values
         return out
 
+
+class ActivationStore(ScoredShards):
+    """A finished store in a folder. Everything it returns is checked against its digests."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.manifest = read_json(folder / "manifest.json")
+        if self.manifest.get("format") != FORMAT:
+            raise CoralError(f"{folder} has format {self.manifest.get('format')!r}, but this version reads {FORMAT}.")
+        self.name, self._digests = str(folder), Journal(folder).entries
+        self._shards = self._digests
+        if self._n_scored() + len(self._broken) != self.manifest["n_questions"]:
+            raise CoralError(
+                f"{folder} is not finished; run the same `coral` command again and it goes on where it was."
+            )
+        self._refuse_unscored(f" and another folder than {folder}")
+
+    @cached_property
+    def _asked(self) -> list[Question]:
+        path = self.folder / "questions.jsonl"
+        try:
+            # bytes, because str.splitlines would also cut at U+2028 and its like, which a question may hold
+            records = [json.loads(line) for line in path.read_bytes().splitlines()]
+            questions = [Question(**{**r, "options": tuple(r["options"])}) for r in records]
+            intact = digest([question_record(q) for q in questions]) == self.manifest["questions"]
+        except (OSError, ValueError, KeyError, TypeError, CoralError):
+            intact = False
+        if not intact:
+            raise CoralError(
+                f"{path} is missing or was changed after it was written; run the `coral` command that made it again."
+            )
+        return questions
+
     def _column(self, name: str, shard: int) -> np.ndarray:
-        tensor = read_tensor(shard_path(self.folder, shard), name, self._journal[shard].get(name, ""))
+        tensor = read_tensor(shard_path(self.folder, shard), name, self._digests[shard].get(name, ""))
         if tensor is None:
             raise CoralError(
                 f"{shard_path(self.folder, shard)} is damaged ({name} does not match its digest); run the `coral` "
                 "command that made it again and only this shard is computed anew."
             )
         return np.asarray(tensor.numpy())
+
+
+class MemoryStore(ScoredShards):
+    """What a store holds, without a folder."""
+
+    def __init__(
+        self, manifest: dict[str, Any], questions: Sequence[Question], shards: Sequence[Mapping[str, Tensor]]
+    ) -> None:
+        self.manifest, self.name, self._tensors = manifest, "The store in memory", dict(enumerate(shards))
+        self._shards = self._tensors
+        # as they would come back from a folder, which keeps no prompts
+        self._questions = [replace(q, rendered=None) for q in questions]
+        self._refuse_unscored()
+
+    @property
+    def _asked(self) -> Sequence[Question]:
+        return self._questions
+
+    def _column(self, name: str, shard: int) -> np.ndarray:
+        return np.asarray(self._tensors[shard][name].numpy())
 
 
 # ---------------------------------------------------------------------------------------------------- joined

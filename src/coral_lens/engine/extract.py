@@ -1,19 +1,24 @@
-"""Score questions and keep the pooled states of each option in a folder; goes on where it was stopped."""
+"""Score questions and keep the pooled states of each option: few of them in memory, many in a folder, where a killed run goes on.
+
+The questions are prepared, laid out and described here for every other work that runs them through a model piece by piece.
+"""
 
 from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from coral_lens.data.settings import Style
-from coral_lens.engine.activations import FORMAT, ActivationStore, question_record
+from coral_lens.engine.activations import FORMAT, ActivationStore, MemoryStore, ScoredShards, question_record
 from coral_lens.engine.budget import choose_budget
 from coral_lens.engine.hooks import Edit, Reader
 from coral_lens.engine.packing import Packing, Plan, plan_for
@@ -24,8 +29,9 @@ from coral_lens.engine.self_check import choose_packing
 from coral_lens.errors import CoralError
 from coral_lens.progress import Progress
 from coral_lens.records import Prompt, Question
-from coral_lens.storage.files import canonical, digest, read_json, versions, write_atomic
-from coral_lens.storage.shards import Journal, compact, locked, open_manifest, thread_count
+from coral_lens.storage.files import canonical, digest, read_json, versions
+from coral_lens.storage.resumable import Resumable
+from coral_lens.storage.shards import Journal, compact
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
@@ -33,7 +39,7 @@ if TYPE_CHECKING:
 SHARD_BYTES = 32 * 2**20
 """Aimed-at size of a shard: small enough to lose little when killed, large enough to be read at the disk's speed."""
 BARE_ROW_BYTES = SHARD_BYTES // 1024
-"""What a row without states counts as: scores alone are tiny, but computing them is not, so that shards stay short."""
+"""What a row without states counts as: scores alone are tiny, but computing them is not, so shards stay short."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +112,46 @@ def head_outputs(model: Model, blocks: tuple[int, ...]) -> Readings:
     )
 
 
+# ---------------------------------------------------------------------------------------------------------- scoring
+
+
+@contextmanager
+def score_questions(
+    model: Model,
+    questions: Sequence[Question],
+    extraction: Extraction,
+    *,
+    folder: Path | None = None,
+    progress: Progress | None = None,
+) -> Iterator[ScoredShards]:
+    """Score questions and yield their scores and states, which are the same to the bit wherever they lie.
+
+    With `folder` they are kept there, and an interrupted run goes on. Without, few stay in memory, and many are in a temporary
+    folder until the block ends. Questions are left out, and named, as by `extract`.
+    """
+    if folder is None and is_small(model, questions, extraction):
+        yield score_in_memory(model, questions, extraction, progress=progress)
+        return
+    with TemporaryDirectory(prefix="coral-") as temporary:
+        yield extract(model, questions, folder or Path(temporary), what=extraction, progress=progress)
+
+
+def is_small(model: Model, questions: Sequence[Question], extraction: Extraction) -> bool:
+    """Return whether questions would fill no more than one shard: a killed run would begin anew with or without a folder."""
+    return extraction.row_bytes(model.width) * sum(len(q.options) for q in questions) < SHARD_BYTES
+
+
+def score_in_memory(
+    model: Model, questions: Sequence[Question], extraction: Extraction, *, progress: Progress | None = None
+) -> MemoryStore:
+    """Score the questions and return what `extract` would keep of them."""
+    planned = plan_questions(model, questions, extraction)
+    shards = [compute_shard(planned, shard, progress or (lambda _: None)) for shard in cut_shards(planned)]
+    store = MemoryStore(planned.manifest, planned.prepared.questions, shards)
+    warn_broken(model, store.broken)
+    return store
+
+
 def extract(
     model: Model, questions: Sequence[Question], folder: Path, *, what: Extraction, progress: Progress | None = None
 ) -> ActivationStore:
@@ -115,40 +161,72 @@ def extract(
     cannot be asked (an option without tokens, or too long for the model) or whose scores or states are not finite is left
     out with a warning that names it.
     """
-    refuse_layers(model, what.layers)
-    what = settled(model, folder, what)
-    assert what.packing is not None
-    assert what.token_budget is not None
-    asked = prepare(questions, what.style, model)
-    warn_left_out(asked)
-    with locked(folder):
-        manifest = open_manifest(folder, describe(model, asked, what))
-        write_questions(folder, asked.questions)
-        plan = plan_for(asked.prompts, token_budget=what.token_budget, packing=what.packing, border=model.rope_border)
-        shards = cut_shards(plan, asked.prompts, row_bytes=what.row_bytes(model.width))
-        journal = Journal(folder)
-        journal.drop_damaged()
-        done = sum(count_questions(shards[i]) for i in journal.entries)
-        if progress:
-            progress(done)
-        todo = [i for i in range(len(shards)) if i not in journal.entries]
-        with thread_count(manifest["threads"]):
-            for i in todo:
-                journal.add(i, compute_shard(model, asked, shards[i], what=what, progress=progress))
-        journal.finish(len(shards))
+    planned = plan_questions(model, questions, what, folder=folder)
+    Resumable(
+        folder,
+        planned.manifest,
+        cut_shards(planned),
+        lambda shard, advance: compute_shard(planned, shard, advance),
+        size=count_questions,
+        form=Journal,
+        beside={"questions.jsonl": question_lines(planned.prepared.questions)},
+    ).run(progress)
     store = ActivationStore(folder)
     warn_broken(model, store.broken)
     return store
 
 
-def warn_left_out(asked: Prepared) -> None:
+# ---------------------------------------------------------------------------------------------------------- planning
+
+
+@dataclass(frozen=True)
+class PlannedQuestions:
+    """Questions that are ready to be run through a model: their prompts, and how they are laid out."""
+
+    model: Model
+    prepared: Prepared
+    extraction: Extraction
+    """With nothing left open."""
+
+    def plan(self, prompts: Sequence[Prompt] | None = None) -> Plan:
+        """Return the batches of all prompts, or of these."""
+        packing, budget = self.extraction.packing, self.extraction.token_budget
+        assert packing is not None, "the defaults are filled in"
+        assert budget is not None, "the defaults are filled in"
+        return plan_for(
+            self.prepared.prompts if prompts is None else prompts,
+            token_budget=budget,
+            packing=packing,
+            border=self.model.rope_border,
+        )
+
+    @property
+    def manifest(self) -> dict[str, Any]:
+        """Everything that the bytes of results depend on."""
+        return describe(self.model, self.prepared, self.extraction)
+
+
+def plan_questions(
+    model: Model, questions: Sequence[Question], extraction: Extraction, *, folder: Path | None = None
+) -> PlannedQuestions:
+    """Prepare questions, and say which are left out; what is open is filled in by the results in `folder`, if there are any."""
+    refuse_layers(model, extraction.layers)
+    filled = fill_defaults(model, folder, extraction)
+    prepared = prepare(questions, filled.style, model)
+    warn_left_out(prepared)
+    return PlannedQuestions(model, prepared, filled)
+
+
+def warn_left_out(prepared: Prepared) -> None:
     """Say once which questions cannot be asked, and which prompts were too long."""
-    if asked.left_out:
-        warn_of(list(asked.left_out.values()))
-    n_cut = sum(p.truncated for p in asked.prompts)
+    if prepared.left_out:
+        warn_of(list(prepared.left_out.values()))
+    n_cut = sum(p.truncated for p in prepared.prompts)
     if n_cut:
-        message = f"{n_cut} of {len(asked.prompts)} prompts were longer than the model reads and were cut on the left."
-        warnings.warn(message, stacklevel=3)
+        message = (
+            f"{n_cut} of {len(prepared.prompts)} prompts were longer than the model reads and were cut on the left."
+        )
+        warnings.warn(message, stacklevel=4)
 
 
 def warn_broken(model: Model, ids: Sequence[str]) -> None:
@@ -160,30 +238,30 @@ def warn_broken(model: Model, ids: Sequence[str]) -> None:
 def warn_of(reasons: Sequence[str]) -> None:
     """Say how many questions are left out, and why the first three are."""
     more = f" (and {len(reasons) - 3} more)" if len(reasons) > 3 else ""
-    warnings.warn(f"{len(reasons)} question(s) left out. {' '.join(reasons[:3])}{more}", stacklevel=4)
+    warnings.warn(f"{len(reasons)} question(s) left out. {' '.join(reasons[:3])}{more}", stacklevel=5)
 
 
 # ------------------------------------------------------------------------------------------------------- identity
 
 
-def describe(model: Model, asked: Prepared, what: Extraction) -> dict[str, Any]:
-    """Return the manifest of a store: everything that its bytes depend on."""
-    prompts = asked.prompts
+def describe(model: Model, prepared: Prepared, extraction: Extraction) -> dict[str, Any]:
+    """Return the manifest of results: everything that their bytes depend on."""
+    prompts = prepared.prompts
     return {
         "format": FORMAT,
         "model": {"name": model.name, **model.fingerprint, "dtype": str(model.dtype), "layers": model.n_layers},
-        "questions": digest([question_record(q) for q in asked.questions]),
+        "questions": digest([question_record(q) for q in prepared.questions]),
         "prompts": digest([[p.contexts[0], [c for c in p.contexts if c != p.contexts[0]], p.options] for p in prompts]),
-        "style": str(what.style),
-        "layers": list(what.layers),
-        "token_budget": what.token_budget,
-        "packing": what.packing,
+        "style": str(extraction.style),
+        "layers": list(extraction.layers),
+        "token_budget": extraction.token_budget,
+        "packing": extraction.packing,
         "n_questions": len(prompts),
-        "left_out": asked.left_out,
+        "left_out": prepared.left_out,
         "n_truncated": sum(p.truncated for p in prompts),
         "threads": torch.get_num_threads(),
         "versions": versions(),
-        **what.about,
+        **extraction.about,
     }
 
 
@@ -194,31 +272,31 @@ def refuse_layers(model: Model, layers: Sequence[int]) -> None:
         raise CoralError(f"Layer {unknown[0]} does not exist: {model.name!r} has layers 0 to {model.n_layers}.")
 
 
-def settled(model: Model, folder: Path, what: Extraction) -> Extraction:
-    """Fill in what was left open, by the store that is already there: a resumed run does not choose again."""
-    path = folder / "manifest.json"
-    recorded = read_json(path) if path.exists() else {}
-    packing = what.packing or recorded.get("packing") or choose_packing(model)
-    budget = what.token_budget or recorded.get("token_budget")
+def fill_defaults(model: Model, folder: Path | None, extraction: Extraction) -> Extraction:
+    """Fill in what was left open, by the results that are already in a folder: a resumed run does not choose again."""
+    path = folder / "manifest.json" if folder else None
+    recorded = read_json(path) if path and path.exists() else {}
+    packing = extraction.packing or recorded.get("packing") or choose_packing(model)
+    budget = extraction.token_budget or recorded.get("token_budget")
     if not budget:
         # options in rows of their own are not what the calibration times
         budget = choose_budget(model) if packing == "tree" else TOKEN_BUDGET
-    return replace(what, packing=packing, token_budget=budget)
+    return replace(extraction, packing=packing, token_budget=budget)
 
 
-def write_questions(folder: Path, questions: Sequence[Question]) -> None:
-    """Write the questions once, and again if they were damaged."""
-    path = folder / "questions.jsonl"
-    lines = "".join(json.dumps(question_record(q), ensure_ascii=False, sort_keys=True) + "\n" for q in questions)
-    if not path.exists() or path.read_bytes() != lines.encode():
-        write_atomic(path, lines.encode())
+def question_lines(questions: Sequence[Question]) -> bytes:
+    """Return the questions as the lines of a file."""
+    records = [json.dumps(question_record(q), ensure_ascii=False, sort_keys=True) for q in questions]
+    return "".join(f"{record}\n" for record in records).encode()
 
 
-# --------------------------------------------------------------------------------------------------------- writing
+# ---------------------------------------------------------------------------------------------------------- shards
 
 
-def cut_shards(plan: Plan, prompts: Sequence[Prompt], *, row_bytes: int) -> list[Plan]:
-    """Cut a plan into shards of whole batches."""
+def cut_shards(planned: PlannedQuestions) -> list[Plan]:
+    """Cut the plan of questions into shards of whole batches."""
+    plan, prompts = planned.plan(), planned.prepared.prompts
+    row_bytes = planned.extraction.row_bytes(planned.model.width)
     shards, batches, size = [], [], 0
     for batch in plan.batches:
         batches.append(batch)
@@ -234,31 +312,35 @@ def count_questions(plan: Plan) -> int:
     return sum(len(batch.questions) for batch in plan.batches)
 
 
-def compute_shard(
-    model: Model, asked: Prepared, shard: Plan, *, what: Extraction, progress: Progress | None
-) -> dict[str, Tensor]:
+def compute_shard(planned: PlannedQuestions, shard: Plan, progress: Progress) -> dict[str, Tensor]:
     """Score the questions of one shard and return its tensors; those that are broken are listed in one of their own."""
-    prompts, rendered = asked.prompts, asked.rendered
-    readers: list[Reader] = [PooledResidual(what.layers), *(what.readings.readers if what.readings else ())]
-    edits = what.edited.edits if what.edited else ()
-    # an empty piece of each, so that a shard of which nothing is left has its columns too
+    model, prompts, extraction = planned.model, planned.prepared.prompts, planned.extraction
+    readings, edited = extraction.readings, extraction.edited
+    readers: list[Reader] = [PooledResidual(extraction.layers), *(readings.readers if readings else ())]
+    # an empty part of each, so that a shard of which nothing is left has its columns too
     parts = {"question": [torch.zeros(0, dtype=torch.int64)], "logprob": [torch.zeros(0, dtype=torch.float64)]}
-    parts |= {layer_name(layer): [torch.zeros(0, model.width)] for layer in what.layers}
+    parts |= {layer_name(layer): [torch.zeros(0, model.width)] for layer in extraction.layers}
     broken: list[int] = []
+    edits = edited.edits if edited else ()
     for scored in score(model, prompts, shard, readers=readers, edits=edits, on_broken=broken.append):
         parts["question"].append(torch.tensor(scored.batch.questions))
         parts["logprob"].append(scored.logprobs)
         for name, tensor in scored.readings.items():
             parts.setdefault(name, []).append(tensor)
-        if progress:
-            progress(len(scored.batch.questions))
-    tensors = {name: compact(torch.cat(some)) for name, some in parts.items()}
+        progress(len(scored.batch.questions))
+    tensors = {name: compact(torch.cat(column)) for name, column in parts.items()}
     if broken:
         tensors["broken"] = torch.tensor(broken)
-        if progress:
-            progress(len(broken))
-    order = tensors["question"].tolist()
-    tensors["n_tokens"] = torch.tensor([len(o) for q in order for o in prompts[q].options], dtype=torch.int64)
-    tensors["n_chars"] = torch.tensor([len(c) for q in order for c in rendered[q].choices], dtype=torch.int64)
-    tensors["n_bytes"] = torch.tensor([len(c.encode()) for q in order for c in rendered[q].choices], dtype=torch.int64)
-    return tensors
+        progress(len(broken))
+    return tensors | lengths_of(planned.prepared, tensors["question"].tolist())
+
+
+def lengths_of(prepared: Prepared, questions: Sequence[int]) -> dict[str, Tensor]:
+    """Return how long the options of questions are, in tokens, characters and bytes."""
+    tokens = [len(option) for q in questions for option in prepared.prompts[q].options]
+    choices = [choice for q in questions for choice in prepared.rendered[q].choices]
+    return {
+        "n_tokens": torch.tensor(tokens, dtype=torch.int64),
+        "n_chars": torch.tensor([len(choice) for choice in choices], dtype=torch.int64),
+        "n_bytes": torch.tensor([len(choice.encode()) for choice in choices], dtype=torch.int64),
+    }

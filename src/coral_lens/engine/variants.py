@@ -26,7 +26,8 @@ from coral_lens.engine.trees import build_tree, shared_context
 from coral_lens.progress import Progress
 from coral_lens.ragged import Options
 from coral_lens.records import Prompt
-from coral_lens.storage.shards import Journal, open_manifest, read_tensor, shard_path, thread_count
+from coral_lens.storage.resumable import Resumable
+from coral_lens.storage.shards import Journal
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
@@ -57,24 +58,29 @@ def score_variants(
     counted once for every variant.
     """
     plan = plan_variants(prompts, packing=packing, border=model.rope_border)
-    wanted = {"about": variants.about, "packing": packing, "n_questions": len(prompts)}
-    manifest = open_manifest(folder, wanted | {"threads": torch.get_num_threads()})
-    journal, advance = Journal(folder), progress or (lambda _: None)
-    journal.drop_damaged()
-    with thread_count(manifest["threads"]):
-        for i, planned in enumerate(plan):
-            if i in journal.entries:
-                advance(len(planned.questions) * len(variants.edits))
-                continue
-            batch = lay_out(prompts, planned) if planned.plain else one_row(prompts, planned)
-            prefixes, found = Contexts(model, contexts_of(prompts, planned)), []
-            for edits in variants.edits:
-                # the cache of the contexts is made by the first and used by all
-                found.append(score_batch(model, batch, edits=edits, prefixes=prefixes).logprobs)
-                advance(len(planned.questions))
-            journal.add(i, {"logprob": torch.stack(found)})
-    journal.finish(len(plan))
-    return gathered(folder, journal, plan, prompts)
+    about = {"about": variants.about, "packing": packing, "n_questions": len(prompts)}
+    Resumable(
+        folder,
+        about | {"threads": torch.get_num_threads()},
+        plan,
+        lambda planned, advance: score_planned(model, prompts, planned, variants, advance),
+        size=lambda planned: len(planned.questions) * len(variants.edits),
+        form=Journal,
+    ).run(progress)
+    return gathered(Journal(folder), plan, prompts)
+
+
+def score_planned(
+    model: Model, prompts: Sequence[Prompt], planned: PlannedBatch, variants: Variants, progress: Progress
+) -> dict[str, Tensor]:
+    """Return the scores of a batch under every variant."""
+    batch = lay_out(prompts, planned) if planned.plain else one_row(prompts, planned)
+    contexts, logprobs = Contexts(model, contexts_of(prompts, planned)), []
+    for edits in variants.edits:
+        # the cache of the contexts is made by the first and used by all
+        logprobs.append(score_batch(model, batch, edits=edits, prefixes=contexts).logprobs)
+        progress(len(planned.questions))
+    return {"logprob": torch.stack(logprobs)}
 
 
 def contexts_of(prompts: Sequence[Prompt], planned: PlannedBatch) -> list[tuple[int, ...]]:
@@ -120,15 +126,14 @@ def end_to_end(cache: PrefixCache, lengths: Sequence[int]) -> PrefixCache:
 
 
 def gathered(
-    folder: Path, journal: Journal, plan: Sequence[PlannedBatch], prompts: Sequence[Prompt]
+    journal: Journal, plan: Sequence[PlannedBatch], prompts: Sequence[Prompt]
 ) -> Float[np.ndarray, "variant row"]:
     """Put the scores of all batches into the order of the prompts."""
     options = Options.of_sizes([len(p.options) for p in prompts])
     order = options.rows_of([q for planned in plan for q in planned.questions])
-    parts = [read_tensor(shard_path(folder, i), "logprob", journal.entries[i]["logprob"]) for i in range(len(plan))]
-    found = np.concatenate([part.numpy() for part in parts if part is not None], axis=1)
-    out = np.empty_like(found)
-    out[:, order] = found
+    scores = np.concatenate([journal.tensors(i)["logprob"].numpy() for i in range(len(plan))], axis=1)
+    out = np.empty_like(scores)
+    out[:, order] = scores
     return out
 
 

@@ -23,10 +23,10 @@ from coral_lens.data.leaks import question_keys
 from coral_lens.data.settings import Style
 from coral_lens.engine.batches import Batch, lay_out, prefix_batch
 from coral_lens.engine.edits import edited_positions, replaced
-from coral_lens.engine.extract import Extraction, describe, settled
+from coral_lens.engine.extract import Extraction, lengths_of, plan_questions
 from coral_lens.engine.hooks import Site
-from coral_lens.engine.packing import PlannedBatch, plan_for
-from coral_lens.engine.prompts import Prepared, prepare
+from coral_lens.engine.packing import PlannedBatch
+from coral_lens.engine.prompts import Prepared
 from coral_lens.engine.rerun import Checkpoint, capture, prefix_states, rerun
 from coral_lens.engine.scoring import PrefixCaches, score_batch
 from coral_lens.errors import CoralError
@@ -39,11 +39,11 @@ from coral_lens.sae.codes import sae_digest
 from coral_lens.sae.effects import AblationScores, effects
 from coral_lens.sae.folder import FeatureStudy, Selection
 from coral_lens.storage.files import write_json
-from coral_lens.storage.shards import Journal, locked, open_manifest, read_tensor, shard_path, thread_count
+from coral_lens.storage.resumable import Resumable
+from coral_lens.storage.shards import Journal
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
-    from coral_lens.engine.packing import Packing
 
 
 AblationPlace = Literal["all", "answer"]
@@ -253,81 +253,60 @@ def run_ablation(
     """Ablate features on questions, going on where an earlier run was stopped."""
     ablating, style = what
     ablating.sae.check(model)
-    how = settled(model, folder, Extraction(layers=(ablating.sae.layer,), style=style))
-    asked = prepare(questions, style, model)
-    assert how.packing is not None
-    assert how.token_budget is not None
-    plan = plan_for(asked.prompts, token_budget=how.token_budget, packing=how.packing, border=model.rope_border)
-    with locked(folder):
-        wanted = describe(model, asked, how) | {
-            "sae": sae_digest(ablating.sae),
-            "features": ablating.features.tolist(),
-            "where": ablating.where,
-            "keep_error": ablating.keep_error,
-        }
-        manifest = open_manifest(folder, wanted)
-        journal = Journal(folder)
-        journal.drop_damaged()
-        if progress:
-            progress(sum(len(plan.batches[i].questions) for i in journal.entries))
-        with thread_count(manifest["threads"]):
-            for i, planned in enumerate(plan.batches):
-                if i not in journal.entries:
-                    journal.add(i, ablate_planned(model, asked, planned, plan.packing, ablating))
-                    if progress:
-                        progress(len(planned.questions))
-        journal.finish(len(plan.batches))
-    return read_scores(folder, asked, journal, ablating.features.numpy())
+    planned = plan_questions(model, questions, Extraction(layers=(ablating.sae.layer,), style=style), folder=folder)
+    plan = planned.plan()
+    identity = planned.manifest | {
+        "sae": sae_digest(ablating.sae),
+        "features": ablating.features.tolist(),
+        "where": ablating.where,
+        "keep_error": ablating.keep_error,
+    }
+
+    def ablated(batch: PlannedBatch, _: Progress) -> dict[str, Tensor]:
+        return ablate_planned(model, lay_out(planned.prepared.prompts, batch, packing=plan.packing), ablating)
+
+    Resumable(folder, identity, plan.batches, ablated, size=lambda batch: len(batch.questions), form=Journal).run(
+        progress
+    )
+    return read_scores(Journal(folder), planned.prepared, ablating.features.numpy())
 
 
-def ablate_planned(
-    model: Model, asked: Prepared, planned: PlannedBatch, packing: Packing, ablating: Ablating
-) -> dict[str, Tensor]:
+def ablate_planned(model: Model, batch: Batch, ablating: Ablating) -> dict[str, Tensor]:
     """Return the scores of one batch: unpatched, reconstructed, ablated."""
-    batch = lay_out(asked.prompts, planned, packing=packing)
-    found = ablate_batch(model, batch, ablating, prefixes=PrefixCaches(model, [Reconstruction(ablating)]))
+    patched = ablate_batch(model, batch, ablating, prefixes=PrefixCaches(model, [Reconstruction(ablating)]))
     return {
         "question": torch.tensor(batch.questions),
         "base": score_batch(model, batch).logprobs,
-        "reconstructed": found.reconstructed,
+        "reconstructed": patched.reconstructed,
         # one row per option, so that questions can be put into their order
-        "ablated": found.logprobs.T.contiguous(),
+        "ablated": patched.logprobs.T.contiguous(),
     }
 
 
-def read_scores(
-    folder: Path, asked: Prepared, journal: Journal, features: Int[np.ndarray, " feature"]
-) -> AblationScores:
+def read_scores(journal: Journal, prepared: Prepared, features: Int[np.ndarray, " feature"]) -> AblationScores:
     """Return the scores of all batches in the order of the questions."""
-    options = Options.of_sizes([len(p.options) for p in asked.prompts])
+    options = Options.of_sizes([len(p.options) for p in prepared.prompts])
     n_rows, n_features = options.n_rows, len(features)
     columns = {"base": np.zeros(n_rows), "reconstructed": np.zeros(n_rows), "ablated": np.zeros((n_rows, n_features))}
-    for shard, digests in journal.entries.items():
-        path = shard_path(folder, shard)
-        read = {name: read_tensor(path, name, wanted) for name, wanted in digests.items()}
-        if any(t is None for t in read.values()):
-            raise CoralError(f"{path} is damaged; run the same command again and only this shard is computed anew.")
-        rows = options.rows_of(np.asarray(read["question"]))
+    for shard in journal.entries:
+        tensors = journal.tensors(shard)
+        rows = options.rows_of(np.asarray(tensors["question"]))
         for name, column in columns.items():
-            column[rows] = np.asarray(read[name])
-    lengths = {
-        "n_tokens": [len(o) for p in asked.prompts for o in p.options],
-        "n_chars": [len(c) for r in asked.rendered for c in r.choices],
-        "n_bytes": [len(c.encode()) for r in asked.rendered for c in r.choices],
-    }
+            column[rows] = np.asarray(tensors[name])
+    lengths = lengths_of(prepared, range(len(prepared.prompts)))
     table = OptionTable(
         logprobs=columns["base"],
-        **{name: np.array(values, dtype=np.int64) for name, values in lengths.items()},
+        **{name: values.numpy() for name, values in lengths.items()},
         offsets=options.edges,
-        answers=np.array([q.answer for q in asked.questions], dtype=np.int64),
+        answers=np.array([q.answer for q in prepared.questions], dtype=np.int64),
     )
     return AblationScores(
-        ids=tuple(q.id for q in asked.questions),
+        ids=tuple(q.id for q in prepared.questions),
         table=table,
         reconstructed=columns["reconstructed"],
         ablated=np.ascontiguousarray(columns["ablated"].T),
         features=features,
-        groups=groups_of(asked.questions),
+        groups=groups_of(prepared.questions),
     )
 
 

@@ -18,9 +18,8 @@ from torch import Tensor
 
 from coral_lens.data.settings import Style
 from coral_lens.engine.batches import Batch
-from coral_lens.engine.extract import Extraction, describe, settled
-from coral_lens.engine.packing import Plan, plan_for
-from coral_lens.engine.prompts import prepare
+from coral_lens.engine.extract import Extraction, count_questions, plan_questions
+from coral_lens.engine.packing import Plan
 from coral_lens.engine.readers import answer_positions
 from coral_lens.errors import CoralError
 from coral_lens.progress import Progress
@@ -28,15 +27,8 @@ from coral_lens.records import Question
 from coral_lens.sae.autoencoder import CHUNK, Autoencoder
 from coral_lens.sae.states import iter_states
 from coral_lens.storage.files import digest, read_json
-from coral_lens.storage.shards import (
-    Journal,
-    digest_tensor,
-    locked,
-    open_manifest,
-    read_tensor,
-    shard_path,
-    thread_count,
-)
+from coral_lens.storage.resumable import Resumable
+from coral_lens.storage.shards import Journal, digest_tensor
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
@@ -78,34 +70,22 @@ def collect_codes(
     """Write the codes of the options of questions, going on where an earlier run was stopped."""
     sae, style = what
     sae.check(model)
-    how = settled(model, folder, Extraction(layers=(sae.layer,), style=style))
-    asked = prepare(questions, style, model)
-    assert how.packing is not None
-    assert how.token_budget is not None
-    plan = plan_for(asked.prompts, token_budget=how.token_budget, packing=how.packing, border=model.rope_border)
-    cuts = [plan.batches[i : i + SHARD_BATCHES] for i in range(0, len(plan.batches), SHARD_BATCHES)]
-    with locked(folder):
-        wanted = describe(model, asked, how) | {
-            "sae": sae_digest(sae),
-            "ids": [q.id for q in asked.questions],
-            "sizes": [len(p.options) for p in asked.prompts],
-            "n_features": sae.n_features,
-            "n_shards": len(cuts),
-        }
-        manifest = open_manifest(folder, wanted)
-        journal = Journal(folder)
-        journal.drop_damaged()
-        if progress:
-            progress(sum(len(b.questions) for i in journal.entries for b in cuts[i]))
-        with thread_count(manifest["threads"]):
-            for i in (i for i in range(len(cuts)) if i not in journal.entries):
-                batches = iter_states(
-                    model, asked.prompts, Plan(cuts[i], plan.packing), layer=sae.layer, where="answer"
-                )
-                journal.add(i, sparse([(batch, option_codes(sae, states, batch)) for batch, states in batches]))
-                if progress:
-                    progress(sum(len(b.questions) for b in cuts[i]))
-        journal.finish(len(cuts))
+    planned = plan_questions(model, questions, Extraction(layers=(sae.layer,), style=style), folder=folder)
+    prepared, plan = planned.prepared, planned.plan()
+    cuts = [Plan(plan.batches[i : i + SHARD_BATCHES], plan.packing) for i in range(0, len(plan.batches), SHARD_BATCHES)]
+
+    def codes_of(cut: Plan, _: Progress) -> dict[str, Tensor]:
+        batches = iter_states(model, prepared.prompts, cut, layer=sae.layer, where="answer")
+        return sparse([(batch, option_codes(sae, states, batch)) for batch, states in batches])
+
+    identity = planned.manifest | {
+        "sae": sae_digest(sae),
+        "ids": [q.id for q in prepared.questions],
+        "sizes": [len(p.options) for p in prepared.prompts],
+        "n_features": sae.n_features,
+        "n_shards": len(cuts),
+    }
+    Resumable(folder, identity, cuts, codes_of, size=count_questions, form=Journal).run(progress)
     return CodeStore(folder)
 
 
@@ -146,8 +126,8 @@ class CodeStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.manifest = read_json(folder / "manifest.json")
-        self._journal = Journal(folder).entries
-        if len(self._journal) != self.manifest["n_shards"]:
+        self._journal = Journal(folder)
+        if len(self._journal.entries) != self.manifest["n_shards"]:
             raise CoralError(f"{folder} is not finished; run the same command again and it goes on where it was.")
 
     @property
@@ -161,12 +141,8 @@ class CodeStore:
 
     def __iter__(self) -> Iterator[Coded]:
         """Yield the questions, shard by shard."""
-        for shard, digests in self._journal.items():
-            path = shard_path(self.folder, shard)
-            read = {name: read_tensor(path, name, wanted) for name, wanted in digests.items()}
-            if any(t is None for t in read.values()):
-                raise CoralError(f"{path} is damaged; run the same command again and only this shard is computed anew.")
-            arrays = {name: np.asarray(t) for name, t in read.items()}
+        for shard in self._journal.entries:
+            arrays = {name: np.asarray(tensor) for name, tensor in self._journal.tensors(shard).items()}
             row, offsets = 0, arrays["offsets"]
             for q in arrays["question"].tolist():
                 n_options = self.manifest["sizes"][q]

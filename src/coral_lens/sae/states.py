@@ -25,18 +25,18 @@ from torch import Tensor
 
 from coral_lens.data.settings import Style
 from coral_lens.engine.batches import Batch, lay_out
-from coral_lens.engine.extract import Extraction, describe, refuse_layers, settled, warn_left_out
+from coral_lens.engine.extract import Extraction, plan_questions
 from coral_lens.engine.hooks import Site
-from coral_lens.engine.packing import Plan, plan_for
-from coral_lens.engine.prompts import prepare
+from coral_lens.engine.packing import Plan
 from coral_lens.engine.readers import TOKENS, TokenPlace
 from coral_lens.engine.scoring import PrefixCaches, refuse_broken, run_batch
 from coral_lens.engine.trees import build_tree
 from coral_lens.errors import CoralError
-from coral_lens.progress import Bar, silent
+from coral_lens.progress import Bar, Progress, silent
 from coral_lens.records import Prompt, Question
 from coral_lens.storage.files import digest, read_json
-from coral_lens.storage.shards import Journal, compact, locked, open_manifest, read_tensor, shard_path, thread_count
+from coral_lens.storage.resumable import Resumable
+from coral_lens.storage.shards import Journal, compact
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
@@ -81,10 +81,10 @@ class TokenStore:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.manifest = read_json(folder / "manifest.json")
-        self._journal = Journal(folder).entries
-        if len(self._journal) != self.manifest["n_shards"]:
+        self._journal = Journal(folder)
+        self.n_shards = len(self._journal.entries)
+        if self.n_shards != self.manifest["n_shards"]:
             raise CoralError(f"{folder} is not finished; run the same command again and it goes on where it was.")
-        self.n_shards = len(self._journal)
 
     @property
     def held_out(self) -> range:
@@ -96,18 +96,11 @@ class TokenStore:
 
     def states(self, shard: int) -> Float[Tensor, "token width"]:
         """Return the states of a shard in float32, checked against its digest."""
-        return self._read(shard, "states").float()
+        return self._journal.tensors(shard, "states")["states"].float()
 
     def questions(self, shards: Sequence[int]) -> list[int]:
         """Return the numbers of the questions of some shards, among those that could be asked."""
-        return [int(q) for shard in shards for q in self._read(shard, "questions")]
-
-    def _read(self, shard: int, name: str) -> Tensor:
-        path = shard_path(self.folder, shard)
-        found = read_tensor(path, name, self._journal[shard][name])
-        if found is None:
-            raise CoralError(f"{path} is damaged; run the same command again and only this shard is computed anew.")
-        return found
+        return [int(q) for shard in shards for q in self._journal.tensors(shard, "questions")["questions"]]
 
 
 class PooledStates:
@@ -290,33 +283,22 @@ def collect(
     model: Model, questions: Sequence[Question], folder: Path, *, what: Sampling, bar: Bar = silent
 ) -> TokenStore:
     """Write the token states of questions drawn at random, going on where an earlier run was stopped."""
-    refuse_layers(model, (what.layer,))
-    how = settled(model, folder, Extraction(layers=(what.layer,), style=what.style))
-    asked = prepare(questions, what.style, model)
-    warn_left_out(asked)
+    planned = plan_questions(model, questions, Extraction(layers=(what.layer,), style=what.style), folder=folder)
+    prompts = planned.prepared.prompts
 
-    def planned(some: Sequence[int]) -> tuple[list[Prompt], Plan]:
-        assert how.packing is not None
-        assert how.token_budget is not None
-        prompts = [asked.prompts[q] for q in some]
-        budget, border = how.token_budget, model.rope_border
-        return prompts, plan_for(prompts, token_budget=budget, packing=how.packing, border=border)
+    def plan(drawn: Sequence[int]) -> tuple[list[Prompt], Plan]:
+        chosen = [prompts[q] for q in drawn]
+        return chosen, planned.plan(chosen)
 
-    cuts = draw_questions(len(asked.prompts), what, lambda some: count_states(*planned(some), what.where))
-    with locked(folder):
-        sampling = {"where": what.where, "seed": what.seed, "shard_tokens": what.shard_tokens, "drawn": digest(cuts)}
-        manifest = open_manifest(folder, describe(model, asked, how) | {"sampling": sampling, "n_shards": len(cuts)})
-        journal = Journal(folder)
-        journal.drop_damaged()
-        n_drawn = sum(map(len, cuts))
-        with thread_count(manifest["threads"]), bar("collecting states", n_drawn, "questions") as advance:
-            advance(sum(len(cuts[i]) for i in journal.entries))
-            for i in (i for i in range(len(cuts)) if i not in journal.entries):
-                prompts, plan = planned(cuts[i])
-                states = [s for _, s in iter_states(model, prompts, plan, layer=what.layer, where=what.where)]
-                journal.add(i, {"states": compact(torch.cat(states)), "questions": torch.tensor(cuts[i])})
-                advance(len(cuts[i]))
-        journal.finish(len(cuts))
+    def states_of(drawn: list[int], _: Progress) -> dict[str, Tensor]:
+        batches = iter_states(model, *plan(drawn), layer=what.layer, where=what.where)
+        return {"states": compact(torch.cat([states for _, states in batches])), "questions": torch.tensor(drawn)}
+
+    cuts = draw_questions(len(prompts), what, lambda drawn: count_states(*plan(drawn), what.where))
+    sampling = {"where": what.where, "seed": what.seed, "shard_tokens": what.shard_tokens, "drawn": digest(cuts)}
+    identity = planned.manifest | {"sampling": sampling, "n_shards": len(cuts)}
+    with bar("collecting states", sum(map(len, cuts)), "questions") as advance:
+        Resumable(folder, identity, cuts, states_of, size=len, form=Journal).run(advance)
     return TokenStore(folder)
 
 

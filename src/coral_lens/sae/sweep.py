@@ -17,10 +17,9 @@ from torch import Tensor
 
 from coral_lens.data.settings import Style
 from coral_lens.engine.batches import Batch, lay_out, prefix_batch
-from coral_lens.engine.extract import Extraction, describe, settled
+from coral_lens.engine.extract import Extraction, plan_questions
 from coral_lens.engine.hooks import Edit, Site
-from coral_lens.engine.packing import plan_for
-from coral_lens.engine.prompts import prepare
+from coral_lens.engine.packing import PlannedBatch
 from coral_lens.engine.rerun import capture, prefix_states, rerun
 from coral_lens.errors import CoralError
 from coral_lens.lens.settings import BaseRule
@@ -31,7 +30,8 @@ from coral_lens.records import Question
 from coral_lens.sae.ablate import read_scores
 from coral_lens.sae.effects import AblationScores
 from coral_lens.storage.files import digest
-from coral_lens.storage.shards import Journal, locked, open_manifest, thread_count
+from coral_lens.storage.resumable import Resumable
+from coral_lens.storage.shards import Journal
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
@@ -52,24 +52,16 @@ def run_sweep(
     model: Model, questions: Sequence[Question], folder: Path, *, what: Sweep, progress: Progress | None = None
 ) -> AblationScores:
     """Return the scores of every variant; `progress` is told of questions that all variants are done with."""
-    how = settled(model, folder, Extraction(layers=(what.layer,), style=what.style))
-    asked = prepare(questions, what.style, model)
-    assert how.packing is not None
-    assert how.token_budget is not None
-    plan = plan_for(asked.prompts, token_budget=how.token_budget, packing=how.packing, border=model.rope_border)
-    advance = progress or (lambda _: None)
-    with locked(folder):
-        manifest = open_manifest(folder, describe(model, asked, how) | {"variants": digest(list(what.about))})
-        journal = Journal(folder)
-        journal.drop_damaged()
-        with thread_count(manifest["threads"]):
-            for i, planned in enumerate(plan.batches):
-                if i not in journal.entries:
-                    batch = lay_out(asked.prompts, planned, packing=plan.packing)
-                    journal.add(i, sweep_batch(model, batch, what))
-                advance(len(planned.questions))
-        journal.finish(len(plan.batches))
-    return read_scores(folder, asked, journal, np.arange(len(what.edits)))
+    planned = plan_questions(model, questions, Extraction(layers=(what.layer,), style=what.style), folder=folder)
+    plan, identity = planned.plan(), planned.manifest | {"variants": digest(list(what.about))}
+
+    def swept(batch: PlannedBatch, _: Progress) -> dict[str, Tensor]:
+        return sweep_batch(model, lay_out(planned.prepared.prompts, batch, packing=plan.packing), what)
+
+    Resumable(folder, identity, plan.batches, swept, size=lambda batch: len(batch.questions), form=Journal).run(
+        progress
+    )
+    return read_scores(Journal(folder), planned.prepared, np.arange(len(what.edits)))
 
 
 @torch.inference_mode()

@@ -33,7 +33,7 @@ from coral_lens.sae.autoencoder import Autoencoder, top_k
 from coral_lens.sae.quality import Recovered, fidelity, loss_recovered
 from coral_lens.sae.states import Minibatches, Ordinary, PooledStates, Sampling, StateSource, TokenStore, collect
 from coral_lens.storage.files import digest, digest_bytes, read_json, versions, write_atomic, write_json
-from coral_lens.storage.shards import thread_count
+from coral_lens.storage.resumable import thread_count
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model

@@ -84,6 +84,20 @@ def write_atomic(path: Path, data: bytes) -> None:
             temporary.unlink(missing_ok=True)
 
 
+def append_line(path: Path, line: bytes) -> None:
+    """Add a line to a file and flush it to the disk: a killed run has all of the lines before it, and perhaps a part of it."""
+    with disk_errors(path), path.open("ab") as file:
+        file.write(line)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def lines_of(path: Path) -> list[bytes]:
+    """Return the lines of a file with their ends, none if there is no file. One that was cut by a kill has no end."""
+    # bytes, because str.splitlines would also cut at U+2028 and its like
+    return path.read_bytes().splitlines(keepends=True) if path.exists() else []
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write a readable JSON file atomically; keys stay in their order, so that a record reads back as it was."""
     write_atomic(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())

@@ -27,7 +27,7 @@ from safetensors.torch import load, save
 from coral_lens.errors import CoralError
 from coral_lens.lens.probes.mlp import LayerData, MlpSettings, MlpTraining, NetworkProbe
 from coral_lens.storage.files import canonical, digest, digest_bytes, disk_errors, versions, write_atomic
-from coral_lens.storage.shards import thread_count
+from coral_lens.storage.resumable import thread_count
 
 __all__ = ["GRID", "PAPER_GRID", "Found", "LayerData", "SearchBudget", "Trial", "planned_epochs", "search_mlp"]
 

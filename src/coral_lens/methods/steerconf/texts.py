@@ -18,7 +18,7 @@ from coral_lens.engine.generation import Generated, GenerationSettings, generate
 from coral_lens.errors import CoralError
 from coral_lens.methods.interface import FitContext
 from coral_lens.storage.files import canonical, digest, digest_bytes, read_json, versions, write_atomic, write_json
-from coral_lens.storage.shards import locked, thread_count
+from coral_lens.storage.resumable import locked, thread_count
 
 PIECE = 64
 """Prompts in a piece: what is lost when a run is killed, and the most that are answered at a time."""

@@ -1,0 +1,180 @@
+"""Work in pieces that a killed run goes on with, and that ends with the same bytes as an undisturbed one.
+
+A manifest says what the results in a folder depend on, and a run of anything else is refused; a lock keeps a second process
+out; every piece is kept as soon as it is finished, and one that was damaged is computed again. Knows nothing of the work itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
+
+import torch
+
+from coral_lens.errors import CoralError
+from coral_lens.progress import Progress
+from coral_lens.storage.files import canonical, disk_errors, read_json, write_atomic, write_json
+
+Piece = TypeVar("Piece")
+Result = TypeVar("Result")
+Given = TypeVar("Given", contravariant=True)
+
+
+@runtime_checkable
+class Kept(Protocol[Given]):
+    """The finished pieces in a folder, by their numbers: a form on the disk. `shards.Journal` is the usual one."""
+
+    def intact(self) -> set[int]:
+        """Return the pieces that are there and not damaged."""
+
+    def add(self, number: int, result: Given) -> None:
+        """Write the result of a piece; once this returns, a kill does not lose it."""
+
+    def finish(self, n_pieces: int) -> None:
+        """Leave the files as an undisturbed run of all pieces does."""
+
+
+@dataclass(frozen=True)
+class Resumable(Generic[Piece, Result]):
+    """Work that is kept piece by piece in a folder."""
+
+    folder: Path
+    identity: dict[str, Any]
+    """What the results depend on, as JSON: it becomes the manifest. Under `threads` is how many threads compute."""
+    pieces: Sequence[Piece]
+    """All of them, in the same order at every run of the same identity."""
+    compute: Callable[[Piece, Progress], Result]
+    """Computes a piece; it may tell the second argument how far it is."""
+    size: Callable[[Piece], int]
+    """How much progress a piece is. What `compute` has not told of it is told when the piece is kept."""
+    form: Callable[[Path], Kept[Result]]
+    """Opens the finished pieces of the folder."""
+    manifest: str = "manifest.json"
+    beside: Mapping[str, bytes] = field(default_factory=dict)
+    """Other files of the folder, written if they are not there or not as they were."""
+
+    def run(self, progress: Progress | None = None) -> None:
+        """Compute every piece that is not finished, with the number of threads that the first run had."""
+        with locked(self.folder):
+            manifest = open_manifest(self.folder / self.manifest, self.identity)
+            for name, content in self.beside.items():
+                write_unless_same(self.folder / name, content)
+            with thread_count(manifest["threads"]):
+                self._complete(self.form(self.folder), Counted(progress))
+
+    def _complete(self, kept: Kept[Result], counted: Counted) -> None:
+        done = kept.intact()
+        counted(sum(self.size(piece) for number, piece in enumerate(self.pieces) if number in done))
+        for number, piece in enumerate(self.pieces):
+            if number not in done:
+                due = counted.total + self.size(piece)
+                kept.add(number, self.compute(piece, counted))
+                if counted.total < due:
+                    counted(due - counted.total)
+        kept.finish(len(self.pieces))
+
+
+class Counted:
+    """Progress that knows its total, whether anybody wants to be told or not."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self.total, self._progress = 0, progress
+
+    def __call__(self, n: int) -> None:
+        self.total += n
+        if self._progress:
+            self._progress(n)
+
+
+def write_unless_same(path: Path, content: bytes) -> None:
+    """Write a file that is missing or was damaged; another is not touched."""
+    if not path.exists() or path.read_bytes() != content:
+        write_atomic(path, content)
+
+
+# ------------------------------------------------------------------------------------------------------- identity
+
+MAY_DIFFER = {"threads", "versions", "model.name"}
+"""A finished store is the same whatever computes the next one; an unfinished one keeps its own thread count. The same
+model may be called by another name."""
+
+
+def open_manifest(path: Path, wanted: dict[str, Any]) -> dict[str, Any]:
+    """Write the manifest of new work, or check that the one that is there is of the same things, and return it."""
+    if not path.exists():
+        write_json(path, wanted)
+        return wanted
+    recorded = read_json(path)
+    none = {"edited": "", "readings": ""}
+    here = none | flat(recorded)
+    for key, value in (none | flat(wanted)).items():
+        if key not in here or (not {key, key.split(".")[0]} & MAY_DIFFER and here[key] != value):
+            raise CoralError(
+                f"{path.parent} holds activations of something else: {key} is {shorten(here.get(key))}, not "
+                f"{shorten(value)}. Choose another folder or delete this one."
+            )
+    return recorded
+
+
+def flat(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Return a manifest with `model.weights` instead of weights inside model: a difference can then be named."""
+    inner = {f"{name}.{k}": v for name, part in manifest.items() if isinstance(part, dict) for k, v in part.items()}
+    return {k: v for k, v in manifest.items() if not isinstance(v, dict)} | inner
+
+
+def shorten(value: Any) -> str:
+    """Return a value as short text for an error."""
+    text = canonical(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+# ---------------------------------------------------------------------------------------------- one process at a time
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep a second process from writing to the same folder."""
+    with held(folder / ".lock", folder):
+        yield
+
+
+@contextmanager
+def locked_file(path: Path) -> Iterator[None]:
+    """Keep a second process from writing to the same file; others of its folder may be written."""
+    with held(path.with_name(f".{path.name}.lock"), path):
+        yield
+
+
+@contextmanager
+def held(lock: Path, place: Path) -> Iterator[None]:
+    """Hold a lock, where the system can lock files; `place` is what an error calls taken."""
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        yield
+        return
+    with disk_errors(place):
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        file = lock.open("w")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CoralError(
+                f"{place} is being written by another process; wait for it or choose another folder."
+            ) from None
+        yield
+
+
+@contextmanager
+def thread_count(n: int) -> Iterator[None]:
+    """Compute with n threads: the number of threads changes the rounding of a matrix product."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -259,6 +259,32 @@ def test_predict_writes_a_line_with_the_stated_fields_for_every_question(
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([asked.name, "answers.jsonl"])
 
 
+def test_predict_keeps_a_journal_of_many_questions_and_goes_on_with_it(
+    work: Work, coral: Coral, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = write(tmp_path / "new.jsonl", rows(toy_questions(150, seed=4, labelled=False)))
+    command = ("predict", "--lens", work.lens, "--questions", asked, "--out")
+    assert coral(*command, tmp_path / "few.jsonl").code == 0
+    monkeypatch.setattr(store_module, "SHARD_BYTES", 1)  # now they are many
+    usual, calls = store_module.compute_shard, []
+
+    def deadly(*arguments: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return usual(*arguments)
+
+    monkeypatch.setattr(store_module, "compute_shard", deadly)
+    assert "Interrupted" in coral(*command, tmp_path / "many.jsonl").complaint
+    journal = tmp_path / "many.jsonl.work" / "journal.jsonl"
+    assert journal.read_bytes().count(b"\n") == 2
+    assert not (tmp_path / "many.jsonl").exists()
+    assert coral(*command, tmp_path / "many.jsonl").code == 0
+    assert len(calls) > 4
+    assert (tmp_path / "many.jsonl").read_bytes() == (tmp_path / "few.jsonl").read_bytes()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["few.jsonl", "many.jsonl", "new.jsonl"]
+
+
 def test_extract_keeps_the_layers_asked_for_and_says_so(model: Path, coral: Coral, tmp_path: Path) -> None:
     asked = write(tmp_path / "new.jsonl", rows(toy_questions(9)))
     outcome = coral(

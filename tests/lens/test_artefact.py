@@ -353,6 +353,28 @@ def test_a_work_folder_keeps_the_states_and_a_second_call_does_not_run_the_model
     assert lens.predict(tiny, questions, work_dir=tmp_path / "work") == first
 
 
+def test_predictions_in_memory_are_those_through_a_folder_to_the_bit(
+    lens: Lens, tiny: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    questions = toy_questions(20, seed=9)
+    kept, kept_answers = (
+        lens.predictions(tiny, questions, work_dir=tmp_path / "work"),
+        lens.predict(tiny, questions, work_dir=tmp_path / "work"),
+    )
+    assert list((tmp_path / "work").glob("shard-*"))
+
+    def refuses(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a file was written")
+
+    monkeypatch.setattr("coral_lens.storage.files.os.fsync", refuses)
+    monkeypatch.setattr("tempfile.mkdtemp", refuses)
+    assert lens.predict(tiny, questions) == kept_answers
+    found = lens.predictions(tiny, questions)
+    assert list(found) == list(kept)
+    for method, predictions in found.items():
+        assert predictions.probs.tobytes() == kept[method].probs.tobytes()
+
+
 def test_predictions_of_every_method_are_of_the_same_questions(lens: Lens, tiny: Model) -> None:
     questions = [replace(q, task="toys", split="test") for q in toy_questions(7, seed=9)]
     predictions = lens.predictions(tiny, questions)

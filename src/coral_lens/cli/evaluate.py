@@ -19,7 +19,7 @@ from coral_lens.cli.options import (
     beside,
     flat,
     folder_of_data,
-    remove_work,
+    work_for,
 )
 from coral_lens.errors import CoralError
 
@@ -124,15 +124,15 @@ def predict(
     from coral_lens.progress import questions_bar
     from coral_lens.storage.files import write_atomic
 
-    fitted, work = load_lens(lens), beside(out)
+    fitted, target = load_lens(lens), beside(out)
     loaded = machine.opener(model or fitted.model["name"])
     asked = Asking(limit=limit, data_dir=data).gather([questions], chat=loaded if fitted.style.chat else None)
     fitted = fitted.adopted(loaded()) if other_model else fitted
     fitted.check(loaded())
-    with questions_bar("answering", len(asked)) as advance:
-        answers = fitted.predict(loaded(), asked, work_dir=work, progress=advance)
-    write_atomic(out, "".join(json.dumps(asdict(a), ensure_ascii=False) + "\n" for a in answers).encode())
-    remove_work(work)
+    with work_for(target, fitted, loaded(), asked) as work:
+        with questions_bar("answering", len(asked)) as advance:
+            answers = fitted.predict(loaded(), asked, work_dir=work, progress=advance)
+        write_atomic(out, "".join(json.dumps(asdict(a), ensure_ascii=False) + "\n" for a in answers).encode())
     typer.echo(f"{len(answers)} answers in {out}")
 
 

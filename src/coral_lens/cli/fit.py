@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coral_lens.cli.options import Asking, LensModelChoice, ModelChoice, beside, flat, remove_work
+from coral_lens.cli.options import Asking, LensModelChoice, ModelChoice, beside, flat, work_for
 from coral_lens.data.settings import Style
 from coral_lens.lens.settings import FitSettings, Guarantees
 from coral_lens.storage.settings import Layers, Option, Settings, parse_layers
@@ -128,14 +128,14 @@ def calibrate(
     loaded = model.opener(fitted.model["name"])
     labelled = asking.gather(questions, chat=loaded if fitted.style.chat else None)
     fresh_of(fitted, labelled)
-    work = beside(lens).with_suffix(".calibration")  # in .work are the activations of the fit
-    with (
-        questions_bar("calibrating", len(labelled)) as advance,
-        fitted.scored(loaded(), labelled, work_dir=work, progress=advance) as store,
-    ):
-        calibrated, left_out = run(fitted, store, guarantees)
-    calibrated.save(lens)
-    remove_work(work)
+    target = beside(lens).with_suffix(".calibration")  # in .work are the activations of the fit
+    with work_for(target, fitted, loaded(), labelled) as work:
+        with (
+            questions_bar("calibrating", len(labelled)) as advance,
+            fitted.scored(loaded(), labelled, work_dir=work, progress=advance) as store,
+        ):
+            calibrated, left_out = run(fitted, store, guarantees)
+        calibrated.save(lens)
     for promise in (calibrated.sets, calibrated.abstention):
         if promise:
             typer.echo(f"{promise}")

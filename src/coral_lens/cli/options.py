@@ -10,7 +10,9 @@ field's, and the help is the docstring under it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, is_dataclass, replace
 from functools import cache, wraps
 from inspect import Parameter, Signature, signature
@@ -37,6 +39,7 @@ from coral_lens.storage.settings import (
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
+    from coral_lens.lens.artefact import Lens
     from coral_lens.records import Question
 
 # ------------------------------------------------------------------------------------------------------------ options
@@ -286,8 +289,13 @@ def beside(out: Path) -> Path:
     return out.with_name(f"{out.name}.work")
 
 
-def remove_work(folder: Path) -> None:
-    """Delete the states of a finished prediction."""
-    import shutil
+@contextmanager
+def work_for(folder: Path, lens: Lens, model: Model, questions: Sequence[Question]) -> Iterator[Path | None]:
+    """Yield the folder in which a lens scores many questions, None for few; it is deleted once the block has ended well."""
+    from coral_lens.engine.extract import is_small
 
-    shutil.rmtree(folder, ignore_errors=True)
+    if is_small(model, questions, lens.extraction) and not folder.exists():
+        yield None
+    else:
+        yield folder
+        shutil.rmtree(folder, ignore_errors=True)

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,8 +25,7 @@ from safetensors.torch import save as save_tensors
 
 from coral_lens.data.leaks import KEYS, question_keys
 from coral_lens.data.settings import Style
-from coral_lens.engine.activations import ActivationStore
-from coral_lens.engine.extract import Extraction, extract
+from coral_lens.engine.extract import Extraction, score_questions
 from coral_lens.errors import CoralError
 from coral_lens.lens.features import build_inputs
 from coral_lens.lens.layer_view import LayerView, load_view
@@ -187,6 +185,11 @@ class Lens:
             self.method: self.tempered(p, plain, self.shifts(store), table.options),
         }
 
+    @property
+    def extraction(self) -> Extraction:
+        """What it needs to know of questions."""
+        return Extraction(layers=self.layers, style=self.style)
+
     @contextmanager
     def scored(
         self,
@@ -195,15 +198,14 @@ class Lens:
         *,
         work_dir: Path | None = None,
         progress: Progress | None = None,
-    ) -> Iterator[ActivationStore]:
-        """Score questions and yield the store of this lens's layers.
+    ) -> Iterator[Scored]:
+        """Score questions and yield their scores and the states of this lens's layers.
 
-        With `work_dir` it is kept there and an interrupted run goes on; without, it is thrown away afterwards.
+        With `work_dir` they are kept there and an interrupted run goes on; without, they are thrown away afterwards.
         """
         self.check(model, questions)
-        what = Extraction(layers=self.layers, style=self.style)
-        with TemporaryDirectory(prefix="coral-") as temporary:
-            yield extract(model, questions, work_dir or Path(temporary), what=what, progress=progress)
+        with score_questions(model, questions, self.extraction, folder=work_dir, progress=progress) as store:
+            yield store
 
     def predict(
         self,

@@ -9,12 +9,11 @@ import numpy as np
 from jaxtyping import Bool
 
 from coral_lens.data.leaks import question_keys
-from coral_lens.engine.activations import ActivationStore
 from coral_lens.errors import CoralError
 from coral_lens.lens.artefact import Lens
 from coral_lens.lens.settings import Guarantees
 from coral_lens.metrics.conformal import fit_abstention, fit_conformal
-from coral_lens.records import UNKNOWN, Question
+from coral_lens.records import UNKNOWN, Question, Scored
 
 
 def fresh_of(lens: Lens, questions: Sequence[Question]) -> Bool[np.ndarray, " question"]:
@@ -34,7 +33,7 @@ def fresh_of(lens: Lens, questions: Sequence[Question]) -> Bool[np.ndarray, " qu
     return fresh
 
 
-def calibrate(lens: Lens, store: ActivationStore, guarantees: Guarantees) -> tuple[Lens, int]:
+def calibrate(lens: Lens, store: Scored, guarantees: Guarantees) -> tuple[Lens, int]:
     """Return the lens with its sets and abstention, and how many questions were left out because it had seen them.
 
     The questions that calibrate it are remembered, so that no evaluation counts them.

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from coral_lens.engine.activations import ActivationStore
-from coral_lens.engine.extract import Extraction, extract
+from coral_lens.engine.extract import Extraction, score_questions
 from coral_lens.errors import CoralError
 from coral_lens.lens.artefact import Lens
 from coral_lens.progress import questions_bar
-from coral_lens.records import UNKNOWN, Predictions, Question
+from coral_lens.records import UNKNOWN, Predictions, Question, Scored
 from coral_lens.report.figures.run import write_pictures
 from coral_lens.report.pages.run import write_report
 from coral_lens.report.runs import Evaluation, Run, View, save_run
@@ -58,9 +56,11 @@ def evaluate_lenses(
             lens.check(model, questions)
         seen = layers_to_look_at(lenses[looked], questions)
         what = Extraction(layers=tuple(sorted(needed | set(seen))), style=lenses[0].style)
-        with questions_bar(test.name, len(questions)) as advance, TemporaryDirectory(prefix="coral-") as temporary:
-            folder = work_dir / file_name(test.name) if work_dir else Path(temporary)
-            store = extract(model, questions, folder, what=what, progress=advance)
+        folder = work_dir / file_name(test.name) if work_dir else None
+        with (
+            questions_bar(test.name, len(questions)) as advance,
+            score_questions(model, questions, what, folder=folder, progress=advance) as store,
+        ):
             predictions: dict[str, Predictions] = {}
             for name, lens in zip(names, lenses, strict=True):
                 found = lens.predictions_on(store)
@@ -82,7 +82,7 @@ def layers_to_look_at(lens: Lens, questions: Sequence[Question]) -> tuple[int, .
     return lens.view.layers if size <= VIEW_BYTES else ()
 
 
-def view_on(lens: Lens, store: ActivationStore, name: str, layers: tuple[int, ...]) -> View:
+def view_on(lens: Lens, store: Scored, name: str, layers: tuple[int, ...]) -> View:
     """Return what a lens saw in the questions of a store."""
     p = lens.base_probs(store.table)
     changes = lens.view.changes(store, p) if lens.view and layers else np.zeros((0, len(p)))

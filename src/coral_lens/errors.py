@@ -1,7 +1,19 @@
-"""The one exception that a user's mistake may raise. Never raised for a bug of ours: that is an `assert`."""
+"""The one exception that a user's mistake may raise, and what is said of packages that are not installed.
+
+Never raised for a bug of ours: that is an `assert`.
+"""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from importlib.util import find_spec
+
+EXTRAS = {
+    "eval": ("lm_eval", "datasets", "pyarrow"),
+    "report": ("matplotlib", "jinja2", "markupsafe"),
+    "gguf": ("gguf",),
+    "frames": ("pandas",),
+}
+"""What each extra of the package installs, by the names that it is imported by."""
 
 
 class CoralError(Exception):
@@ -15,3 +27,17 @@ def nearest(name: str, known: Iterable[str], *, n: int = 3) -> str:
     """Return ` Did you mean 'a', 'b'?` for the known names closest to `name`, or an empty string."""
     close = get_close_matches(name, list(known), n=n, cutoff=0.6)
     return f" Did you mean {', '.join(repr(c) for c in close)}?" if close else ""
+
+
+def need(*extras: str, by: str) -> None:
+    """Refuse to go on without the packages of these extras; `by` is the subject of the sentence: `A report page`.
+
+    Nothing is imported. Long work that ends in such a package calls this before it begins.
+    """
+    missing = {name: extra for extra in extras for name in EXTRAS[extra] if find_spec(name) is None}
+    if missing:
+        verb = "is" if len(missing) == 1 else "are"
+        wanted = ",".join(dict.fromkeys(missing.values()))
+        raise CoralError(
+            f"{by} needs {' and '.join(missing)}, which {verb} not installed: pip install 'coral-lens[{wanted}]'"
+        )

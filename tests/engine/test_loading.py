@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from support.models import FAMILIES, make_model, make_tokenizer
 from torch import nn
 from transformers import (
+    AutoTokenizer,
     OPTConfig,
     OPTForCausalLM,
     PreTrainedModel,
@@ -342,6 +343,15 @@ def test_the_embedded_model_is_smollm2_and_is_converted_only_once(
     assert isinstance(folder, Path)
     assert folder == resolve(str(embedded_model()))
     assert (folder / "config.json").is_file()
+
+
+def test_every_allowed_transformers_reads_the_embedded_tokenizer_alike() -> None:
+    """Release 5.17 takes another token for the end of a text, and lenses of other releases refuse the model."""
+    gguf = embedded_model()
+    assert gguf is not None
+    tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    assert (tokenizer.bos_token, tokenizer.eos_token) == ("<|im_start|>", "<|im_end|>")
+    assert tokenizer_digest(tokenizer).startswith("d6f7ac3c91b4d072")
 
 
 def test_without_the_embedded_model_the_user_is_told_how_to_fetch_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
+from lm_eval.models.utils import resolve_max_length
 from support.models import (
     PLAIN_FAMILIES,
     SIZES,
@@ -15,7 +19,7 @@ from support.models import (
     make_tokenizer,
 )
 
-from coral_lens.engine.model import Model, wrap
+from coral_lens.engine.model import Model, max_length, wrap
 from coral_lens.errors import CoralError
 
 
@@ -35,6 +39,21 @@ def test_the_longest_input_is_that_of_the_positions(family: str) -> None:
 def test_a_model_without_positions_reads_2048_tokens_as_in_lm_eval(family: str) -> None:
     model = make_model(family)
     assert model.max_length == make_hflm(model).max_length == 2048
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"n_positions": 64, "max_position_embeddings": 128, "n_ctx": 32},
+        {"max_position_embeddings": 128, "n_ctx": 32},
+        {"max_position_embeddings": None, "n_ctx": 32},
+        {},
+    ],
+)
+@pytest.mark.parametrize("tokenizer", [{"model_max_length": 512}, {"model_max_length": int(1e30)}, {}])
+def test_the_longest_input_is_found_by_the_rule_of_lm_eval(config: dict[str, Any], tokenizer: dict[str, Any]) -> None:
+    names: tuple[Any, Any] = SimpleNamespace(**config), SimpleNamespace(**tokenizer)
+    assert max_length(*names) == resolve_max_length(*names, default=2048)
 
 
 # ------------------------------------------------------------------------------------------------- cached prefixes

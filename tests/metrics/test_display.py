@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 
-import pytest
-
-from coral_lens.errors import CoralError
 from coral_lens.metrics.display import Shown, Table, as_text, cell
 
 
@@ -42,12 +38,6 @@ def test_a_frame_has_every_digit() -> None:
     frame = Weather("Rome").to_frame()
     assert list(frame.columns) == ["city", "degrees", "days"]
     assert frame["degrees"][0] == 21.123456
-
-
-def test_without_pandas_one_sentence_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(CoralError, match="pip install pandas"):
-        Weather("Rome").to_frame()
 
 
 def test_long_cells_are_cut_and_line_breaks_are_not_kept() -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from coral_lens.cli.options import beside, flat
-from coral_lens.errors import CoralError
+from coral_lens.errors import CoralError, need
 from coral_lens.lens.settings import BaseRule
 from coral_lens.storage.settings import Count, Layers, Seed, Settings
 
@@ -48,6 +48,7 @@ def confidence(
     from coral_lens.report.findings import FOLDER, write_findings
     from coral_lens.report.runs import load_run
 
+    need("report", by="coral analyse confidence")
     target = out or run / FOLDER / "confidence"
     names = write_findings(confidence_findings(load_run(run), methods=method or (), n_bins=bins), target)
     for name in names:
@@ -97,6 +98,7 @@ def layers(*, studied: Studied) -> None:
     from coral_lens.cli.printing import say_layers
     from coral_lens.progress import shown
 
+    need("report", by="coral analyse layers")
     store, data = studied.opened()
     work = beside(studied.out) / "layers"
     found = analyse_layers(store, data, forward=forward_of(store), base_rule=studied.base, work=work, bar=shown)
@@ -122,6 +124,7 @@ def dimensions(
     from coral_lens.cli.printing import say_dimensions
     from coral_lens.progress import shown
 
+    need("report", by="coral analyse dimensions")
     if most < 2:
         raise CoralError(f"--most must be at least 2 components. Got {most} instead.")
     store, data = studied.opened()
@@ -161,6 +164,8 @@ def heads(
         return typer.echo(say_plan(plan_heads(shape_of(shape, rows))))
     if not store:
         raise CoralError("Give --store, a folder made by `coral extract TASK --out FOLDER --heads all`.")
+    if not dry_run:
+        need("report", by="coral analyse heads")
     studied = Studied(tuple(store), out, limit, base, seed)  # type: ignore[arg-type]
     opened, data = studied.opened()
     if dry_run:
@@ -223,6 +228,7 @@ def data(
     from coral_lens.cli.printing import say_curves, say_transfer
     from coral_lens.progress import shown
 
+    need("report", by="coral analyse data")
     settings, stores = compared.settings(lens), compared.stores()
     tasks, journal = compared.tasks(stores), beside(compared.out) / "data.jsonl"
     curves = analyse_curves(stores, settings, draws=draws, journal=journal, bar=shown)
@@ -254,6 +260,7 @@ def probes(
     from coral_lens.lens.probes.mlp import hidden_of_depth
     from coral_lens.progress import shown
 
+    need("report", by="coral analyse probes")
     hidden_of_depth(grid_depth)
     stores = compared.stores()
     known = compared.tasks(stores)

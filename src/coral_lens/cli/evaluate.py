@@ -21,7 +21,7 @@ from coral_lens.cli.options import (
     folder_of_data,
     work_for,
 )
-from coral_lens.errors import CoralError
+from coral_lens.errors import CoralError, need
 
 app = typer.Typer()
 
@@ -51,6 +51,8 @@ def evaluate(
     Example: `coral eval --lens my-lens --task arc_challenge:validation --task openbookqa:validation --out run`
     Or, without any model, what lm-eval logged: `coral eval --lm-eval-samples results/*/samples_*.jsonl --out run`
     """
+    if out:
+        need("report", by="coral eval --out")
     if lm_eval_samples:
         if lens or task:
             raise CoralError("--lm-eval-samples are measured by themselves; leave --lens and --task out.")

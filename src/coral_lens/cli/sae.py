@@ -10,7 +10,7 @@ import typer
 
 from coral_lens.cli.options import Asking, Machine, ModelName, flat
 from coral_lens.data.settings import Style
-from coral_lens.errors import CoralError
+from coral_lens.errors import CoralError, need
 
 if TYPE_CHECKING:
     from coral_lens.sae.folder import FeatureStudy
@@ -243,6 +243,7 @@ def report(
     from coral_lens.sae.folder import FeatureStudy
     from coral_lens.storage.files import read_json
 
+    need("report", by="coral sae report")
     known = FeatureStudy(study)
     steering = study / "steering.json"
     page = write_features(

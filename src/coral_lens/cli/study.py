@@ -14,7 +14,7 @@ import typer
 
 from coral_lens.cli.options import DataDir, Machine, ModelName, beside, flat, folder_of_data
 from coral_lens.data.settings import Style
-from coral_lens.errors import CoralError
+from coral_lens.errors import CoralError, need
 
 app = typer.Typer()
 
@@ -45,6 +45,8 @@ def run(
     from coral_lens.study.folders import Places
     from coral_lens.study.run import prepare_study, run_study
 
+    if not check:
+        need("report", by="coral run")
     data, asked = folder_of_data(data), load_study(study)
     target = out or Path(asked.name)
     places = Places(out=target, work=work or beside(target), data=data, dtype=machine.dtype)
@@ -69,6 +71,7 @@ def report(
     from coral_lens.cli.printing import print_comparison, show_run
     from coral_lens.report.runs import load_run
 
+    need("report", by="coral report")
     if other:
         return print_comparison(load_run(run), load_run(other), out or Path("coral-comparison"))
     if out:
@@ -90,6 +93,7 @@ def demo(
     from coral_lens.data.assets import embedded_data, embedded_model, fetch_assets
     from coral_lens.study.demo import run_demo
 
+    need("eval", "report", "gguf", by="coral demo")
     if embedded_model() is None or embedded_data() is None:
         if not sys.stdin.isatty() or not typer.confirm(
             "The demo's model and data are not here. Fetch them (180 MB)?", default=True
@@ -139,6 +143,7 @@ def baseline(
     from coral_lens.study.folders import Places
     from coral_lens.study.run import prepare_study, run_alone
 
+    need("report", by="coral baseline")
     options = dict(map(parsed, setting or ()))
     sources = [source_of(s, shots=num_fewshot, limit=limit, tested=False) for s in train]
     study = study_of(

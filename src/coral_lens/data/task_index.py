@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from coral_lens.data.assets import cache_dir
-from coral_lens.errors import CoralError, nearest
+from coral_lens.errors import CoralError, nearest, need
 
 OWN_TASKS = Path(__file__).parent / "lm_eval_tasks"
 """Our own task definitions, which lm-eval reads too (`--include_path`)."""
@@ -134,9 +134,10 @@ def _entries(*, fresh: bool) -> dict[str, Entry]:
 
 
 def _lm_eval_folder() -> Path:
+    need("eval", by="A benchmark task")
     # find_spec on the top package only: importing lm_eval costs a second
     spec = util.find_spec("lm_eval")
-    assert spec is not None, "lm_eval is a dependency"
+    assert spec is not None, "the extra has it"
     assert spec.origin is not None, "lm_eval is an ordinary package"
     return Path(spec.origin).parent / "tasks"
 

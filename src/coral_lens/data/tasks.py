@@ -19,7 +19,7 @@ from coral_lens.data.licences import TERMS
 from coral_lens.data.settings import TaskOptions
 from coral_lens.data.task_data import Splits, count_rows, local_splits, origin_of
 from coral_lens.data.task_index import Leaf, definition, is_task, leaves, manager
-from coral_lens.errors import CoralError
+from coral_lens.errors import CoralError, need
 from coral_lens.records import UNKNOWN, Question, Rendered
 
 _ID_COLUMNS = ("id", "idx", "ind", "question_id", "qid", "example_id")
@@ -293,6 +293,7 @@ def _group(doc: Mapping[str, Any]) -> str | None:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Hold back lm-eval's and datasets' log lines and progress bars, and have each template compiled only once."""
+    need("eval", by="A benchmark task")
     import datasets
     from lm_eval.utils import env
 

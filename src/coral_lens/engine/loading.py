@@ -18,7 +18,7 @@ from coral_lens.data.assets import cache_dir, embedded_model
 from coral_lens.engine.architectures import family_of, find_parts
 from coral_lens.engine.fingerprints import tokenizer_digest
 from coral_lens.engine.model import Model, wrap
-from coral_lens.errors import CoralError
+from coral_lens.errors import CoralError, need
 from coral_lens.storage.files import digest_file, fresh_folder
 
 if TYPE_CHECKING:
@@ -111,6 +111,7 @@ def converted(gguf: Path) -> Path:
     folder = cache_dir() / "models" / digest_file(gguf)[:32]
     if (folder / "config.json").exists():
         return folder
+    need("gguf", by="A GGUF file, such as the embedded model,")
     from transformers import AutoTokenizer, GgufConfig
 
     with quiet_loading(), loading_errors(str(gguf)), fresh_folder(folder) as temporary:

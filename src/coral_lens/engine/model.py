@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 DEFAULT_MAX_LENGTH = 2048
 """The longest input of a model that has no table of positions, as in lm-eval."""
+LENGTH_NAMES = ("n_positions", "max_position_embeddings", "n_ctx")
+"""What configurations call the longest input, in the order in which lm-eval asks."""
+UNLIMITED = int(1e30)
+"""What a tokenizer says that knows no longest input."""
 HEAD_BLOCK = 2048
 """Words of the vocabulary whose logits are computed at a time."""
 
@@ -357,7 +361,8 @@ def untrained_copy(model: Model, *, seed: int) -> Model:
 
 
 def max_length(config: Any, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Return the longest input, by lm-eval's own rule, so that long prompts are cut where lm-eval cuts them."""
-    from lm_eval.models.utils import resolve_max_length
-
-    return int(resolve_max_length(config, tokenizer, default=DEFAULT_MAX_LENGTH))
+    """Return the longest input by lm-eval's rule: long prompts are cut where lm-eval cuts them (a test compares the two)."""
+    lengths = [getattr(config, name, None) for name in LENGTH_NAMES]
+    written = getattr(tokenizer, "model_max_length", None)
+    lengths.append(None if written == UNLIMITED else written)
+    return int(next((length for length in lengths if length is not None), DEFAULT_MAX_LENGTH))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from coral_lens.data.task_index import lm_eval_names
-from coral_lens.errors import CoralError, nearest
+from coral_lens.errors import CoralError, nearest, need
 from coral_lens.harness.data import Sources, local_data
 from coral_lens.harness.metrics import calibration
 
@@ -27,6 +27,7 @@ MISTAKES = (ValueError, TypeError, OSError)
 
 def run_lm_eval(arguments: Sequence[str], *, data_dir: Path | None = None, split: str | None = None) -> None:
     """Run lm-eval's command line with these arguments; a mistake in them is a CoralError."""
+    need("eval", by="lm-eval's command line")
     from lm_eval.__main__ import cli_evaluate
 
     import coral_lens.harness.model  # noqa: F401  (registers the model)

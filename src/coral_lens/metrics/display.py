@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from coral_lens.errors import CoralError
+from coral_lens.errors import need
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,10 +46,9 @@ class Shown:
 
     def to_frame(self) -> pd.DataFrame:
         """Return the table as a pandas frame, with every value unrounded."""
-        try:
-            import pandas as pd
-        except ImportError:
-            raise CoralError("to_frame() needs pandas, which is not installed: pip install pandas.") from None
+        need("frames", by="to_frame()")
+        import pandas as pd
+
         table = self.table()
         return pd.DataFrame.from_records(list(table.rows), columns=list(table.columns))
 

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from coral_lens.errors import need
 from coral_lens.report.tables.formats import label_of
 from coral_lens.storage.files import digest
 
@@ -137,6 +138,7 @@ class Picture:
 
     @contextmanager
     def _drawn(self) -> Iterator[Figure]:
+        need("report", by="A figure")
         import matplotlib
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

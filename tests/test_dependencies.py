@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 import coral_lens
 from coral_lens.cli import app
 from coral_lens.data.questions import load_questions
-from coral_lens.engine.model import Model
 from coral_lens.engine.loading import load_model
+from coral_lens.engine.model import Model
 from coral_lens.errors import EXTRAS, CoralError, need
 from coral_lens.metrics.display import Shown
 

@@ -12,12 +12,14 @@ import signal
 import subprocess
 import sys
 import time
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from support.models import make_model
 from support.questions import toy_questions
 from typer.main import get_command
@@ -738,6 +740,7 @@ def test_help_imports_nothing_heavy(arguments: tuple[str, ...]) -> None:
 def test_help_and_the_readme_list_every_command() -> None:
     result = CliRunner().invoke(app, ["--help"])
     assert result.exit_code == 0
+    assert "<bool>" not in result.output
     readme = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
     for name, *_ in COMMANDS:
         assert re.search(rf"\b{name}\b", result.output)
@@ -798,3 +801,27 @@ def test_every_command_has_help_with_an_example(command: tuple[str, ...]) -> Non
     assert result.exit_code == 0
     said = " ".join(re.sub(r"[│|]", " ", result.output).split())
     assert re.search(rf"Example: coral {' '.join(command)}\b", said)
+    assert "<bool>" not in said, "a flag takes no value"
+
+
+def test_the_command_the_package_and_the_citation_have_one_version() -> None:
+    result = CliRunner().invoke(app, ["--version"])
+    root = Path(__file__).parents[2]
+    project = tomllib.loads((root / "pyproject.toml").read_text("utf-8"))["project"]
+    citation = yaml.safe_load((root / "CITATION.cff").read_text("utf-8"))
+    assert (result.exit_code, result.output) == (0, f"coral-lens {project['version']}\n")
+    assert citation["version"] == project["version"]
+    assert (citation["title"], citation["license"], citation["keywords"]) == (
+        project["name"],
+        project["license"],
+        project["keywords"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("typed", "completed"), [("coral ev", "eval"), ("coral sae st", "steer"), ("coral fit --tr", "--train")]
+)
+def test_a_shell_completes_commands_and_options(typed: str, completed: str) -> None:
+    asked = {"_CORAL_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+    result = CliRunner().invoke(app, [], env=asked, prog_name="coral")
+    assert result.output.split() == [completed]

@@ -9,7 +9,8 @@ from __future__ import annotations
 import errno
 import sys
 import warnings
-from typing import Any
+from importlib.metadata import version
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -23,6 +24,10 @@ INTERRUPTED = "Interrupted. Finished work is kept; the same command goes on wher
 class Commands(TyperGroup):
     """The commands, with Ctrl-C answered like every other end: typer itself would leave without a word."""
 
+    def main(self, *args: Any, **settings: Any) -> Any:
+        show_flags(self)
+        return super().main(*args, **settings)
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
@@ -30,11 +35,27 @@ class Commands(TyperGroup):
             raise CoralError(INTERRUPTED) from None
 
 
+def show_flags(command: Any) -> None:
+    """Have the help of a command, and of those below it, show a flag as a flag: typer writes `<bool>` behind it."""
+    for option in command.get_params(command.context_class(command)):
+        if getattr(option, "is_flag", False):
+            option.metavar = ""
+    for inner in getattr(command, "commands", {}).values():
+        show_flags(inner)
+
+
+def show_version(asked: bool) -> bool:
+    """Print the version and stop, if that is asked."""
+    if asked:
+        typer.echo(f"coral-lens {version('coral-lens')}")
+        raise typer.Exit
+    return asked
+
+
 app = typer.Typer(
     name="coral",
     cls=Commands,
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     help="Steer and calibrate a frozen language model's answers to multiple-choice questions. Start with `coral demo`.",
@@ -45,6 +66,15 @@ app.add_typer(study.app)
 app.add_typer(analyse.app, name="analyse")
 app.add_typer(check.app)
 app.add_typer(sae.app, name="sae")
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Stand before every command: what is the same for all of them."""
 
 
 def main() -> None:

@@ -24,6 +24,11 @@ from coral_lens.cli.options import (
 from coral_lens.errors import CoralError, need
 
 app = typer.Typer()
+OWN_ARGUMENTS = """\
+Beside lm-eval's own arguments, `coral lm-eval` takes
+  --data DIR     a folder with TASK/SPLIT.jsonl[.gz] or .parquet, looked into before the embedded data and the hub
+  --split SPLIT  evaluate this split of every task instead of the one that lm-eval evaluates
+"""
 
 
 @app.command(name="eval")
@@ -154,5 +159,5 @@ def lm_eval(
     from coral_lens.harness.command import run_lm_eval
 
     if {"-h", "--help"} & set(arguments or []):
-        typer.echo("Arguments of `coral lm-eval` beside lm-eval's own: --data DIR, --split SPLIT (`coral --help`).\n")
+        typer.echo(OWN_ARGUMENTS)
     run_lm_eval(arguments or [], data_dir=folder_of_data(data), split=split)

@@ -169,7 +169,7 @@ def test_a_study_that_is_not_there_or_not_its_own_is_refused(
     source = trained[0] / "train.jsonl"
     with pytest.raises(CoralError, match="holds no selection of features"):
         coral("sae", "ablate", source, "--study", tmp_path)
-    with pytest.raises(CoralError, match="not by 'size'"):
+    with pytest.raises(CoralError, match="Unknown by 'size'; use one of correlation, impact"):
         coral("sae", "ablate", source, "--study", study[0], "--by", "size")
     renamed = write(tmp_path / "renamed.jsonl", [replace(q, id=f"r{q.id}") for q in toy_questions(60)])
     for same in (source, renamed):
@@ -203,7 +203,7 @@ def test_a_study_keeps_to_its_model_and_its_selection(study: tuple[Path, str], t
 
 def test_train_refuses_what_cannot_be_trained(trained: tuple[Path, str], model: Path, tmp_path: Path) -> None:
     source = trained[0] / "train.jsonl"
-    with pytest.raises(CoralError, match="--where must be one of"):
+    with pytest.raises(CoralError, match="Unknown where 'stem'; use one of answer, context, all"):
         coral("sae", "train", source, "--model", model, "--out", tmp_path, "--layer", 2, "--where", "stem")
     with pytest.raises(CoralError, match="Layer 7 does not exist"):
         coral("sae", "train", source, "--model", model, "--out", tmp_path, "--layer", 7)

@@ -14,8 +14,9 @@ from support.models import make_model
 from torch import nn
 
 from coral_lens.engine.architectures import family_of
-from coral_lens.engine.generation import Generated, GenerationSettings, batches, generate_answers
+from coral_lens.engine.generation import Generated, batches, generate_answers
 from coral_lens.engine.model import Model
+from coral_lens.engine.settings import GenerationSettings
 from coral_lens.errors import CoralError
 
 pytestmark = pytest.mark.usefixtures("one_thread")

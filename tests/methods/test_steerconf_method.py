@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from support.questions import toy_questions
 
 from coral_lens.engine.extract import Extraction, extract
-from coral_lens.engine.generation import GenerationSettings
 from coral_lens.engine.model import Model
+from coral_lens.engine.settings import GenerationSettings
 from coral_lens.errors import CoralError
 from coral_lens.lens.settings import FitSettings
 from coral_lens.methods.entry import MethodEntry

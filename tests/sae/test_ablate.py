@@ -30,7 +30,6 @@ from coral_lens.errors import CoralError
 from coral_lens.records import OptionTable, Prompt
 from coral_lens.sae.ablate import (
     Ablating,
-    AblationPlace,
     Reconstruction,
     WithoutFeature,
     ablate_batch,
@@ -44,6 +43,7 @@ from coral_lens.sae.codes import CodeStore, collect_codes
 from coral_lens.sae.effects import AblationScores, Changes, changes_of, compare, effects
 from coral_lens.sae.quality import patch
 from coral_lens.sae.select import StreamingPearson, correlate, impact, select, top_correlated
+from coral_lens.sae.settings import AblationPlace
 from coral_lens.sae.steer import SteerFeatures, Steering
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -19,7 +19,8 @@ from coral_lens.records import Question
 from coral_lens.sae import codes
 from coral_lens.sae.ablate import Ablating, features_of, run_ablation
 from coral_lens.sae.codes import collect_codes
-from coral_lens.sae.states import Sampling, collect
+from coral_lens.sae.settings import Sampling
+from coral_lens.sae.states import collect
 from coral_lens.sae.steer import SteerFeatures, Steering
 from coral_lens.sae.sweep import Sweep, run_sweep
 from coral_lens.storage.files import read_json

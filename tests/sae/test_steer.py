@@ -31,7 +31,8 @@ from coral_lens.methods.registry import read_method
 from coral_lens.records import Question
 from coral_lens.sae.autoencoder import Autoencoder
 from coral_lens.sae.codes import collect_codes
-from coral_lens.sae.steer import SteerFeatures, Steering, Weighing, best_by_size, settings_of, steering_of
+from coral_lens.sae.settings import Weighing
+from coral_lens.sae.steer import SteerFeatures, Steering, best_by_size, settings_of, steering_of
 from coral_lens.sae.sweep import Sweep, best_of, run_sweep
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -30,11 +30,11 @@ from coral_lens.sae import train as training
 from coral_lens.sae.autoencoder import Autoencoder, load_autoencoder
 from coral_lens.sae.codes import sae_digest
 from coral_lens.sae.quality import fidelity, loss_recovered, patch
+from coral_lens.sae.settings import Sampling, TrainingSettings
 from coral_lens.sae.states import (
     Minibatches,
     Ordinary,
     PooledStates,
-    Sampling,
     TokenStore,
     collect,
     count_states,
@@ -42,16 +42,7 @@ from coral_lens.sae.states import (
     iter_states,
 )
 from coral_lens.sae.steer import SteerFeatures, Steering
-from coral_lens.sae.train import (
-    TrainingSettings,
-    Weights,
-    first_weights,
-    folded,
-    loss_of,
-    resample,
-    statistics_of,
-    train,
-)
+from coral_lens.sae.train import Weights, first_weights, folded, loss_of, resample, statistics_of, train
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

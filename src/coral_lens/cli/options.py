@@ -58,7 +58,7 @@ def flat(command: Callable[..., None]) -> Callable[..., None]:
     options: dict[str, Parameter] = {}
     for parameter in own:
         kind = groups.get(parameter.name)
-        for option in iter_options(kind, panel_of(kind)) if kind else [parameter]:
+        for option in iter_options(kind) if kind else [parameter]:
             known = options.setdefault(option.name, option)
             assert known.default == option.default, f"{command.__name__} has two defaults of {option.name}"
 
@@ -137,13 +137,13 @@ def panel_of(settings: type) -> str:
     return (settings.__doc__ or "").split("\n")[0].split(". ")[0].rstrip(".")
 
 
-def iter_options(settings: type, panel: str) -> Iterator[Parameter]:
-    """Yield the options of a class of settings; settings inside it have theirs in their place."""
+def iter_options(settings: type) -> Iterator[Parameter]:
+    """Yield the options of a class of settings, in a panel of their own; settings inside it have theirs."""
     for field in written_fields(settings):
         if field.inner:
-            yield from iter_options(field.inner, panel)
+            yield from iter_options(field.inner)
         else:
-            yield field.parameter(panel)
+            yield field.parameter(panel_of(settings))
 
 
 def settings_from(settings: type, values: dict[str, Any]) -> Any:

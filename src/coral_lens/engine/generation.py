@@ -12,7 +12,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from jaxtyping import Float, Int
@@ -20,9 +20,9 @@ from torch import Tensor
 
 from coral_lens.engine._kernels import fused
 from coral_lens.engine.prompts import encode, prefix_token
+from coral_lens.engine.settings import GenerationSettings
 from coral_lens.engine.trees import common_length
 from coral_lens.errors import CoralError
-from coral_lens.storage.settings import Count, Range, Seed, Settings
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
@@ -30,27 +30,6 @@ if TYPE_CHECKING:
 
 CACHE_BYTES = 2**32
 """Keys and values of the answers that are written at a time."""
-
-
-@dataclass(frozen=True)
-class GenerationSettings(Settings):
-    """How answers are written."""
-
-    max_new_tokens: Count = 128
-    """An answer that has not ended by then is cut, and marked as not finished."""
-    temperature: Annotated[float, Range(0)] = 0.0
-    """0 takes the most probable token each time."""
-    n_samples: Count = 1
-    """Answers per prompt. The first k of n samples are the k samples of a smaller run."""
-    seed: Seed = 0
-    """Seed of the samples."""
-    batch_size: Count = 64
-    """Answers that are written at a time, samples included; fewer where their keys and values would need too much memory."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.temperature == 0 and self.n_samples > 1:
-            raise CoralError("At temperature 0 all samples are alike; set n_samples to 1 or raise the temperature.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from coral_lens.engine.batches import Batch
 from coral_lens.engine.hooks import Site
+from coral_lens.engine.settings import TokenPlace
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
@@ -108,8 +109,6 @@ def heads_name(layer: int) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------- one row per token
-
-TokenPlace = Literal["answer", "context", "all"]
 
 
 def answer_positions(batch: Batch) -> Int[Tensor, " position"]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -29,7 +29,6 @@ from coral_lens.engine.packing import PlannedBatch
 from coral_lens.engine.prompts import Prepared
 from coral_lens.engine.rerun import Checkpoint, capture, prefix_states, rerun
 from coral_lens.engine.scoring import PrefixCaches, score_batch
-from coral_lens.errors import CoralError
 from coral_lens.lens.fit import check_questions
 from coral_lens.progress import Bar, Progress, silent
 from coral_lens.ragged import Options
@@ -38,6 +37,7 @@ from coral_lens.sae.autoencoder import CHUNK, Autoencoder
 from coral_lens.sae.codes import sae_digest
 from coral_lens.sae.effects import AblationScores, effects
 from coral_lens.sae.folder import FeatureStudy, Selection
+from coral_lens.sae.settings import AblationPlace, AblationPlan
 from coral_lens.storage.files import write_json
 from coral_lens.storage.resumable import Resumable
 from coral_lens.storage.shards import Journal
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from coral_lens.engine.model import Model
 
 
-AblationPlace = Literal["all", "answer"]
 """Every position, as the paper reads (the layer's output is replaced); or the answer tokens alone."""
 ENTRY_TOKENS = 4096
 """Positions, padding included, that are computed together."""
@@ -316,24 +315,6 @@ def read_scores(journal: Journal, prepared: Prepared, features: Int[np.ndarray, 
 # --------------------------------------------------------------------------------------------------------- ablation
 
 
-@dataclass(frozen=True)
-class AblationPlan:
-    """Which features are ablated, and how."""
-
-    by: str = "correlation"
-    """The criterion whose features are ablated: `correlation` or `impact`."""
-    features: int = 300
-    random: int = 100
-    """Further features, drawn at random from those active often enough: what chance does."""
-    where: AblationPlace = "all"
-    keep_error: bool = False
-    seed: int = 0
-
-    @property
-    def name(self) -> str:
-        return f"{self.by}-{self.where}{'-error' if self.keep_error else ''}"
-
-
 def ablate_features(
     model: Model, questions: Sequence[Question], study: FeatureStudy, plan: AblationPlan, *, bar: Bar = silent
 ) -> dict[str, Any]:
@@ -366,8 +347,6 @@ def ablate_features(
 
 def draw_features(selection: Selection, plan: AblationPlan) -> tuple[list[int], list[int]]:
     """Return the features to ablate, and random ones beside them."""
-    if plan.by not in selection.chosen:
-        raise CoralError(f"Features were selected by {' and '.join(selection.chosen)}, not by {plan.by!r}.")
     chosen = selection.chosen[plan.by][: plan.features]
     others = np.setdiff1d(selection.alive(), chosen)
     n = min(plan.random, len(others))

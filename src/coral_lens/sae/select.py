@@ -7,7 +7,7 @@ residual is r = y - p. Labels of training questions are all that is used.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +15,6 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from coral_lens.data.leaks import question_keys
-from coral_lens.data.settings import Style
 from coral_lens.engine.activations import ActivationStore
 from coral_lens.engine.extract import Extraction, extract
 from coral_lens.errors import CoralError
@@ -23,12 +22,12 @@ from coral_lens.lens.fit import check_questions
 from coral_lens.lens.probes.ridge import PENALTIES, fit_ridge_folds
 from coral_lens.lens.probes.standardise import fit_standardiser
 from coral_lens.lens.rules import base_probs, residuals
-from coral_lens.lens.settings import BaseRule
 from coral_lens.progress import Bar, silent
 from coral_lens.records import Question, Scored
 from coral_lens.sae.autoencoder import Autoencoder, load_autoencoder
 from coral_lens.sae.codes import CodeStore, collect_codes, sae_digest
 from coral_lens.sae.folder import LEAST_ACTIVE, LEAST_FREQUENCY, FeatureStudy, Selection
+from coral_lens.sae.settings import Selecting
 from coral_lens.storage.files import versions, write_json
 
 if TYPE_CHECKING:
@@ -150,22 +149,6 @@ SAMPLES = 50
 
 
 # -------------------------------------------------------------------------------------------------------- selection
-
-
-@dataclass(frozen=True)
-class Selecting:
-    """How features are selected."""
-
-    sae: Path
-    k: int = 300
-    """Features by each criterion."""
-    base: BaseRule = "token"
-    style: Style = Style()  # noqa: RUF009  (frozen)
-    layer: int | None = None
-    """Of an autoencoder that does not say it."""
-    num_fewshot: int | None = None
-    fixed_shots: bool = False
-    """How the questions were loaded; ablation and steering ask theirs in the same way."""
 
 
 def select_features(

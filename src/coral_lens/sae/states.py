@@ -23,17 +23,18 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from coral_lens.data.settings import Style
 from coral_lens.engine.batches import Batch, lay_out
 from coral_lens.engine.extract import Extraction, plan_questions
 from coral_lens.engine.hooks import Site
 from coral_lens.engine.packing import Plan
-from coral_lens.engine.readers import TOKENS, TokenPlace
+from coral_lens.engine.readers import TOKENS
 from coral_lens.engine.scoring import PrefixCaches, refuse_broken, run_batch
+from coral_lens.engine.settings import TokenPlace
 from coral_lens.engine.trees import build_tree
 from coral_lens.errors import CoralError
 from coral_lens.progress import Bar, Progress, silent
 from coral_lens.records import Prompt, Question
+from coral_lens.sae.settings import Sampling
 from coral_lens.storage.files import digest, read_json
 from coral_lens.storage.resumable import Resumable
 from coral_lens.storage.shards import Journal, compact
@@ -214,24 +215,6 @@ class Minibatches:
 
 
 # ---------------------------------------------------------------------------------------------------- tokens
-
-SHARD_TOKENS = 16_384
-"""Aimed-at tokens of a shard."""
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """Which states are collected."""
-
-    layer: int
-    tokens: int = 500_000
-    """So many at least, if there are enough questions; 0 takes all. Ten thousand would be too few for thousands of features."""
-    where: TokenPlace = "all"
-    """Answer and context tokens, or only one kind: an autoencoder should see what it will be patched into."""
-    style: Style = Style()  # noqa: RUF009  (frozen)
-    shard_tokens: int = SHARD_TOKENS
-    seed: int = 0
-
 
 # ------------------------------------------------------------------------------------------------------- collecting
 

@@ -29,27 +29,12 @@ from coral_lens.progress import Bar, silent
 from coral_lens.records import Question
 from coral_lens.sae.autoencoder import CHUNK, Autoencoder
 from coral_lens.sae.folder import FeatureStudy, without_known
+from coral_lens.sae.settings import GAMMAS, TOP, SteerPlan, Weighing
 from coral_lens.sae.sweep import Sweep, best_of, run_sweep, scores_by
 from coral_lens.storage.files import digest, write_json
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
-
-
-TOP = (50, 100, 128, 200, 300)
-"""Numbers of features that are tried."""
-GAMMAS = (0.0, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
-"""Strengths that are tried. Weights sum to 1: at gamma = n, a feature of n with equal weights is doubled."""
-
-
-@dataclass(frozen=True)
-class Weighing:
-    """What an ablation's changes are worth."""
-
-    accuracy: float = 1.0
-    """The paper's alpha_acc."""
-    calibration: float = 1.0
-    """The paper's alpha_cal."""
 
 
 @dataclass(frozen=True)
@@ -129,18 +114,6 @@ def settings_of(
 # ---------------------------------------------------------------------------------------------------- steer_run
 
 SHOWN = ("accuracy", "ece", "brier", "nll")
-
-
-@dataclass(frozen=True)
-class SteerPlan:
-    """What is tried."""
-
-    ablation: str = "correlation-all"
-    """The ablation whose effects are the weights: criterion and place."""
-    weighing: Weighing = Weighing()
-    top: tuple[int, ...] = TOP
-    gammas: tuple[float, ...] = GAMMAS
-    criterion: str = "brier"
 
 
 def steer_by_features(

@@ -13,7 +13,6 @@ bytes. Never runs a model.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -31,67 +30,13 @@ from coral_lens.progress import Bar, silent
 from coral_lens.records import UNKNOWN, Question, Scored
 from coral_lens.sae.autoencoder import Autoencoder, top_k
 from coral_lens.sae.quality import Recovered, fidelity, loss_recovered
-from coral_lens.sae.states import Minibatches, Ordinary, PooledStates, Sampling, StateSource, TokenStore, collect
+from coral_lens.sae.settings import Sampling, TrainingSettings
+from coral_lens.sae.states import Minibatches, Ordinary, PooledStates, StateSource, TokenStore, collect
 from coral_lens.storage.files import digest, digest_bytes, read_json, versions, write_atomic, write_json
 from coral_lens.storage.resumable import thread_count
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
-
-
-@dataclass(frozen=True)
-class TrainingSettings:
-    """How autoencoders are trained."""
-
-    expansions: tuple[int, ...] = (4, 8, 16)
-    """Features per dimension of the states; the paper's three."""
-    penalty: float = 4.0
-    """The paper's lambda, for z-scored states and a squared error summed over dimensions."""
-    k: int = 0
-    """Above 0: TopK, which keeps the k largest codes and needs no penalty."""
-    learning_rate: float = 3e-3
-    warm_up: float = 0.05
-    """Share of the steps over which the learning rate grows from 0."""
-    penalty_warm_up: float = 0.1
-    """Share of the steps over which lambda grows from 0."""
-    decay: float = 0.2
-    """Share of the steps, at the end, over which the learning rate falls to 0."""
-    batch_size: int = 512
-    epochs: int = 1
-    massive: float = 10.0
-    """States so many times as long as the median (attention sinks) are kept from training; 0 keeps them in."""
-    resample: int = 250
-    """After so many steps, features that none of them has activated start anew; never in the last third."""
-    checkpoint: int = 200
-    """Steps between checkpoints."""
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not self.expansions or min(self.expansions) < 1 or len(set(self.expansions)) < len(self.expansions):
-            raise CoralError(
-                f"Expansions must be different whole numbers from 1 on. Got {list(self.expansions)} instead."
-            )
-        for name in ("batch_size", "epochs", "resample", "checkpoint"):
-            if getattr(self, name) < 1:
-                raise CoralError(f"{name} must be at least 1. Got {getattr(self, name)} instead.")
-        if self.massive and not 1 < self.massive < math.inf:
-            raise CoralError(f"massive must be 0, which keeps all states, or above 1. Got {self.massive} instead.")
-        if self.penalty < 0 or self.learning_rate <= 0:
-            raise CoralError(
-                f"lambda must be at least 0 and the learning rate above 0. Got {self.penalty} and {self.learning_rate}."
-            )
-
-    def rate_at(self, step: int, n_steps: int) -> float:
-        """Return the learning rate of a step."""
-        up = min(1.0, (step + 1) / max(1.0, self.warm_up * n_steps))
-        down = min(1.0, (n_steps - step) / max(1.0, self.decay * n_steps))
-        return self.learning_rate * min(up, down)
-
-    def penalty_at(self, step: int, n_steps: int) -> float:
-        """Return lambda of a step."""
-        if self.k:
-            return 0.0
-        return self.penalty * min(1.0, (step + 1) / max(1.0, self.penalty_warm_up * n_steps))
 
 
 # ---------------------------------------------------------------------------------------------------------- weights

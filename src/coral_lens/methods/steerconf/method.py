@@ -17,7 +17,8 @@ from typing import Annotated, Any
 import numpy as np
 from jaxtyping import Float
 
-from coral_lens.engine.generation import Generated, GenerationSettings
+from coral_lens.engine.generation import Generated
+from coral_lens.engine.settings import GenerationSettings
 from coral_lens.lens.settings import Criterion
 from coral_lens.methods.interface import FitContext, Method, Predict, QuestionSet, options_of
 from coral_lens.methods.steerconf.answers import Said, read_answer

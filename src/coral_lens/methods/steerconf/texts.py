@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from coral_lens.engine.generation import Generated, GenerationSettings, generate_answers
+from coral_lens.engine.generation import Generated, generate_answers
+from coral_lens.engine.settings import GenerationSettings
 from coral_lens.errors import CoralError
 from coral_lens.methods.interface import FitContext
 from coral_lens.storage.files import canonical, digest, digest_bytes, read_json, versions, write_atomic, write_json

@@ -23,7 +23,19 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "predict": ("predict", "--lens", "lens", "--questions", "test.jsonl", "--out", "answers.jsonl"),
     "run": ("run", "study.toml", "--out", "study", "--work", "states"),
     "sae train": ("sae", "train", "train.jsonl", "--out", "sae", *SAE),
-    "sae select": ("sae", "select", "test.jsonl", "--model", "model", "--sae", "sae/4x", "--out", "features", "--k", "5"),
+    "sae select": (
+        "sae",
+        "select",
+        "test.jsonl",
+        "--model",
+        "model",
+        "--sae",
+        "sae/4x",
+        "--out",
+        "features",
+        "--k",
+        "5",
+    ),
     "sae ablate": ("sae", "ablate", "train.jsonl", "--study", "features", "--features", "3", "--random", "2"),
 }
 PROFILED = """

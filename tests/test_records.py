@@ -1,14 +1,15 @@
-"""A question's text is taken apart once, into parts that make the same text again."""
+"""A question's text is taken apart once, into parts that make the same text again; predictions are taken question by question."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coral_lens.records import Question, Wording
+from coral_lens.records import Predictions, Question, Wording
 
 PIECES = [
     "Question: ",
@@ -75,3 +76,21 @@ def test_the_wording_is_no_part_of_the_record_and_of_equality() -> None:
     assert one == other
     assert asdict(one) == asdict(other)
     assert "wording" not in asdict(one)
+
+
+def test_predictions_of_some_questions_keep_their_answers_probabilities_and_groups() -> None:
+    probs = np.array([0.9, 0.1, 0.2, 0.3, 0.5, 0.6, 0.4])
+    groups = ("essay", "essay", "letter")
+    everything = Predictions(
+        "m", "tiny", "t", "", ("a", "b", "c"), np.array([0, 2, 1]), np.array([0, 2, 5, 7]), probs, groups
+    )
+    last_first = everything.take(np.array([2, 1]))
+    assert last_first.ids == ("c", "b")
+    assert last_first.answers.tolist() == [1, 2]
+    assert last_first.probs.tolist() == [0.6, 0.4, 0.2, 0.3, 0.5]
+    assert last_first.offsets.tolist() == [0, 2, 5]
+    assert last_first.groups == ("letter", "essay")
+    marked = everything.take(np.array([False, True, True]))
+    assert marked.ids == ("b", "c")
+    assert marked.probs.tolist() == [0.2, 0.3, 0.5, 0.6, 0.4]
+    assert replace(everything, groups=()).take(np.array([0])).groups == ()

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from coral_lens.errors import CoralError
 from coral_lens.ragged import Options
@@ -204,6 +204,18 @@ class Predictions:
     def options(self) -> Options:
         """The options of each question, side by side."""
         return Options(self.offsets)
+
+    def take(self, questions: Bool[np.ndarray, " question"] | Int[np.ndarray, " chosen"]) -> Predictions:
+        """Return the predictions of some questions alone, by a mask or by numbers in the order asked for."""
+        numbers = np.flatnonzero(questions) if questions.dtype == np.bool_ else questions
+        return replace(
+            self,
+            ids=tuple(self.ids[i] for i in numbers),
+            answers=self.answers[numbers],
+            offsets=self.options.take(numbers).edges,
+            probs=self.probs[self.options.rows_of(numbers)],
+            groups=tuple(self.groups[i] for i in numbers) if self.groups else (),
+        )
 
     def renamed(self, method: str) -> Predictions:
         """Return the same predictions under another method name."""

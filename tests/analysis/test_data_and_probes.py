@@ -26,7 +26,7 @@ from coral_lens.lens.probes.mlp import MlpSettings
 from coral_lens.lens.settings import FitSettings
 from coral_lens.metrics.comparisons import Difference
 from coral_lens.report.figures import analysis as analysis_figures
-from coral_lens.report.figures.analysis import write_pictures
+from coral_lens.report.figures.analysis import write_analysis_pictures
 
 RIDGE = FitSettings(lens="ridge", temper=False)
 
@@ -348,7 +348,7 @@ def test_they_are_drawn_and_said(
     transfer: TransferAnalysis, curves: CurveAnalysis, probes: ProbeAnalysis, tmp_path: Path
 ) -> None:
     for name, record in (("data", transfer), ("data-curves", curves), ("probes", probes)):
-        assert write_pictures(write_analysis(name, record, tmp_path), tmp_path) == [name]
+        assert write_analysis_pictures(write_analysis(name, record, tmp_path), tmp_path) == [name]
         assert (tmp_path / f"{name}.png").stat().st_size > 10_000
     assert "turned" in say_transfer(transfer)
     assert len(say_curves(curves).splitlines()) == 6
@@ -362,6 +362,6 @@ def test_bars_of_the_figure_are_intervals_over_questions(probes: ProbeAnalysis, 
     score = next(row.scores["brier"] for row in probes.rows if (row.probe, row.test) == ("ridge", "here"))
     (bars,) = figure.axes[0].containers[0].lines[2]
     assert bars.get_segments()[0][:, 1] == pytest.approx([100 * score.low, 100 * score.high])
-    assert analysis_figures.mean_score([{"value": 2, "low": 1, "high": 4}, {"value": 4, "low": 2, "high": 5}]) == {
+    assert analysis_figures.averaged([{"value": 2, "low": 1, "high": 4}, {"value": 4, "low": 2, "high": 5}]) == {
         "value": 3, "low": 1.5, "high": 4.5
     }  # fmt: skip

@@ -27,7 +27,7 @@ from coral_lens.analysis.heads import (
 from coral_lens.analysis.stacked import Stack, StackData, StackFit, fit_stack
 from coral_lens.errors import CoralError
 from coral_lens.lens.probes.mlp import LayerData, MlpSettings, MlpTraining
-from coral_lens.report.figures.analysis import write_pictures
+from coral_lens.report.figures.analysis import write_analysis_pictures
 
 SMALL = MlpSettings(hidden=(16, 8), batch_size=32, patience=3, max_epochs=12, learning_rate=3e-3)
 KNOW = {(1, 2), (2, 0)}
@@ -109,7 +109,7 @@ def test_a_signal_planted_in_two_heads_is_found_there(tmp_path: Path) -> None:
     assert found.top_share.value == 1.0
     assert found.mean.low < found.mean.value < found.mean.high
     record = write_analysis("heads", found, tmp_path)
-    assert write_pictures(record, tmp_path) == ["heads", "heads-map"]
+    assert write_analysis_pictures(record, tmp_path) == ["heads", "heads-map"]
 
 
 def test_a_killed_analysis_goes_on_and_damaged_predictions_are_made_again(

@@ -40,7 +40,7 @@ from coral_lens.lens.probes.ridge import PENALTIES, ridge_of
 from coral_lens.lens.probes.standardise import fit_standardiser, r_squared
 from coral_lens.metrics.scores import evaluate
 from coral_lens.ragged import Options
-from coral_lens.report.figures.analysis import write_pictures
+from coral_lens.report.figures.analysis import write_analysis_pictures
 
 
 class Deep(PlantedStore):
@@ -310,7 +310,7 @@ def test_a_signal_of_rank_three_saturates_at_three_components(tmp_path: Path) ->
     for group in found.groups:
         assert group.saturates_at == 3
         assert group.last_half.low <= 0
-    names = write_pictures(write_analysis("dimensions", found, tmp_path), tmp_path)
+    names = write_analysis_pictures(write_analysis("dimensions", found, tmp_path), tmp_path)
     assert names == ["dimensions"]
     assert (tmp_path / "dimensions.png").read_bytes().startswith(b"\x89PNG")
 
@@ -367,7 +367,7 @@ def test_components_of_a_fold_do_not_change_with_its_own_residuals() -> None:
 
 def test_an_analysis_is_written_as_json_csv_and_pictures(analysed: LayerAnalysis, tmp_path: Path) -> None:
     record = write_analysis("layers", analysed, tmp_path)
-    assert write_pictures(record, tmp_path) == ["layers", "layers-exit"]
+    assert write_analysis_pictures(record, tmp_path) == ["layers", "layers-exit"]
     assert sorted(f.name for f in tmp_path.iterdir()) == [
         "layers-exit.json", "layers-exit.png", "layers-exit.svg", "layers.csv", "layers.json", "layers.png", "layers.svg"
     ]  # fmt: skip

@@ -79,21 +79,21 @@ def test_risk_is_that_of_the_exact_curve_and_ties_count_in_proportion() -> None:
 def test_overconfidence_and_gain_worked_by_hand() -> None:
     base = predicted([[0.9, 0.1]] * 4, [0, 1, 1, 1])
     after = predicted([[0.3, 0.7]] * 4, [0, 1, 1, 1], method="coral")
-    found = confidence.standing(after, base=base, n_boot=200)
+    found = confidence.confidence_summary(after, base=base, n_boot=200)
     assert found.accuracy.value == 0.75
     assert found.confidence.value == pytest.approx(0.7)
     assert found.overconfidence.value == pytest.approx(0.7 - 0.75)
     assert found.gain is not None
     assert found.gain.value == 0.5  # one lost, three won, of four
     assert found.gain.low < 0.5 < found.gain.high
-    assert confidence.standing(base, base=base).gain is None
+    assert confidence.confidence_summary(base, base=base).gain is None
 
 
-def test_a_leaning_to_the_first_position_is_found() -> None:
+def test_a_bias_towards_the_first_position_is_found() -> None:
     """The answers are spread evenly over four places; the method says A on three of four questions."""
     answers = [0, 1, 2, 3] * 10
     always = [[0.7, 0.1, 0.1, 0.1] if a != 3 else [0.1, 0.1, 0.1, 0.7] for a in answers]
-    places = confidence.positions(predicted(always, answers), n_boot=200)
+    places = confidence.position_bias(predicted(always, answers), n_boot=200)
     assert [p.position for p in places] == ["A", "B", "C", "D"]
     assert [p.right.value for p in places] == [0.25] * 4
     assert [p.chosen.value for p in places] == [0.75, 0.0, 0.0, 0.25]
@@ -103,7 +103,7 @@ def test_a_leaning_to_the_first_position_is_found() -> None:
 
 
 def test_a_position_counts_only_the_questions_that_have_it() -> None:
-    places = confidence.positions(predicted([[0.6, 0.4], [0.2, 0.3, 0.5]], [0, 2]), n_boot=20)
+    places = confidence.position_bias(predicted([[0.6, 0.4], [0.2, 0.3, 0.5]], [0, 2]), n_boot=20)
     assert [p.n_questions for p in places] == [2, 2, 1]
     assert places[2].chosen.value == places[2].right.value == 1.0
 
@@ -139,13 +139,13 @@ def test_subjects_that_were_logged_one_by_one_are_taken_together() -> None:
 def test_subjects_of_one_test_set_are_told_apart() -> None:
     tasks = ["mmlu_law", "mmlu_law", "mmlu_anatomy"]
     run = Run("r", (letters("mmlu", {"base": [[0.6, 0.4]] * 3}, [0, 1, 1], tasks=tasks),), LENS)
-    found = confidence.subjects(run, n_boot=20)
+    found = confidence.subject_summaries(run, n_boot=20)
     assert [(s.test, s.task, s.n_questions, s.accuracy.value) for s in found] == [
         ("mmlu", "mmlu_law", 2, 0.5),
         ("mmlu", "mmlu_anatomy", 1, 0.0),
     ]
     assert list(short_names(found).values()) == ["law", "anatomy"]
-    assert list(short_names(confidence.subjects(subjects_run(), n_boot=5)).values()) == [
+    assert list(short_names(confidence.subject_summaries(subjects_run(), n_boot=5)).values()) == [
         "law",
         "virology",
         "anatomy",

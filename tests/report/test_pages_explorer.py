@@ -12,7 +12,7 @@ import pytest
 from coral_lens.errors import CoralError
 from coral_lens.ragged import Options
 from coral_lens.records import Predictions, Question
-from coral_lens.report.pages.explorer import bytes_of, questions_data, sample, script_text, shares
+from coral_lens.report.pages.explorer import bytes_of, choose_questions, questions_data, script_text, shares
 from coral_lens.report.pages.run import render_report
 from coral_lens.report.runs import Evaluation, Run, View, load_run, save_run
 from coral_lens.report.tables.run import results_table
@@ -52,7 +52,7 @@ def test_changes_beyond_one_are_cut() -> None:
 
 
 def test_changed_answers_come_first_and_the_rest_is_a_sample_in_order() -> None:
-    chosen = sample(evaluation(100, n_changed=10), before="base", after="coral", n=30)
+    chosen = choose_questions(evaluation(100, n_changed=10), before="base", after="coral", n=30)
     assert chosen.tolist()[:10] == list(range(10))
     assert len(set(chosen.tolist())) == 30
     assert (np.diff(chosen) > 0).all()

@@ -25,7 +25,7 @@ from coral_lens.report.confidence import wilson
 from coral_lens.report.figures.choice import curve_picture, flatness, gamma_curve, layer_curve
 from coral_lens.report.figures.run import metric_picture, reliability_picture
 from coral_lens.report.findings import Gathered
-from coral_lens.report.pages.examples import changes_of, shortened
+from coral_lens.report.pages.examples import answer_changes, shortened
 from coral_lens.report.pages.headline import headline
 from coral_lens.report.pages.run import render_report, write_report
 from coral_lens.report.runs import Evaluation, Run
@@ -139,7 +139,7 @@ def page(run: Run, table: ResultsTable) -> str:
 
 
 def test_the_tables_show_the_numbers_of_the_metrics(run: Run, table: ResultsTable, page: str) -> None:
-    markdown = formats.markdown(table)
+    markdown = formats.results_markdown(table)
     for evaluation in run.evaluations:
         for predictions in evaluation.predictions.values():
             scores = evaluate(predictions, n_boot=60).scores
@@ -266,11 +266,11 @@ def test_all_files_are_written_and_the_same_run_gives_the_same_page(
 
 
 def test_json_and_csv_hold_fractions_and_no_nan(table: ResultsTable) -> None:
-    record = json.loads(json.dumps(exports.json_ready(table), allow_nan=False))
+    record = json.loads(json.dumps(exports.results_record(table), allow_nan=False))
     seen = table.tasks[0]
     brier = seen.metrics["coral"].scores["brier"].value
     assert record["tasks"][0]["methods"]["coral"]["scores"]["brier"]["value"] == brier
-    lines = list(csv.DictReader(exports.csv_text(table).splitlines()))
+    lines = list(csv.DictReader(exports.results_csv(table).splitlines()))
     (line,) = [
         x for x in lines if (x["task"], x["method"], x["against"], x["metric"]) == ("seen", "coral", "", "brier")
     ]
@@ -387,7 +387,7 @@ def test_losses_are_in_the_headline_and_among_the_examples(run: Run, table: Resu
     assert transfer.startswith("On unseen, a task that the lens never saw")
     assert "accuracy fell" in transfer
     assert "(Brier) rose" in transfer
-    unseen = changes_of(run.evaluations[0], before="base", after="coral")
+    unseen = answer_changes(run.evaluations[0], before="base", after="coral")
     assert unseen is not None
     assert unseen.n_worse > unseen.n_better
     assert f"{unseen.n_worse} became wrong" in page
@@ -398,12 +398,12 @@ def test_changes_worked_by_hand() -> None:
     base = [[0.9, 0.1], [0.9, 0.1], [0.2, 0.8], [0.3, 0.3, 0.4], [0.6, 0.4]]
     coral = [[0.8, 0.2], [0.3, 0.7], [0.7, 0.3], [0.1, 0.5, 0.4], [0.1, 0.9]]
     evaluation = task("t", {"base": base, "coral": coral}, [0, 1, 1, 0, 1])
-    changes = changes_of(evaluation, before="base", after="coral")
+    changes = answer_changes(evaluation, before="base", after="coral")
     assert changes is not None
     assert (changes.still_right, changes.n_better, changes.n_worse, changes.still_wrong) == (1, 2, 1, 1)
     assert [e.id for e in changes.better] == ["t/1", "t/4"]  # gains of 0.6 and 0.5
     assert [(e.id, e.before, e.after) for e in changes.worse] == [("t/2", 1, 0)]
-    assert changes_of(evaluation, before="base", after="iti") is None
+    assert answer_changes(evaluation, before="base", after="iti") is None
 
 
 def test_long_questions_are_cut_in_the_middle() -> None:
@@ -433,7 +433,7 @@ def test_figures_are_valid_and_come_out_the_same(run: Run, table: ResultsTable) 
     pictures = [
         metric_picture(table, "ece", name="ece"),
         reliability_picture(predictions, seen.metrics["coral"], name="reliability"),
-        *(curve_picture(c, name=c.what) for c in curves),
+        *(curve_picture(c, name=c.axis) for c in curves),
     ]
     for picture in pictures:
         svg = picture.svg()

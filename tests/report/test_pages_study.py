@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from coral_lens.metrics.scores import METRICS, Metrics, Score
-from coral_lens.report.pages.study import headline, improvement_picture, pictures_of, render_study
+from coral_lens.report.pages.study import improvement_picture, render_study, study_headline, study_pictures
 from coral_lens.report.tables.paper import paper_tables as paper_numbers
 from coral_lens.report.tables.study import COLUMNS, StudyRow, StudyTable, improvements
-from coral_lens.report.tables.study_formats import csv_text, json_ready, latex, markdown
+from coral_lens.report.tables.study_formats import study_csv, study_latex, study_markdown, study_record
 
 PAPER = {
     # test, model: few-shot accuracy and ECE, CORAL's accuracy and ECE (the paper's table of steering results)
@@ -64,7 +64,7 @@ def test_the_papers_numbers_average_to_its_abstract() -> None:
     # by hand: CommonsenseQA with Qwen, 85.01 / 84.68 - 1; RACE with Deepseek, 73.06 / 55.67 - 1
     assert one.worst["accuracy"] == pytest.approx(0.0039, abs=1e-4)
     assert one.best["accuracy"] == pytest.approx(0.3124, abs=1e-4)
-    (said,) = headline(paper_tables())
+    (said,) = study_headline(paper_tables())
     assert said.endswith("accuracy changed relative to few-shot (mean of 9): CORAL +10.1 %. ECE: CORAL −49.1 %.")
 
 
@@ -74,7 +74,7 @@ def test_kinds_of_tests_are_averaged_apart_and_a_perfect_base_has_no_relative_ch
     held_out, transfer = improvements(tables)
     assert (held_out.kind, transfer.kind) == ("held-out", "transfer")
     assert held_out.means == {"accuracy": pytest.approx(-0.2)}
-    assert "n/a" in markdown("x", tables)
+    assert "n/a" in study_markdown("x", tables)
 
 
 ROWS = {
@@ -88,10 +88,10 @@ def test_the_best_is_bold_and_the_second_underlined_and_equals_share_a_place() -
     table = table_of("csqa:validation", "org/a_b", ROWS)
     assert table.places("accuracy") == {"coral": 1, "base": 2, "temperature": 2}
     assert table.places("ece") == {"temperature": 1, "coral": 2}
-    text = markdown("x", [table])
+    text = study_markdown("x", [table])
     assert "**60.0** [59.0 to 61.0]" in text
     assert "<u>50.0</u>" in text
-    source = latex([table])
+    source = study_latex([table])
     assert r"\textbf{60.0} {\scriptsize [59.0 to 61.0]}" in source
     assert r"\underline{10.0}" in source
 
@@ -100,11 +100,11 @@ def test_ece_marks_nothing_below_a_thousand_questions() -> None:
     table = table_of("x:test", "m", ROWS, n_questions=999)
     assert table.places("ece") == {}
     assert table.places("accuracy")
-    assert "ECE ↓ †" in markdown("x", [table])
+    assert "ECE ↓ †" in study_markdown("x", [table])
     (_, coral) = improvements([table])
     assert not coral.ranks
-    assert "+50.0 % † [+50.0 to +50.0]" in markdown("x", [table])
-    assert "too few questions to rank methods by ECE" in headline([table])[0]
+    assert "+50.0 % † [+50.0 to +50.0]" in study_markdown("x", [table])
+    assert "too few questions to rank methods by ECE" in study_headline([table])[0]
 
 
 COMPARISON = {
@@ -117,10 +117,10 @@ COMPARISON = {
 
 def test_differences_stand_below_the_methods_with_their_corrected_p_values() -> None:
     table = table_of("x:test", "m", ROWS, comparisons=(COMPARISON,))
-    line = next(line for line in markdown("x", [table]).splitlines() if "CORAL − Few-shot" in line)
+    line = next(line for line in study_markdown("x", [table]).splitlines() if "CORAL − Few-shot" in line)
     assert "+10.0 [−2.0 to n/a] (p < 0.001)" in line
-    assert r"CORAL $-$ Few-shot & +10.0 {\scriptsize [$-$2.0 to n/a] p $<$ 0.001}" in latex([table])
-    rows = list(csv.DictReader(io.StringIO(csv_text([table]))))
+    assert r"CORAL $-$ Few-shot & +10.0 {\scriptsize [$-$2.0 to n/a] p $<$ 0.001}" in study_latex([table])
+    rows = list(csv.DictReader(io.StringIO(study_csv([table]))))
     (row,) = [r for r in rows if r["against"] == "base" and r["metric"] == "accuracy"]
     assert (row["value"], row["high"], row["p_holm"]) == ("0.1", "", "0.0001")
 
@@ -131,13 +131,13 @@ def test_clear_gains_and_losses_are_counted_by_their_corrected_p_values() -> Non
     coral = next(i for i in improvements(tables) if i.method == "coral")
     # every difference is +0.1: a gain in accuracy, a loss in Brier
     assert coral.verdicts == {"accuracy": (2, 0), "brier": (0, 1), "nll": (0, 0)}
-    assert "| 2 better | 1 worse | none |" in markdown("x", tables)
+    assert "| 2 better | 1 worse | none |" in study_markdown("x", tables)
     temperature = next(i for i in improvements(tables) if i.method == "temperature")
     assert set(temperature.verdicts.values()) == {(0, 0)}
 
 
 def test_latex_escapes_what_it_would_take_for_its_own_and_closes_what_it_opens() -> None:
-    source = latex([table_of("a_b:test 100% & {more} #1", "org/x", ROWS)])
+    source = study_latex([table_of("a_b:test 100% & {more} #1", "org/x", ROWS)])
     lines = [line for line in source.splitlines() if not line.startswith("%")]
     assert r"a\_b:test 100\% \& \{more\} \#1" in source
     assert source.count(r"\begin{tabular}") == source.count(r"\end{tabular}") == 1
@@ -151,14 +151,14 @@ def test_latex_escapes_what_it_would_take_for_its_own_and_closes_what_it_opens()
 def test_a_spread_over_seeds_stands_beside_the_value() -> None:
     rows = (StudyRow("base", metrics_of("base"), {}), StudyRow("coral", metrics_of("coral"), {"accuracy": 0.012}))
     table = StudyTable("m", "mix", "t:test", "transfer", 2000, rows, ())
-    assert "(± 1.2)" in markdown("x", [table])
-    assert r"$\pm$ 1.2" in latex([table])
+    assert "(± 1.2)" in study_markdown("x", [table])
+    assert r"$\pm$ 1.2" in study_latex([table])
 
 
 def test_both_families_of_brier_and_nll_and_the_floor_of_ece_and_the_zeros_are_in_every_table() -> None:
     corrected = replace(metrics_of("coral"), n_zero_answer=3, ece_floor=0.043)
     rows = (StudyRow("base", metrics_of("base"), {}), StudyRow("coral", corrected, {"ece": 0.002}))
-    text = markdown("x", [StudyTable("m", "mix", "t:test", "transfer", 2000, rows, ())])
+    text = study_markdown("x", [StudyTable("m", "mix", "t:test", "transfer", 2000, rows, ())])
     assert "| Brier ↓ | NLL ↓ | Brier (top-1) ↓ | NLL (top-1) ↓ |" in text
     assert "(± 0.2, floor 4.3)" in text
     assert "(3 zeros)" in text
@@ -173,7 +173,7 @@ def test_the_papers_numbers_stand_beside_those_of_its_own_models_and_for_scale_b
     (others,) = paper_numbers(["smollm2"], sources)
     assert (others.same_model, len(others.rows)) == (False, 2 * 3)
     table = table_of("race_question:test", "smollm2", ROWS)
-    text = markdown("x", [table], [others])
+    text = study_markdown("x", [table], [others])
     assert "| CORAL, Deepseek-7B-Chat | **73.06** |" in text
     assert "| the paper | held-out | CORAL, as its abstract says | 3 × 3 | +10 % | +50 % | not tested |" in text
 
@@ -187,7 +187,7 @@ def test_the_page_shows_tables_figures_and_what_was_dropped() -> None:
         "tests": {"MMLU": {"source": "mmlu:test"}},
         "versions": {},
     }
-    page = render_study(record, tables, pictures_of(tables), [("Mistral", "runs/Mistral/mix/report.html")])
+    page = render_study(record, tables, study_pictures(tables), [("Mistral", "runs/Mistral/mix/report.html")])
     assert "probe &lt;1&gt;" in page
     assert page.count("<svg") == 1
     assert "The paper on MMLU" in page
@@ -203,5 +203,5 @@ def test_the_figure_of_improvements_is_drawn_alike_twice() -> None:
 
 def test_json_has_no_nan() -> None:
     table = table_of("x", "m", {"base": {"accuracy": 0.5, "auroc": float("nan")}})
-    found = json_ready([table])["tables"][0]["methods"]["base"]["scores"]["auroc"]
+    found = study_record([table])["tables"][0]["methods"]["base"]["scores"]["auroc"]
     assert found == {"value": None, "low": None, "high": None}

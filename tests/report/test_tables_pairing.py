@@ -14,7 +14,7 @@ from coral_lens.ragged import Options
 from coral_lens.records import Predictions, Question
 from coral_lens.report.pages.compare import note_of, provenance_difference, write_comparison
 from coral_lens.report.runs import Evaluation, Run
-from coral_lens.report.tables.pairing import B_MINUS_A, joint_run, match, match_runs, pairs_of
+from coral_lens.report.tables.pairing import B_MINUS_A, compared_rows, joint_run, match, match_runs
 from coral_lens.report.tables.run import ResultsTable, results_table
 
 NASTY = "<script>alert('x')</script><img src=x onerror=alert(1)>"
@@ -92,11 +92,11 @@ def test_runs_that_share_no_questions_are_refused_in_a_sentence() -> None:
 
 
 def test_lenses_of_other_names_are_compared_too() -> None:
-    assert pairs_of(["A: base", "A: coral", "B: base", "B: listwise"]) == [
+    assert compared_rows(["A: base", "A: coral", "B: base", "B: listwise"]) == [
         ("B: base", "A: base"),
         ("B: listwise", "A: coral"),
     ]
-    assert pairs_of(["A: base", "B: base"]) == [("B: base", "A: base")]
+    assert compared_rows(["A: base", "B: base"]) == [("B: base", "A: base")]
 
 
 def test_a_clear_difference_stays_clear_however_many_methods_are_compared() -> None:

@@ -40,7 +40,7 @@ def confidence(
     bins: Annotated[int, typer.Option(min=2, max=100, help="Bins of the reliability diagrams.")] = 10,
     out: Annotated[Path | None, typer.Option(help="Folder; default: analysis/confidence in the run's.")] = None,
 ) -> None:
-    """Reliability in bins of both kinds, risk against coverage, confidence before and after, subjects, leaning to positions.
+    """Reliability in bins of both kinds, risk against coverage, confidence before and after, subjects, position bias.
 
     Needs predictions only: lm-eval's logs will do (`coral eval --lm-eval-samples`). Example: `coral analyse confidence run`
     """
@@ -276,9 +276,9 @@ def probes(
 def write(out: Path, name: str, record: Any) -> None:
     """Write an analysis and its figures, and say where."""
     from coral_lens.analysis.files import write_analysis
-    from coral_lens.report.figures.analysis import write_pictures
+    from coral_lens.report.figures.analysis import write_analysis_pictures
 
-    pictures = write_pictures(write_analysis(name, record, out), out)
+    pictures = write_analysis_pictures(write_analysis(name, record, out), out)
     typer.echo(f"{name}.csv, {name}.json, {', '.join(f'{p}.png' for p in pictures)} (and .svg) in {out}")
 
 

@@ -1,6 +1,7 @@
-"""What a run's confidence is worth, in numbers: reliability, risk at a coverage, subjects, and leaning to positions.
+"""What a run's confidence is worth, in numbers: reliability, risk at a coverage, scores by subject, and position bias.
 
-From predictions alone, so that it works on any run and on anyone's lm-eval logs. Every share has its 95 % interval. Never draws.
+It reads predictions alone, and therefore works on any run and on anyone's lm-eval logs. Every share has its 95 % interval.
+Never draws.
 """
 
 from __future__ import annotations
@@ -11,18 +12,17 @@ from dataclasses import dataclass
 from itertools import compress
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 
 from coral_lens.metrics.curves import Reliability, reliability
 from coral_lens.metrics.scores import Score, Values, equal_width_bins, facts_of, iter_weights, score_of
 from coral_lens.ragged import Options
 from coral_lens.records import FAMILY, Predictions, family_of
-from coral_lens.report.pages.examples import tops
 from coral_lens.report.runs import Evaluation, Run
 from coral_lens.report.tables.run import in_order, subject_of
 
 N_BINS = 10
-"""Of a reliability diagram: wide enough that a bin of a few hundred questions says something. ECE itself uses 25."""
+"""Bins of a reliability diagram: wide enough that a bin of a few hundred questions says something. ECE itself uses 25."""
 COVERAGES = np.arange(1, 21) / 20
 N_BOOT = 1000
 
@@ -41,7 +41,7 @@ def wilson_score(n_right: float, n: int) -> Score:
     return Score(n_right / n, float(low[0]), float(high[0]))
 
 
-# --- what is looked at ------------------------------------------------------------------------------------------------
+# --- test sets and methods ------------------------------------------------------------------------------------------------
 
 
 def pooled(run: Run) -> list[Evaluation]:
@@ -49,20 +49,23 @@ def pooled(run: Run) -> list[Evaluation]:
     families: dict[tuple[str, ...], list[Evaluation]] = {}
     for e in in_order(run):
         families.setdefault((family_of(e.name), *e.predictions), []).append(e)
-    found = []
+    evaluations = []
     for (family, *_), members in families.items():
-        found += [union(f"{family} ({len(members)} tasks)", members)] if len(members) >= FAMILY else members
-    return found
+        large = len(members) >= FAMILY
+        evaluations += [union_of(members, f"{family} ({len(members)} tasks)")] if large else members
+    return evaluations
 
 
-def union(name: str, members: Sequence[Evaluation]) -> Evaluation:
+def union_of(members: Sequence[Evaluation], name: str) -> Evaluation:
     """Return several test sets of the same methods as one."""
     questions = tuple(q for e in members for q in e.questions)
-    predictions = {method: joined([e.predictions[method] for e in members], name) for method in members[0].predictions}
+    predictions = {
+        method: end_to_end([e.predictions[method] for e in members], name) for method in members[0].predictions
+    }
     return Evaluation(name, questions, predictions, all(e.trained_on for e in members))
 
 
-def joined(parts: Sequence[Predictions], task: str) -> Predictions:
+def end_to_end(parts: Sequence[Predictions], task: str) -> Predictions:
     """Return predictions one after the other."""
     first = parts[0]
     return Predictions(
@@ -78,24 +81,8 @@ def joined(parts: Sequence[Predictions], task: str) -> Predictions:
     )
 
 
-def part_of(predictions: Predictions, mask: Bool[np.ndarray, " question"]) -> Predictions:
-    """Return the predictions of the marked questions."""
-    options = predictions.options
-    return Predictions(
-        method=predictions.method,
-        model=predictions.model,
-        task=predictions.task,
-        split=predictions.split,
-        ids=tuple(compress(predictions.ids, mask)),
-        answers=predictions.answers[mask],
-        offsets=options.take(mask).edges,
-        probs=predictions.probs[options.rows(mask)],
-        groups=tuple(compress(predictions.groups, mask)),
-    )
-
-
-def drawn(methods: Sequence[str]) -> list[str]:
-    """Return the methods that figures of a few show: before, the plain remedy, and after; without a lens, the first three."""
+def methods_drawn(methods: Sequence[str]) -> list[str]:
+    """Return the few methods that a figure shows: before, the plain remedy, and after; without a lens, the first three."""
     subject = subject_of(methods)
     known = [m for m in ("base", "temperature", subject) if m in methods]
     return [str(m) for m in known] if "base" in methods else list(methods)[:3]
@@ -147,21 +134,21 @@ def risks_at(
     reached = np.hstack([start, np.cumsum(weights, axis=1)[:, last]])
     errors = np.hstack([start, np.cumsum(weights * wrong, axis=1)[:, last]])
     answered = weights.sum(axis=1, keepdims=True) * COVERAGES
-    found = zip(answered, reached, errors, strict=True)
-    return np.array([np.interp(wanted, n, e) / wanted for wanted, n, e in found])
+    resamples = zip(answered, reached, errors, strict=True)
+    return np.array([np.interp(wanted, n, e) / wanted for wanted, n, e in resamples])
 
 
 # --- right as often as sure, over all questions or a subject ----------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """One method on some questions."""
+class ConfidenceSummary:
+    """How right and how sure one method is on some questions."""
 
     test: str
     """The test set."""
     task: str
-    """Of its questions: MMLU's are of many."""
+    """The task that its questions come from: MMLU has many."""
     method: str
     n_questions: int
     accuracy: Score
@@ -173,9 +160,9 @@ class Standing:
     """Accuracy minus that of the base on the same questions; None for the base itself or without one."""
 
 
-def standing(
+def confidence_summary(
     predictions: Predictions, *, base: Predictions | None, n_boot: int = N_BOOT, where: tuple[str, str] = ("", "")
-) -> Standing:
+) -> ConfidenceSummary:
     """Return how right and how sure a method is on the questions of one test set and task."""
     facts = facts_of(predictions)
     n = len(predictions)
@@ -186,7 +173,7 @@ def standing(
         measured["right"] = facts.right
     means = {name: mean_score(values, predictions.groups, n_boot=n_boot) for name, values in measured.items()}
     accuracy = means.get("right") or wilson_score(float(facts.right.sum()), n)
-    return Standing(*where, predictions.method, n, accuracy, means["sure"], means["over"], means.get("gain"))
+    return ConfidenceSummary(*where, predictions.method, n, accuracy, means["sure"], means["over"], means.get("gain"))
 
 
 def mean_score(
@@ -198,57 +185,58 @@ def mean_score(
     return score_of(float(values.mean()), np.concatenate(draws), kind="mean")
 
 
-def subjects(run: Run, *, n_boot: int = N_BOOT) -> list[Standing]:
+def subject_summaries(run: Run, *, n_boot: int = N_BOOT) -> list[ConfidenceSummary]:
     """Return every method on every task of every test set, in the order of the report."""
-    found = []
+    summaries = []
     for evaluation in in_order(run):
         tasks = np.array([q.task for q in evaluation.questions])
         for name in dict.fromkeys(tasks.tolist()):
-            some = {m: part_of(p, tasks == name) for m, p in evaluation.predictions.items()}
-            where = evaluation.name, str(name)
-            found += [standing(p, base=some.get("base"), n_boot=n_boot, where=where) for p in some.values()]
-    return found
+            parts = {m: p.take(tasks == name) for m, p in evaluation.predictions.items()}
+            base, where = parts.get("base"), (evaluation.name, str(name))
+            summaries += [confidence_summary(p, base=base, n_boot=n_boot, where=where) for p in parts.values()]
+    return summaries
 
 
-# --- leaning to positions ---------------------------------------------------------------------------------------------
+# --- position bias ----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class PositionBias:
     """How often a method chooses the option at one place, against how often it is right there."""
 
     method: str
     position: str
     n_questions: int
-    """That have an option at this place."""
+    """Questions that have an option at this place."""
     right: Score
     chosen: Score
     excess: Score
-    """Chosen minus right, over the same questions: 0 without a leaning."""
+    """Chosen minus right, over the same questions: 0 without position bias."""
 
 
 _LETTER = re.compile(r"\s*\(?([A-Za-z0-9])[.):]?\s*")
 
 
 def is_lettered(evaluation: Evaluation, style: Mapping[str, object] | None = None) -> bool:
-    """Whether the model sees the options listed and answers with a letter: only then can it lean to a place."""
+    """Whether the model sees the options listed and answers with a letter: only then can it prefer a position."""
     if style and style.get("kind") == "letters" and all(q.task == "questions" for q in evaluation.questions):
         return True
     return all(_LETTER.fullmatch(option) for q in evaluation.questions for option in q.options)
 
 
-def positions(predictions: Predictions, *, n_boot: int = N_BOOT) -> list[Position]:
-    """Return every place at which some question has an option."""
+def position_bias(predictions: Predictions, *, n_boot: int = N_BOOT) -> list[PositionBias]:
+    """Return the bias towards every place at which a question has an option."""
     facts = facts_of(predictions)
-    chosen = tops(predictions)
-    found = []
+    chosen = predictions.options.top(predictions.probs)
+    biases = []
     for k in range(int(facts.sizes.max())):
         has = facts.sizes > k
         n, picked, right = int(has.sum()), (chosen == k)[has], (predictions.answers == k)[has]
         excess = mean_score(picked.astype(float) - right, tuple(compress(predictions.groups, has)), n_boot=n_boot)
         shares = wilson_score(float(right.sum()), n), wilson_score(float(picked.sum()), n)
-        found.append(Position(predictions.method, chr(ord("A") + k) if k < 26 else str(k + 1), n, *shares, excess))
-    return found
+        place = chr(ord("A") + k) if k < 26 else str(k + 1)
+        biases.append(PositionBias(predictions.method, place, n, *shares, excess))
+    return biases
 
 
 def histogram(predictions: Predictions, *, n_bins: int = 20) -> Iterator[tuple[float, float, int, int]]:

@@ -21,22 +21,23 @@ from typing import Any
 
 from coral_lens.errors import CoralError
 from coral_lens.report.figures.style import Picture
+from coral_lens.report.tables.exports import csv_text
 from coral_lens.storage.files import fresh_folder, write_atomic
 
 FOLDER = "analysis"
 """Where in a run's folder its findings are."""
 MOST_ROWS = 400
-"""Of a gathered table that are shown; the file holds all."""
+"""Rows of a gathered table that are shown; the file holds all."""
 KINDS = (".csv", ".json", ".png", ".svg")
 Value = str | int | float | None
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one analysis found."""
+    """The result of one analysis: a table and its figure."""
 
     name: str
-    """Of its files."""
+    """The name of its files."""
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[Value, ...], ...]
@@ -58,10 +59,6 @@ def write_findings(findings: Iterable[Finding], folder: Path) -> list[str]:
 def write_finding(finding: Finding, folder: Path) -> None:
     """Write the four files of a finding."""
     rows = [tuple(None if isinstance(x, float) and math.isnan(x) else x for x in row) for row in finding.rows]
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(finding.columns)
-    writer.writerows(rows)
     picture = finding.picture
     record: dict[str, Any] = {
         "title": finding.title,
@@ -70,7 +67,7 @@ def write_finding(finding: Finding, folder: Path) -> None:
         "columns": finding.columns,
     }
     record |= {"rows": [dict(zip(finding.columns, row, strict=True)) for row in rows]}
-    write_atomic(folder / f"{finding.name}.csv", out.getvalue().encode())
+    write_atomic(folder / f"{finding.name}.csv", csv_text((finding.columns, *rows)).encode())
     write_atomic(folder / f"{finding.name}.json", (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode())
     write_atomic(folder / f"{finding.name}.svg", picture.svg().encode())
     write_atomic(folder / f"{finding.name}.png", picture.png())
@@ -93,24 +90,24 @@ class Gathered:
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     n_rows: int
-    """Of the whole table."""
+    """Rows of the whole table."""
 
 
 def gather_findings(run_folder: Path) -> list[Gathered]:
     """Return the findings under a run's `analysis/`, in the order of their names: every figure, and tables without one."""
     top = run_folder / FOLDER
     stems = sorted({path.with_suffix("") for kind in ("svg", "csv") for path in top.rglob(f"*.{kind}")})
-    return [gathered(stem, top) for stem in stems]
+    return [read_finding(stem, top) for stem in stems]
 
 
-def gathered(stem: Path, top: Path) -> Gathered:
+def read_finding(stem: Path, top: Path) -> Gathered:
     """Read the files of one finding; words that its JSON lacks are made of its name."""
-    record = read_record(beside(stem, "json"))
+    record = read_record(file_of(stem, "json"))
     section = stem.parent.relative_to(top).as_posix().removeprefix(".")
     plain = stem.name.replace("-", " ").replace("_", " ")
     title = str(record.get("title") or plain[:1].upper() + plain[1:])
-    table = beside(stem, "csv")
-    svg = beside(stem, "svg").read_bytes() if beside(stem, "svg").exists() else b""
+    table = file_of(stem, "csv")
+    svg = file_of(stem, "svg").read_bytes() if file_of(stem, "svg").exists() else b""
     columns, rows = read_table(table) if table.exists() else ((), ())
     return Gathered(
         name=f"{section}-{stem.name}".lstrip("-"),
@@ -127,11 +124,11 @@ def gathered(stem: Path, top: Path) -> Gathered:
 
 def label_in(svg: bytes) -> str:
     """Return what a figure says of itself to those who cannot see it."""
-    found = re.search(rb'<svg[^>]* aria-label="([^"]*)"', svg)
-    return html.unescape(found[1].decode()) if found else ""
+    match = re.search(rb'<svg[^>]* aria-label="([^"]*)"', svg)
+    return html.unescape(match[1].decode()) if match else ""
 
 
-def beside(stem: Path, kind: str) -> Path:
+def file_of(stem: Path, kind: str) -> Path:
     """Return the file of a finding; its name may hold dots."""
     return stem.parent / f"{stem.name}.{kind}"
 

@@ -14,7 +14,7 @@ from coral_lens.errors import CoralError
 from coral_lens.lens.artefact import Lens
 from coral_lens.progress import questions_bar
 from coral_lens.records import UNKNOWN, Predictions, Question, Scored
-from coral_lens.report.figures.run import write_pictures
+from coral_lens.report.figures.run import write_run_pictures
 from coral_lens.report.pages.run import write_report
 from coral_lens.report.runs import Evaluation, Run, View, save_run
 from coral_lens.report.tables.run import results_table
@@ -134,6 +134,6 @@ def write_run(run: Run, folder: Path) -> None:
     if mark.exists() and results.exists() and read_json(mark) == {"run": key, "results": digest_file(results)}:
         return
     table = results_table(run)
-    write_pictures(run, table, folder / "figures")
+    write_run_pictures(run, table, folder / "figures")
     write_report(run, folder, table=table)
     write_json(mark, {"run": key, "results": digest_file(results)})

@@ -1,1 +1,1 @@
-"""Figures of runs, analyses and features, in one style."""
+"""Figures of runs, confidence, choices, analyses and features, all in the one `style`."""

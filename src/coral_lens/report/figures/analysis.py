@@ -23,18 +23,18 @@ SIZES = (20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000)
 LOOKS = (KNOWN["coral"], KNOWN["temperature"], KNOWN["listwise"], KNOWN["listwise tempered"])
 
 
-def write_pictures(record: Record, folder: Path) -> list[str]:
+def write_analysis_pictures(record: Record, folder: Path) -> list[str]:
     """Draw an analysis into NAME.svg and NAME.png, and what needs a figure of its own into NAME-PART; return the names.
 
     Title and caption of each go into its JSON, where the page of a run looks for them.
     """
-    found = PICTURES[record["analysis"]](record)
-    for picture in found:
+    pictures = PICTURES[record["analysis"]](record)
+    for picture in pictures:
         words = {"title": TITLES[picture.name], "caption": picture.caption, "alt": picture.alt}
         write_json(folder / f"{picture.name}.json", {**words, **(record if picture.name == record["analysis"] else {})})
         write_atomic(folder / f"{picture.name}.svg", picture.svg().encode())
         write_atomic(folder / f"{picture.name}.png", picture.png())
-    return [picture.name for picture in found]
+    return [picture.name for picture in pictures]
 
 
 def with_looks(names: Iterable[str]) -> dict[str, Look]:
@@ -44,13 +44,13 @@ def with_looks(names: Iterable[str]) -> dict[str, Look]:
 
 def column(rows: Sequence[Record], *path: str) -> list[Any]:
     """Return one entry of every row."""
-    found: list[Any] = list(rows)
+    entries: list[Any] = list(rows)
     for name in path:
-        found = [row[name] for row in found]
-    return found
+        entries = [entry[name] for entry in entries]
+    return entries
 
 
-def draw_curve(
+def draw_banded_curve(
     axes: Any, x: Sequence[Any], scores: Sequence[Record], look: Look, *, label: str = "", unit: int = 100
 ) -> None:
     """Draw scores with their intervals as a band."""
@@ -83,8 +83,8 @@ def legend(axes: Any, *, columns: int = 2) -> None:
     )
 
 
-def of_what(record: Record) -> str:
-    """Return what an analysis is of, for a caption."""
+def caption_subject(record: Record) -> str:
+    """Return the model, the task and the number of questions of an analysis, for a caption."""
     return f"{Path(record['model']).name}, {record['task']}, {record['n_questions']:,} questions"
 
 
@@ -100,18 +100,18 @@ def layer_pictures(record: Record) -> list[Picture]:
         axes = panels(figure, 3)
         for ax, metric in zip(axes, ("accuracy", "ece"), strict=False):
             draw_level(ax, base[metric], "base", KNOWN["base"])
-            draw_curve(ax, x, column(rows, "at_one", metric), LOOKS[1], label="steered, γ = 1")
-            draw_curve(ax, x, column(rows, "chosen", metric), LOOKS[0], label="steered, chosen γ")
+            draw_banded_curve(ax, x, column(rows, "at_one", metric), LOOKS[1], label="steered, γ = 1")
+            draw_banded_curve(ax, x, column(rows, "chosen", metric), LOOKS[0], label="steered, chosen γ")
             ax.set_title(title_of(metric), fontsize=10.5)
         axes[2].axhline(0.0, color=FAINT, linewidth=1.0)
-        draw_curve(axes[2], x, column(rows, "r2"), KNOWN["listwise"], unit=1)
+        draw_banded_curve(axes[2], x, column(rows, "r2"), KNOWN["listwise"], unit=1)
         axes[2].set_title("R² of predicted residuals ↑", fontsize=10.5)
         axes[2].set_xlabel("layer (0: embeddings)")
         legend(axes[0], columns=3)
 
     best = max(rows, key=lambda row: row["r2"]["value"])
     caption = (
-        f"{of_what(record)}: a ridge probe at every layer, scored out of fold. R² is highest at layer {best['layer']} "
+        f"{caption_subject(record)}: a ridge probe at every layer, scored out of fold. R² is highest at layer {best['layer']} "
         f"({best['r2']['value']:.3f}); bands are 95 % intervals."
     )
     return [Picture("layers", paint, 5.6, caption, caption), exit_picture(record)]
@@ -127,13 +127,13 @@ def exit_picture(record: Record) -> Picture:
         for ax, metric in zip(axes, ("accuracy", "brier"), strict=True):
             draw_level(ax, record["base"][metric], "base, full pass", KNOWN["base"])
             draw_level(ax, record["single"][metric], "steered, full pass", KNOWN["coral"])
-            draw_curve(ax, x, column(rows, "exit_best", metric), LOOKS[1], label="no base, states up to here")
+            draw_banded_curve(ax, x, column(rows, "exit_best", metric), LOOKS[1], label="no base, states up to here")
             ax.set_title(title_of(metric), fontsize=10.5)
         axes[1].set_xlabel("share of the forward pass, %")
         legend(axes[0])
 
     caption = (
-        f"{of_what(record)}: a lens that needs no base probability and stops at the best layer up to here, against base "
+        f"{caption_subject(record)}: a lens that needs no base probability and stops at the best layer up to here, against base "
         "probabilities of the full pass and the best single lens on them."
     )
     return Picture("layers-exit", paint, 4.4, caption, caption)
@@ -152,7 +152,7 @@ def dimension_pictures(record: Record) -> list[Picture]:
         for name, look in with_looks(groups).items():
             rows = by_group[name]
             x = column(rows, "components")
-            draw_curve(axes[0], x, column(rows, "r2"), look, unit=1, label=name)
+            draw_banded_curve(axes[0], x, column(rows, "r2"), look, unit=1, label=name)
             axes[1].plot(x, [100 * v for v in column(rows, "explained")], linestyle=look.line, color=look.colour)
         axes[0].axhline(0.0, color=FAINT, linewidth=1.0)
         axes[0].set_title("R² of predicted residuals ↑", fontsize=10.5)
@@ -165,7 +165,9 @@ def dimension_pictures(record: Record) -> list[Picture]:
     said = (
         f"still rising in the second half at layers {', '.join(rising)}" if rising else "none clearly rising at its end"
     )
-    caption = f"{of_what(record)}: ridge on the first k principal components, averaged over five layers; {said}."
+    caption = (
+        f"{caption_subject(record)}: ridge on the first k principal components, averaged over five layers; {said}."
+    )
     return [Picture("dimensions", paint, 5.2, caption, caption)]
 
 
@@ -200,7 +202,7 @@ def head_pictures(record: Record) -> list[Picture]:
         bottom.set_ylim(0, 103)
 
     caption = (
-        f"{of_what(record)}: a small network on each of {n} heads. Mean R² {between(mean, 1, 3)}, highest "
+        f"{caption_subject(record)}: a small network on each of {n} heads. Mean R² {between(mean, 1, 3)}, highest "
         f"{record['highest']:.3f}; {between(needed, 1, 0)} heads hold 80 % of the positive signal, the best 48 hold "
         f"{between(record['top_share'], 100, 0)} %; {record['clear']} have an interval above 0. Brackets, band and bar: 95 %."
     )
@@ -234,7 +236,7 @@ def head_map(record: Record) -> Picture:
         axes.set_ylabel("head")
         figure.colorbar(image, ax=axes, label="R², out of fold", fraction=0.05)
 
-    caption = f"{of_what(record)}: R² of every head; a dot marks heads whose 95 % interval lies above 0."
+    caption = f"{caption_subject(record)}: R² of every head; a dot marks heads whose 95 % interval lies above 0."
     return Picture("heads-map", paint, min(6.0, 1.4 + 0.2 * len(heads)), caption, caption)
 
 
@@ -265,7 +267,7 @@ def transfer_pictures(record: Record) -> list[Picture]:
         axes.set_ylabel("fitted on")
 
     caption = (
-        f"{of_what(record)}: points of accuracy that a {record['lens']} lens gains over the unsteered model, paired 95 % "
+        f"{caption_subject(record)}: points of accuracy that a {record['lens']} lens gains over the unsteered model, paired 95 % "
         "interval below (* leaves out 0), and the median shift of the test questions (1: none)."
     )
     return [Picture("data", paint, 1.6 + 0.85 * len(tasks), caption, caption)]
@@ -291,7 +293,7 @@ def curve_pictures(record: Record) -> list[Picture]:
         axes[2].minorticks_off()
         legend(axes[0])
 
-    caption = f"{of_what(record)}: {record['lens']} lenses fitted and chosen anew at each size; bands: 95 %."
+    caption = f"{caption_subject(record)}: {record['lens']} lenses fitted and chosen anew at each size; bands: 95 %."
     return [Picture("data-curves", paint, 5.8, caption, caption)]
 
 
@@ -299,9 +301,9 @@ def draw_learning(axes: Any, rows: Sequence[Record], metric: str, look: Look, la
     """Draw one task's curve: the mean over drawings, and each of them."""
     sizes = sorted({row["n_train"] for row in rows})
     by_size = [[row["scores"][metric] for row in rows if row["n_train"] == n] for n in sizes]
-    draw_curve(axes, sizes, [mean_score(some) for some in by_size], look, label=label)
-    for n, some in zip(sizes, by_size, strict=True):
-        axes.plot([n] * len(some), [100 * s["value"] for s in some], ".", color=look.colour, markersize=3)
+    draw_banded_curve(axes, sizes, [averaged(scores) for scores in by_size], look, label=label)
+    for n, scores in zip(sizes, by_size, strict=True):
+        axes.plot([n] * len(scores), [100 * s["value"] for s in scores], ".", color=look.colour, markersize=3)
 
 
 # -------------------------------------------------------------------------------------------------------------- probes
@@ -322,7 +324,7 @@ def probe_pictures(record: Record) -> list[Picture]:
             decays = sorted({r["weight_decay"] for r in grid})
             draw_mean(axes[1], {f"{d:g}": [r for r in grid if r["weight_decay"] == d] for d in decays}, look, test)
             curve = [g for g in record["gammas"] if g["test"] == test]
-            draw_curve(axes[2], column(curve, "gamma"), column(curve, "scores", "brier"), look)
+            draw_banded_curve(axes[2], column(curve, "gamma"), column(curve, "scores", "brier"), look)
         axes[2].axvline(1.0, color=FAINT, linewidth=1.0)
         axes[0].set_xlabel("probe")
         axes[1].set_xlabel("weight decay (mean over lambda_out, dropout and seeds)")
@@ -332,7 +334,7 @@ def probe_pictures(record: Record) -> list[Picture]:
         legend(axes[0])
 
     caption = (
-        f"{of_what(record)}: probes of layer {record['layer']}, fitted on the first task. Bars and bands: 95 % intervals "
+        f"{caption_subject(record)}: probes of layer {record['layer']}, fitted on the first task. Bars and bands: 95 % intervals "
         "over questions, their ends averaged over seeds and settings; dots: each of these. The first task is in distribution, "
         "the others are transfer."
     )
@@ -341,18 +343,18 @@ def probe_pictures(record: Record) -> list[Picture]:
 
 def draw_mean(axes: Any, groups: Mapping[str, Sequence[Record]], look: Look, label: str) -> None:
     """Draw the mean Brier score of each group of rows with its interval, and each row of it."""
-    scores = {name: column(some, "scores", "brier") for name, some in groups.items() if some}
-    middle = [mean_score(some) for some in scores.values()]
+    scores = {name: column(rows, "scores", "brier") for name, rows in groups.items() if rows}
+    middle = [averaged(group) for group in scores.values()]
     below, above = ([100 * abs(m["value"] - m[end]) for m in middle] for end in ("low", "high"))
     values = [100 * m["value"] for m in middle]
     axes.errorbar(range(len(values)), values, yerr=(below, above), **look.dots, markersize=4, capsize=2.5, label=label)
-    for i, some in enumerate(scores.values()):
+    for i, group in enumerate(scores.values()):
         # beside the bar, which would hide them
-        axes.plot([i + 0.07] * len(some), [100 * s["value"] for s in some], ".", color=look.colour, markersize=4)
+        axes.plot([i + 0.07] * len(group), [100 * s["value"] for s in group], ".", color=look.colour, markersize=4)
     axes.set_xticks(range(len(values)), list(scores), fontsize=8.5)
 
 
-def mean_score(scores: Sequence[Record]) -> dict[str, float]:
+def averaged(scores: Sequence[Record]) -> dict[str, float]:
     """Return the mean of scores of the same questions, and of the ends of their intervals, which is no narrower than its own."""
     return {part: sum(s[part] for s in scores) / len(scores) for part in ("value", "low", "high")}
 

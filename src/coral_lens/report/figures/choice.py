@@ -22,9 +22,9 @@ OTHERS = ("accuracy", "ece", "brier")
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Validation scores over what was tried, layers or gammas."""
+    """Validation scores over the layers or the gammas that were tried."""
 
-    what: str
+    axis: str
     """`layer` or `gamma`."""
     criterion: str
     """The metric that decided."""
@@ -56,7 +56,7 @@ class Curve:
         return [f"{s[0]:g} to {s[-1]:g}" if len(s) > 1 else f"{s[0]:g}" for s in spans]
 
     def at_edge(self) -> bool:
-        """Whether the chosen one is the last that was tried, so that the best may lie beyond."""
+        """Whether the chosen one is the last that was tried; then the best may lie beyond."""
         return len(self.x) > 1 and self.chosen == max(self.x)
 
 
@@ -73,12 +73,12 @@ def gamma_curve(lens: Mapping[str, Any]) -> Curve | None:
     return curve_of("gamma", trace.get("gammas", []), trace, chosen=trace.get("chosen", {}).get("gamma"))
 
 
-def curve_of(what: str, points: Sequence[Mapping[str, Any]], trace: Mapping[str, Any], *, chosen: Any) -> Curve | None:
+def curve_of(axis: str, points: Sequence[Mapping[str, Any]], trace: Mapping[str, Any], *, chosen: Any) -> Curve | None:
     """Put points in order and keep the three metrics that are drawn; numbers come from JSON, whole ones as int."""
     criterion = trace.get("criterion", "brier")
     if not points or chosen is None or criterion not in points[0]:
         return None
-    ordered = sorted(points, key=lambda p: p[what])
+    ordered = sorted(points, key=lambda p: p[axis])
     names = [n for n in dict.fromkeys((criterion, *OTHERS)) if all(n in p for p in ordered)][:3]
     validation = trace.get("validation", {})
     controls = {
@@ -91,22 +91,22 @@ def curve_of(what: str, points: Sequence[Mapping[str, Any]], trace: Mapping[str,
         # gamma 0 is then the base itself, and also knows a criterion that the table of controls leaves out
         controls["base"] = {**controls.get("base", {}), **unsteered}
     scores = {n: tuple(float(p[n]) for p in ordered) for n in names}
-    return Curve(what, criterion, float(chosen), tuple(float(p[what]) for p in ordered), scores, controls)
+    return Curve(axis, criterion, float(chosen), tuple(float(p[axis]) for p in ordered), scores, controls)
 
 
 def flatness(curve: Curve) -> str:
     """Say how much the choice matters."""
-    what, near = curve.what, len(curve.near)
-    sentence = f"{what.capitalize()} {curve.chosen:g} was chosen among {len(curve.x)}; "
+    axis, near = curve.axis, len(curve.near)
+    sentence = f"{axis.capitalize()} {curve.chosen:g} was chosen among {len(curve.x)}; "
     if near > 1:
         sentence += (
             f"{near} come within {100 * NEAR:g} point of the best validation score ({', '.join(curve.near_spans)})."
         )
     else:
         sentence += f"no other comes within {100 * NEAR:g} point of its validation score."
-    if what == "gamma" and curve.at_edge():
+    if axis == "gamma" and curve.at_edge():
         sentence += " It is the largest that was tried: the best may lie beyond."
-    if what == "gamma" and curve.chosen == 0.0:
+    if axis == "gamma" and curve.chosen == 0.0:
         sentence += " Gamma 0 leaves the model as it is: nothing that was learned helped on the validation questions."
     return sentence
 
@@ -118,16 +118,16 @@ def curve_picture(curve: Curve, *, name: str) -> Picture:
         rows = panels(figure, len(curve.scores))
         for axes, metric in zip(rows, curve.scores, strict=True):
             draw_scores(axes, curve, metric)
-        rows[-1].set_xlabel("layer (0: embeddings)" if curve.what == "layer" else "steering strength gamma")
+        rows[-1].set_xlabel("layer (0: embeddings)" if curve.axis == "layer" else "steering strength gamma")
 
     i = min(range(len(curve.x)), key=lambda k: abs(curve.x[k] - curve.chosen))
     scores = ", ".join(f"{METRICS[m].label} {percent(v[i])}" for m, v in curve.scores.items())
-    alt = f"Validation scores by {curve.what}; chosen: {curve.chosen:g}, with {scores}."
+    alt = f"Validation scores by {curve.axis}; chosen: {curve.chosen:g}, with {scores}."
     return Picture(name, paint, 0.8 + 1.45 * len(curve.scores), alt, flatness(curve))
 
 
 def draw_scores(axes: Any, curve: Curve, metric: str) -> None:
-    """Draw one metric over what was tried."""
+    """Draw one metric over the layers or gammas that were tried."""
     values, look = [100 * v for v in curve.scores[metric]], KNOWN["coral"]
     gap = min((b - a for a, b in pairwise(curve.x)), default=1.0)
     for x in curve.near:

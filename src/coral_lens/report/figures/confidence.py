@@ -1,6 +1,8 @@
-"""What a run's confidence is worth, as findings: a table and a figure each. Numbers come from `confidence`; this only draws.
+"""What a run's confidence is worth, as findings: a table and a figure each. Numbers come from `report.confidence`.
 
-Two findings about parts of a test set: does a method lean to positions, and how does it stand on each subject. Only draws."""
+Every test set has its reliability, its risk by coverage, its histogram and, where options are letters, its position bias;
+a run of several subjects has one finding over all of them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from coral_lens.errors import CoralError, nearest
 from coral_lens.metrics.scores import Score
 from coral_lens.records import FAMILY, family_of
 from coral_lens.report import confidence as numbers
-from coral_lens.report.confidence import Position, Standing
+from coral_lens.report.confidence import ConfidenceSummary, PositionBias
 from coral_lens.report.figures.style import FAINT, INK, Look, Picture, clipped, looks_of, method_key, panels
 from coral_lens.report.findings import Finding, Value
 from coral_lens.report.runs import Evaluation, Run
@@ -36,16 +38,17 @@ def confidence_findings(
     looks = looks_of(every)
     style = run.lens.get("style")
     for evaluation in numbers.pooled(run):
-        shown = [m for m in methods if m in evaluation.predictions] or numbers.drawn(list(evaluation.predictions))
-        some = {m: looks[m] for m in shown}
-        yield reliability_finding(evaluation, some, n_bins=n_bins)
+        known = list(evaluation.predictions)
+        shown = [m for m in methods if m in known] or numbers.methods_drawn(known)
+        few = {m: looks[m] for m in shown}
+        yield reliability_finding(evaluation, few, n_bins=n_bins)
         yield risk_finding(evaluation, looks, bands=(shown[0], shown[-1]), n_boot=n_boot)
-        yield histogram_finding(evaluation, some)
+        yield histogram_finding(evaluation, few)
         if numbers.is_lettered(evaluation, style):
-            yield position_finding(evaluation, some, n_boot=n_boot)
-    standings = numbers.subjects(run, n_boot=n_boot)
-    if len({(s.test, s.task) for s in standings}) > 1:
-        yield subject_finding(standings, looks, methods)
+            yield position_finding(evaluation, few, n_boot=n_boot)
+    summaries = numbers.subject_summaries(run, n_boot=n_boot)
+    if len({(s.test, s.task) for s in summaries}) > 1:
+        yield subject_finding(summaries, looks, methods)
 
 
 # --- reliability ------------------------------------------------------------------------------------------------------
@@ -76,7 +79,7 @@ def reliability_finding(evaluation: Evaluation, looks: dict[str, Look], *, n_bin
         top, strip, bottom = panels(figure, 3, ratios=(3.0, 0.9, 3.0))
         draw_reliability(top, [r for r in drawn if r[1] == "equal width"], looks)
         draw_reliability(bottom, [r for r in drawn if r[1] == "adaptive"], looks)
-        draw_counts(strip, [r for r in drawn if r[1] == "equal width"], looks)
+        draw_bin_counts(strip, [r for r in drawn if r[1] == "equal width"], looks)
         top.set_title("bins of equal width")
         bottom.set_title(f"bins of equally many questions ({len(evaluation.questions) // n_bins})")
         bottom.set_xlabel("confidence (%)")
@@ -98,8 +101,8 @@ def reliability_finding(evaluation: Evaluation, looks: dict[str, Look], *, n_bin
 def draw_reliability(axes: Any, rows: Sequence[tuple[Any, ...]], looks: dict[str, Look]) -> None:
     """Draw a line of dots with intervals for each method."""
     axes.plot([0, 100], [0, 100], color=INK, linewidth=1.1, linestyle=(0, (4, 3)))
-    for method, some in groupby(rows, key=lambda r: r[0]):
-        look, cells = looks[method], 100 * np.array([r[2:] for r in some], dtype=float)
+    for method, lines in groupby(rows, key=lambda r: r[0]):
+        look, cells = looks[method], 100 * np.array([r[2:] for r in lines], dtype=float)
         axes.vlines(cells[:, 3], cells[:, 5], cells[:, 6], color=look.colour, linewidth=1.2)
         axes.plot(cells[:, 3], cells[:, 4], **look.dots, markersize=6, linewidth=1.3)
     axes.set(xlim=(0, 100), ylim=(0, 100), ylabel="right answers (%)")
@@ -107,13 +110,13 @@ def draw_reliability(axes: Any, rows: Sequence[tuple[Any, ...]], looks: dict[str
     axes.set_yticks(range(0, 101, 20))
 
 
-def draw_counts(axes: Any, rows: Sequence[tuple[Any, ...]], looks: dict[str, Look]) -> None:
+def draw_bin_counts(axes: Any, rows: Sequence[tuple[Any, ...]], looks: dict[str, Look]) -> None:
     """Draw how many questions each bin holds, the bars of the methods side by side."""
     for i, (method, look) in enumerate(looks.items()):
-        some = [r for r in rows if r[0] == method]
-        step = 88 * (some[0][3] - some[0][2]) / len(looks)
-        left = [100 * r[2] + 0.06 * 100 * (r[3] - r[2]) + i * step for r in some]
-        axes.bar(left, [r[4] for r in some], step, align="edge", **look.bars)
+        mine = [r for r in rows if r[0] == method]
+        step = 88 * (mine[0][3] - mine[0][2]) / len(looks)
+        left = [100 * r[2] + 0.06 * 100 * (r[3] - r[2]) + i * step for r in mine]
+        axes.bar(left, [r[4] for r in mine], step, align="edge", **look.bars)
     axes.set_ylabel("questions")
     axes.locator_params(axis="y", nbins=3)
     axes.grid(False)
@@ -166,14 +169,14 @@ def histogram_finding(evaluation: Evaluation, looks: dict[str, Look]) -> Finding
     """Return how many answers have which confidence, right and wrong, before and after."""
     columns = ("method", "low", "high", "n_right", "n_wrong")
     rows = [(m, *line) for m, p in evaluation.predictions.items() for line in numbers.histogram(p)]
-    means = {m: numbers.standing(evaluation.predictions[m], base=None) for m in looks}
+    means = {m: numbers.confidence_summary(evaluation.predictions[m], base=None) for m in looks}
     tallest = max(r[3] + r[4] for r in rows if r[0] in looks)
 
     def paint(figure: Figure) -> None:
         for axes, (method, look) in zip(panels(figure, len(looks)), looks.items(), strict=True):
-            some, mean = [r for r in rows if r[0] == method], means[method]
-            left, width = [100 * r[1] + 0.25 for r in some], 4.5
-            right, wrong = [r[3] for r in some], [r[4] for r in some]
+            mine, mean = [r for r in rows if r[0] == method], means[method]
+            left, width = [100 * r[1] + 0.25 for r in mine], 4.5
+            right, wrong = [r[3] for r in mine], [r[4] for r in mine]
             axes.bar(left, right, width, align="edge", color=look.colour, linewidth=0)
             hollow = {"color": "white", "edgecolor": look.colour, "hatch": "////", "linewidth": 0.8}
             axes.bar(left, wrong, width, align="edge", bottom=right, **hollow)
@@ -214,36 +217,20 @@ def histogram_key(figure: Figure) -> None:
     )
 
 
-# ---------------------------------------------------------------------------------------------------- subject_figures
-
-
-def about(evaluation: Evaluation) -> str:
-    """Return a test set's name and size."""
-    return f"{evaluation.name}, {len(evaluation.questions):,} questions"
-
-
-def parts(score: Score | None) -> tuple[Value, ...]:
-    """Return a value with its interval as three cells."""
-    return (score.value, score.low, score.high) if score else (None, None, None)
-
-
-def signed(score: Score) -> str:
-    """Return a difference in points with its interval."""
-    value, low, high = (percent(x, sign=True) for x in (score.value, score.low, score.high))
-    return f"{value} ({low} to {high})"
-
-
-# --- positions --------------------------------------------------------------------------------------------------------
+# --- position bias ----------------------------------------------------------------------------------------------------
 
 
 def position_finding(evaluation: Evaluation, looks: dict[str, Look], *, n_boot: int) -> Finding:
     """Return how often each place is chosen against how often it is right."""
-    found = [p for q in evaluation.predictions.values() for p in numbers.positions(q, n_boot=n_boot)]
+    biases = [b for p in evaluation.predictions.values() for b in numbers.position_bias(p, n_boot=n_boot)]
     columns: tuple[str, ...] = ("method", "position", "n_questions")
     for name in ("right", "chosen", "excess"):
         columns += (name, f"{name}_low", f"{name}_high")
-    rows = [(p.method, p.position, p.n_questions, *parts(p.right), *parts(p.chosen), *parts(p.excess)) for p in found]
-    drawn = [p for p in found if p.method in looks]
+    rows = [
+        (b.method, b.position, b.n_questions, *(x for s in (b.right, b.chosen, b.excess) for x in interval_cells(s)))
+        for b in biases
+    ]
+    drawn = [b for b in biases if b.method in looks]
 
     def paint(figure: Figure) -> None:
         (axes,) = panels(figure, 1)
@@ -251,35 +238,30 @@ def position_finding(evaluation: Evaluation, looks: dict[str, Look], *, n_boot: 
         method_key(figure, looks)
 
     alt = f"How often each position is chosen, {about(evaluation)}. " + "; ".join(
-        f"{label_of(p.method)} chooses {p.position} on {percent(p.chosen.value)} %, right is {percent(p.right.value)} %"
-        for p in drawn
+        f"{label_of(b.method)} chooses {b.position} on {percent(b.chosen.value)} %, right is {percent(b.right.value)} %"
+        for b in drawn
     )
-    worst = {m: max((p for p in drawn if p.method == m), key=lambda p: abs(p.excess.value)) for m in looks}
-    lean = "; ".join(f"{label_of(m)} {p.position} {signed(p.excess)}" for m, p in worst.items())
+    worst = {m: max((b for b in drawn if b.method == m), key=lambda b: abs(b.excess.value)) for m in looks}
+    largest = "; ".join(f"{label_of(m)} {b.position} {signed(b.excess)}" for m, b in worst.items())
     caption = (
-        "Bars: how often the position is right; dots: how often it is chosen, with 95 % (Wilson) intervals. Largest leaning, "
-        f"chosen minus right in points: {lean}."
+        "Bars: how often the position is right; dots: how often it is chosen, with 95 % (Wilson) intervals. Largest bias, "
+        f"chosen minus right in points: {largest}."
     )
     name = f"positions-{file_name(evaluation.name)}"
-    return Finding(
-        name,
-        f"Leaning to positions: {about(evaluation)}",
-        columns,
-        tuple(rows),
-        Picture(name, paint, 3.5, alt, caption),
-    )
+    picture = Picture(name, paint, 3.5, alt, caption)
+    return Finding(name, f"Position bias: {about(evaluation)}", columns, tuple(rows), picture)
 
 
-def draw_positions(axes: Any, found: Sequence[Position], looks: dict[str, Look]) -> None:
+def draw_positions(axes: Any, biases: Sequence[PositionBias], looks: dict[str, Look]) -> None:
     """Draw a bar for each place and a dot for each method beside the others."""
-    places = list(dict.fromkeys(p.position for p in found))
-    right = {p.position: p.right for p in found}
+    places = list(dict.fromkeys(b.position for b in biases))
+    right = {b.position: b.right for b in biases}
     axes.bar(range(len(places)), [100 * right[k].value for k in places], 0.8, color="#e6eaed", edgecolor="#9aa5ae")
     for i, (method, look) in enumerate(looks.items()):
-        for p in (p for p in found if p.method == method):
-            x = places.index(p.position) + 0.56 * ((i + 0.5) / len(looks) - 0.5)
-            axes.vlines(x, 100 * p.chosen.low, 100 * p.chosen.high, color=look.colour, linewidth=1.6)
-            axes.plot(x, 100 * p.chosen.value, **{**look.dots, "linestyle": ""}, markersize=7)
+        for b in (b for b in biases if b.method == method):
+            x = places.index(b.position) + 0.56 * ((i + 0.5) / len(looks) - 0.5)
+            axes.vlines(x, 100 * b.chosen.low, 100 * b.chosen.high, color=look.colour, linewidth=1.6)
+            axes.plot(x, 100 * b.chosen.value, **{**look.dots, "linestyle": ""}, markersize=7)
     axes.set_xticks(range(len(places)), places)
     axes.set(ylabel="questions (%)", xlabel="position of the option (bar: right there)")
     axes.set_ylim(bottom=0)
@@ -289,22 +271,24 @@ def draw_positions(axes: Any, found: Sequence[Position], looks: dict[str, Look])
 # --- subjects ---------------------------------------------------------------------------------------------------------
 
 
-def subject_finding(standings: Sequence[Standing], looks: dict[str, Look], methods: Sequence[str]) -> Finding:
+def subject_finding(summaries: Sequence[ConfidenceSummary], looks: dict[str, Look], methods: Sequence[str]) -> Finding:
     """Return accuracy and overconfidence of every task."""
     columns: tuple[str, ...] = ("test", "task", "method", "n_questions")
     for name in ("accuracy", "confidence", "overconfidence", "gain"):
         columns += (name, f"{name}_low", f"{name}_high")
-    scores = [(s, (s.accuracy, s.confidence, s.overconfidence, s.gain)) for s in standings]
-    rows = [(s.test, s.task, s.method, s.n_questions, *(x for one in some for x in parts(one))) for s, some in scores]
-    few = numbers.drawn(list(dict.fromkeys(s.method for s in standings)))
+    rows = []
+    for s in summaries:
+        scores = (s.accuracy, s.confidence, s.overconfidence, s.gain)
+        rows.append((s.test, s.task, s.method, s.n_questions, *(x for score in scores for x in interval_cells(score))))
+    few = numbers.methods_drawn(list(dict.fromkeys(s.method for s in summaries)))
     shown = list(methods) or list(dict.fromkeys((few[0], few[-1])))
-    drawn = [s for s in standings if s.method in shown]
+    drawn = [s for s in summaries if s.method in shown]
     names = short_names(drawn)
 
     def paint(figure: Figure) -> None:
         left, right = figure.subplots(1, 2, sharey=True)
-        draw_standings(left, drawn, "accuracy", {m: looks[m] for m in shown})
-        draw_standings(right, drawn, "overconfidence", {m: looks[m] for m in shown})
+        draw_summaries(left, drawn, "accuracy", {m: looks[m] for m in shown})
+        draw_summaries(right, drawn, "overconfidence", {m: looks[m] for m in shown})
         left.set_yticks(range(len(names)), [clipped(n, 24) for n in names.values()], fontsize=8.5)
         left.set(ylim=(len(names) - 0.4, -0.6), xlabel="accuracy (%)")
         right.axvline(0, color=INK, linewidth=1)
@@ -322,9 +306,9 @@ def subject_finding(standings: Sequence[Standing], looks: dict[str, Look], metho
     return Finding("subjects", "Accuracy and overconfidence by task", columns, tuple(rows), picture)
 
 
-def short_names(standings: Sequence[Standing]) -> dict[tuple[str, str], str]:
+def short_names(summaries: Sequence[ConfidenceSummary]) -> dict[tuple[str, str], str]:
     """Return a label for each test set's tasks: what tells them apart."""
-    keys = list(dict.fromkeys((s.test, s.task) for s in standings))
+    keys = list(dict.fromkeys((s.test, s.task) for s in summaries))
     alone = [sum(test == other for other, _ in keys) == 1 for test, _ in keys]
     heads = [f"{family_of(task)}_" for _, task in keys]
     return {
@@ -333,11 +317,30 @@ def short_names(standings: Sequence[Standing]) -> dict[tuple[str, str], str]:
     }
 
 
-def draw_standings(axes: Any, standings: Sequence[Standing], part: str, looks: dict[str, Look]) -> None:
+def draw_summaries(axes: Any, summaries: Sequence[ConfidenceSummary], part: str, looks: dict[str, Look]) -> None:
     """Draw a dot with its interval for each task and method."""
-    keys, methods = list(dict.fromkeys((s.test, s.task) for s in standings)), list(looks)
-    for s in standings:
+    keys, methods = list(dict.fromkeys((s.test, s.task) for s in summaries)), list(looks)
+    for s in summaries:
         at = keys.index((s.test, s.task)) + 0.5 * ((methods.index(s.method) + 0.5) / len(methods) - 0.5)
         score, look = getattr(s, part), looks[s.method]
         axes.hlines(at, 100 * score.low, 100 * score.high, color=look.colour, linewidth=1.4)
         axes.plot(100 * score.value, at, **{**look.dots, "linestyle": ""}, markersize=5)
+
+
+# --- words and cells that the findings share ---------------------------------------------------------------------------
+
+
+def about(evaluation: Evaluation) -> str:
+    """Return a test set's name and size."""
+    return f"{evaluation.name}, {len(evaluation.questions):,} questions"
+
+
+def interval_cells(score: Score | None) -> tuple[Value, ...]:
+    """Return a value with its interval as three cells."""
+    return (score.value, score.low, score.high) if score else (None, None, None)
+
+
+def signed(score: Score) -> str:
+    """Return a difference in points with its interval."""
+    value, low, high = (percent(x, sign=True) for x in (score.value, score.low, score.high))
+    return f"{value} ({low} to {high})"

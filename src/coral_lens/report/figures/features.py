@@ -26,12 +26,14 @@ def ablation_picture(record: Mapping[str, Any], metric: str, *, name: str) -> Pi
     by = record["plan"]["by"]
     effects = record["features"]
     groups = {by: record["chosen"], "random": record["random"]}
-    values = {g: np.array([effects[str(j)][metric]["value"] for j in some]) for g, some in groups.items() if some}
+    values = {
+        g: np.array([effects[str(j)][metric]["value"] for j in members]) for g, members in groups.items() if members
+    }
 
     def paint(figure: Figure) -> None:
         (axes,) = panels(figure, 1)
-        for i, (group, found) in enumerate(values.items()):
-            draw_changes(axes, 100 * found, at=i, colour=looks_of(list(values))[group].colour)
+        for i, (group, changes) in enumerate(values.items()):
+            draw_changes(axes, 100 * changes, at=i, colour=looks_of(list(values))[group].colour)
         axes.axvline(0, color=INK, linewidth=1.0)
         axes.set_yticks(range(len(values)), [f"{g} ({len(v)})" for g, v in values.items()])
         axes.set(ylim=(len(values) - 0.4, -0.6), xlabel="percentage points")
@@ -40,11 +42,11 @@ def ablation_picture(record: Mapping[str, Any], metric: str, *, name: str) -> Pi
 
     said = []
     for group in values:
-        found = record["groups"][group][metric]
-        first, median, third = found["quartiles"]
+        summary = record["groups"][group][metric]
+        first, median, third = summary["quartiles"]
         said.append(
-            f"{group}: mean {found['mean']['value']:+.2e} (95 % interval {found['mean']['low']:+.2e} to "
-            f"{found['mean']['high']:+.2e}), quartiles {first:+.2e}, {median:+.2e}, {third:+.2e}"
+            f"{group}: mean {summary['mean']['value']:+.2e} (95 % interval {summary['mean']['low']:+.2e} to "
+            f"{summary['mean']['high']:+.2e}), quartiles {first:+.2e}, {median:+.2e}, {third:+.2e}"
         )
     caption = f"As fractions: {'; '.join(said)}. {record['n_questions']} questions."
     return Picture(name, paint, 2.6, f"Changes of {LABELS[metric]} by ablating single features. {caption}", caption)
@@ -82,7 +84,7 @@ def steering_picture(record: Mapping[str, Any], *, name: str) -> Picture:
 
     def paint(figure: Figure) -> None:
         for axes, metric in zip(panels(figure, 2), LABELS, strict=True):
-            draw_curve(axes, sizes, [r["less base"][metric] for r in rows])
+            draw_change_curve(axes, sizes, [r["less base"][metric] for r in rows])
             axes.set(ylabel=f"Δ {LABELS[metric]} (points)")
         axes.set(xlabel="features, heaviest first")
 
@@ -95,9 +97,9 @@ def steering_picture(record: Mapping[str, Any], *, name: str) -> Picture:
     return Picture(name, paint, 3.8, f"Steering by features. {caption}", caption)
 
 
-def draw_curve(axes: Any, sizes: Sequence[int], found: Sequence[Mapping[str, float]]) -> None:
+def draw_change_curve(axes: Any, sizes: Sequence[int], differences: Sequence[Mapping[str, float]]) -> None:
     """Draw values with their intervals over the number of features."""
-    value, low, high = (100 * np.array([d[part] for d in found]) for part in ("value", "low", "high"))
+    value, low, high = (100 * np.array([d[part] for d in differences]) for part in ("value", "low", "high"))
     axes.axhline(0, color=FAINT, linewidth=1.0)
     colour = looks_of(["coral"])["coral"].colour
     axes.vlines(sizes, low, high, color=colour, linewidth=1.6)

@@ -1,7 +1,7 @@
 """How every figure looks, and how it becomes SVG or PNG. Never touches pyplot or its global state.
 
 Figures are small with large letters: scaled to a phone's 360 pixels they are still read without zooming. Methods differ
-in marker, dash, hatch and colour, so that no figure needs colour to be understood, with eighteen methods and more.
+in marker, dash, hatch and colour: no figure needs colour to be understood, with eighteen methods and more.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 WIDTH = 4.6
-"""Of every figure, in inches."""
+"""The width of every figure, in inches."""
 INK, FAINT, GRID = "#23303a", "#5d6b76", "#dfe4e8"
 RC = {
     "axes.axisbelow": True,
@@ -66,7 +66,7 @@ class Look:
     marker: str
     line: Line
     hatch: str = ""
-    """Of bars."""
+    """The hatching of bars."""
     hollow: bool = False
     """Whether markers are drawn as outlines."""
 
@@ -170,9 +170,9 @@ def prefix_of(name: str) -> str:
     return f"f{digest(name)[:6]}"
 
 
-def rounded(found: re.Match[str]) -> str:
+def rounded(match: re.Match[str]) -> str:
     """Return coordinates to a hundredth of a point: more is not seen, and half of a figure's bytes."""
-    return re.sub(r"(\d\.\d\d)\d+", r"\1", found[0])
+    return re.sub(r"(\d\.\d\d)\d+", r"\1", match[0])
 
 
 def panels(figure: Figure, n: int, *, ratios: Sequence[float] | None = None) -> list[Any]:

@@ -1,1 +1,4 @@
-"""Self-contained HTML pages, with their templates."""
+"""HTML pages that load nothing from outside: of a run, of two runs side by side, of a study and of features.
+
+`templates` fills in the HTML files beside it; `headline`, `examples`, `explorer` and `contents` make parts of a page.
+"""

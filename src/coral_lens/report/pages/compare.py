@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -16,13 +14,17 @@ from coral_lens.report.figures.run import metric_picture
 from coral_lens.report.figures.style import Look, looks_of
 from coral_lens.report.pages.contents import Contents
 from coral_lens.report.pages.headline import VERDICTS
-from coral_lens.report.pages.run import SUMMARY, provenance_of, render
+from coral_lens.report.pages.run import SUMMARY, provenance_of
+from coral_lens.report.pages.templates import fill_template
 from coral_lens.report.runs import Run
 from coral_lens.report.tables import formats
-from coral_lens.report.tables.exports import clean, numbers
+from coral_lens.report.tables.exports import clean, csv_text, difference_numbers
 from coral_lens.report.tables.pairing import B_MINUS_A, Matched, joint_run, match_runs
 from coral_lens.report.tables.run import COLUMNS, ResultsTable, TaskTable, results_table, subject_of
 from coral_lens.storage.files import write_atomic
+
+COMPARISON_HEAD = ("task", "n_questions", "method", "against", "metric", "value", "low", "high", "p_holm")
+"""The columns of comparison.csv."""
 
 
 def write_comparison(a: Run, b: Run, folder: Path, *, n_boot: int = 1000) -> Path:
@@ -32,8 +34,12 @@ def write_comparison(a: Run, b: Run, folder: Path, *, n_boot: int = 1000) -> Pat
     by_name = {task.name: task for task in joint.tasks}
     tasks = tuple(by_name[m.both.name] for m in matched)
     table = replace(joint, tasks=tasks)
-    write_atomic(folder / "comparison.csv", csv_text(table).encode())
-    record = {"a": a.title, "b": b.title, "tests": [json_ready(t, m) for t, m in zip(tasks, matched, strict=True)]}
+    write_atomic(folder / "comparison.csv", comparison_csv(table).encode())
+    record = {
+        "a": a.title,
+        "b": b.title,
+        "tests": [comparison_record(t, m) for t, m in zip(tasks, matched, strict=True)],
+    }
     write_atomic(folder / "comparison.json", (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode())
     page = folder / "report.html"
     write_atomic(page, render_comparison(a, b, matched, table).encode())
@@ -55,7 +61,7 @@ def render_comparison(a: Run, b: Run, matched: Sequence[Matched], table: Results
     tests = []
     for m, task in zip(matched, table.tasks, strict=True):
         heads = [formats.column_label(task, name) for name in COLUMNS]
-        tests.append((contents.table(f"Both runs on {task.name}"), task, note_of(m), heads, rows_of(task)))
+        tests.append((contents.table(f"Both runs on {task.name}"), task, note_of(m), heads, rows_side_by_side(task)))
     contents.begin("confidence", "Confidence")
     plates = []
     for m in matched:
@@ -68,7 +74,7 @@ def render_comparison(a: Run, b: Run, matched: Sequence[Matched], table: Results
             plates.append(contents.figure(finding.picture, finding.title))
     contents.begin("provenance", "What differs in their making")
     differing, n_same = provenance_difference(a, b, table)
-    return render(
+    return fill_template(
         "compare.html",
         title=f"{a.title} · {b.title}",
         runs=(("A", a.title), ("B", b.title)),
@@ -86,13 +92,13 @@ def render_comparison(a: Run, b: Run, matched: Sequence[Matched], table: Results
 def looks_of_both(methods: Sequence[str]) -> dict[str, Look]:
     """Return the same look for a method in both runs, filled in A and hollow with another dash in B."""
     plain = looks_of(list(dict.fromkeys(m.split(": ", 1)[1] for m in methods)))
-    found = {m: plain[m.split(": ", 1)[1]] for m in methods}
+    looks = {m: plain[m.split(": ", 1)[1]] for m in methods}
     return {
-        m: replace(look, hollow=True, line=(0, (1, 1.2))) if m.startswith("B: ") else look for m, look in found.items()
+        m: replace(look, hollow=True, line=(0, (1, 1.2))) if m.startswith("B: ") else look for m, look in looks.items()
     }
 
 
-def rows_of(task: TaskTable) -> list[formats.Row]:
+def rows_side_by_side(task: TaskTable) -> list[formats.Row]:
     """Return the lines of a table: a method in A, in B, and their difference, one method after the other."""
     rows: list[formats.Row] = []
     for method in task.metrics:
@@ -158,20 +164,17 @@ def provenance_difference(a: Run, b: Run, table: ResultsTable) -> tuple[list[tup
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def csv_text(table: ResultsTable) -> str:
+def comparison_csv(table: ResultsTable) -> str:
     """Return one line per test set, difference and metric, as fractions."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["task", "n_questions", "method", "against", "metric", "value", "low", "high", "p_holm"])
+    lines: list[Sequence[Any]] = [COMPARISON_HEAD]
     for task in table.tasks:
         for c in task.comparisons:
-            for name, d in c.differences.items():
-                values = numbers((d.value, d.low, d.high, c.p_values.get(name, float("nan"))))
-                writer.writerow([task.name, task.n_questions, c.method, c.against, name, *values])
-    return out.getvalue()
+            at = (task.name, task.n_questions, c.method, c.against)
+            lines += [(*at, name, *difference_numbers(c, name)) for name in c.differences]
+    return csv_text(lines)
 
 
-def json_ready(task: TaskTable, matched: Matched) -> dict[str, Any]:
+def comparison_record(task: TaskTable, matched: Matched) -> dict[str, Any]:
     """Return a matched test set as plain JSON values."""
     return {
         "task": task.name,

@@ -1,4 +1,4 @@
-"""Numbers the figures and tables of a page and lists them, so that a reader finds each from the contents. Never draws."""
+"""Numbers the figures and tables of a page and lists them: a reader finds each from the contents. Never draws."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Plate:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ContentsEntry:
     """A line of the contents."""
 
     anchor: str
@@ -42,7 +42,7 @@ class Section:
 
     anchor: str
     title: str
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[ContentsEntry] = field(default_factory=list)
 
 
 @dataclass
@@ -63,10 +63,10 @@ class Contents:
 
         return Plate(*self._entry("Figure", title), title, Markup(picture.svg()), picture.caption)
 
-    def table(self, title: str) -> Entry:
+    def table(self, title: str) -> ContentsEntry:
         """Number a table that the template lays out."""
         anchor, label = self._entry("Table", title)
-        return Entry(anchor, label, title)
+        return ContentsEntry(anchor, label, title)
 
     def gathered(self, finding: Gathered) -> Plate:
         """Number a finding that was read from files."""
@@ -77,7 +77,7 @@ class Contents:
             data = base64.b64encode(finding.svg).decode()
             body = Markup(f'<img alt="{escape(finding.alt)}" src="data:image/svg+xml;base64,{data}">')
         anchor, label = self._entry("Figure" if finding.svg else "Table", finding.title)
-        rows = tuple(tuple(shortened(cell) for cell in row) for row in finding.rows)
+        rows = tuple(tuple(rounded_cell(cell) for cell in row) for row in finding.rows)
         return Plate(anchor, label, finding.title, body, finding.caption, finding.columns, rows, finding.n_rows)
 
     def _entry(self, kind: str, title: str) -> tuple[str, str]:
@@ -88,11 +88,11 @@ class Contents:
             self.n_tables += 1
         number = self.n_figures if kind == "Figure" else self.n_tables
         anchor, label = f"{kind.lower()}-{number}", f"{kind} {number}"
-        self.sections[-1].entries.append(Entry(anchor, label, title))
+        self.sections[-1].entries.append(ContentsEntry(anchor, label, title))
         return anchor, label
 
 
-def shortened(cell: str) -> str:
+def rounded_cell(cell: str) -> str:
     """Return a number with four significant digits and anything else as it is; the file has all digits."""
     try:
         value = float(cell)

@@ -15,7 +15,7 @@ LONGEST = 700
 
 
 @dataclass(frozen=True, slots=True)
-class Option:
+class ShownOption:
     """An option as it is shown."""
 
     text: str
@@ -30,14 +30,14 @@ class Example:
 
     id: str
     text: str
-    options: tuple[Option, ...]
+    options: tuple[ShownOption, ...]
     before: int
     """Index of the option that the base model prefers."""
     after: int
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class AnswerChanges:
     """What steering did to the answers of one task."""
 
     name: str
@@ -52,27 +52,22 @@ class Changes:
     """Where it fell most."""
 
 
-def tops(predictions: Predictions) -> Int[np.ndarray, " question"]:
-    """Return the index of each question's most probable option; of equally probable ones the first."""
-    return predictions.options.top(predictions.probs)
-
-
-def changes_of(evaluation: Evaluation, *, before: str, after: str, n_shown: int = 2) -> Changes | None:
+def answer_changes(evaluation: Evaluation, *, before: str, after: str, n_shown: int = 2) -> AnswerChanges | None:
     """Count the changes and pick the largest of each kind; None where the run lacks one of the methods."""
     if before not in evaluation.predictions or after not in evaluation.predictions:
         return None
     base, steered = evaluation.predictions[before], evaluation.predictions[after]
-    was, now = tops(base), tops(steered)
+    was, now = (p.options.top(p.probs) for p in (base, steered))
     was_right, is_right = was == base.answers, now == base.answers
     rows = base.options.row(base.answers)
     gain = steered.probs[rows] - base.probs[rows]
     better, worse = np.flatnonzero(~was_right & is_right), np.flatnonzero(was_right & ~is_right)
 
-    def shown(found: Int[np.ndarray, " some"], sign: float) -> tuple[Example, ...]:
-        largest = found[np.argsort(-sign * gain[found], kind="stable")][:n_shown]
+    def shown(changed: Int[np.ndarray, " changed"], sign: float) -> tuple[Example, ...]:
+        largest = changed[np.argsort(-sign * gain[changed], kind="stable")][:n_shown]
         return tuple(example_of(evaluation, int(i), (base, steered)) for i in largest)
 
-    return Changes(
+    return AnswerChanges(
         name=evaluation.name,
         still_right=int((was_right & is_right).sum()),
         still_wrong=int((~was_right & ~is_right).sum()),
@@ -88,7 +83,8 @@ def example_of(evaluation: Evaluation, i: int, pair: tuple[Predictions, Predicti
     question = evaluation.questions[i]
     base, steered = (p.probs[p.options.of(i)] for p in pair)
     options = tuple(
-        Option(text, float(base[j]), float(steered[j]), j == question.answer) for j, text in enumerate(question.options)
+        ShownOption(text, float(base[j]), float(steered[j]), j == question.answer)
+        for j, text in enumerate(question.options)
     )
     return Example(question.id, shortened(question.text), options, int(base.argmax()), int(steered.argmax()))
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from coral_lens.report.pages.examples import shortened, tops
+from coral_lens.report.pages.examples import shortened
 from coral_lens.report.runs import Evaluation, Run
 from coral_lens.report.tables.run import in_order
 
@@ -32,7 +32,7 @@ def questions_data(run: Run, *, before: str, after: str, most: int = MOST) -> di
     rows: list[list[Any]] = []
     about = []
     for number, (evaluation, quota) in enumerate(zip(tasks, quotas, strict=True)):
-        chosen = sample(evaluation, before=before, after=after, n=quota)
+        chosen = choose_questions(evaluation, before=before, after=after, n=quota)
         rows += [packed(evaluation, int(i), (before, after), number) for i in chosen]
         about.append({"name": evaluation.name, "n": len(evaluation.questions), "shown": len(chosen)})
     views = [e.view for e in tasks if e.view and e.view.layers]
@@ -50,9 +50,10 @@ def shares(sizes: Sequence[int], most: int) -> list[int]:
     return list(sizes) if total <= most else [max(1, n * most // total) for n in sizes]
 
 
-def sample(evaluation: Evaluation, *, before: str, after: str, n: int) -> Int[np.ndarray, " some"]:
+def choose_questions(evaluation: Evaluation, *, before: str, after: str, n: int) -> Int[np.ndarray, " chosen"]:
     """Return n questions in their order: first those whose answer changed, then others, each drawn at random."""
-    changed = tops(evaluation.predictions[before]) != tops(evaluation.predictions[after])
+    was, now = (p.options.top(p.probs) for p in (evaluation.predictions[before], evaluation.predictions[after]))
+    changed = was != now
     order = np.random.default_rng(0).permutation(len(changed))
     kept = order[np.argsort(~changed[order], kind="stable")][:n]
     return np.sort(kept)

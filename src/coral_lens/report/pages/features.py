@@ -9,7 +9,7 @@ from typing import Any
 from coral_lens.report.figures.features import LABELS, ablation_picture, steering_picture
 from coral_lens.report.figures.style import Picture
 from coral_lens.report.pages.contents import Contents
-from coral_lens.report.pages.run import render
+from coral_lens.report.pages.templates import fill_template
 from coral_lens.storage.files import write_atomic
 
 
@@ -21,7 +21,7 @@ def write_features(
     steering: Mapping[str, Any] | None,
 ) -> Path:
     """Write the figures as SVG and PNG and the page features.html; return the page."""
-    pictures = pictures_of(ablations, steering, dashboard["names"])
+    pictures = feature_pictures(ablations, steering, dashboard["names"])
     for picture in pictures.values():
         write_atomic(folder / "figures" / f"{picture.name}.svg", picture.svg().encode())
         write_atomic(folder / "figures" / f"{picture.name}.png", picture.png())
@@ -30,11 +30,11 @@ def write_features(
     return page
 
 
-def pictures_of(
+def feature_pictures(
     ablations: Mapping[str, Mapping[str, Any]], steering: Mapping[str, Any] | None, names: Mapping[str, str]
 ) -> dict[str, Picture]:
     """Return the figures of a study's ablations, whose names say what was taken out, and of its steering, by title."""
-    found = {
+    pictures = {
         f"Change of {LABELS[metric]} by taking out one feature, {names[name]}": ablation_picture(
             record, metric, name=f"ablation-{name}-{metric}"
         )
@@ -42,8 +42,8 @@ def pictures_of(
         for metric in ("ece", "accuracy")
     }
     if steering and any(row["gamma"] for row in steering["rows"]):
-        found["Steering by the features whose removal harms"] = steering_picture(steering, name="steering")
-    return found
+        pictures["Steering by the features whose removal harms"] = steering_picture(steering, name="steering")
+    return pictures
 
 
 def render_features(dashboard: Mapping[str, Any], pictures: Mapping[str, Picture]) -> str:
@@ -54,4 +54,4 @@ def render_features(dashboard: Mapping[str, Any], pictures: Mapping[str, Picture
     contents.begin("features", "What features respond to")
     features = [(contents.table(f"Feature {f['feature']}"), f) for f in dashboard["features"]]
     parts = {**dashboard, "figures": figures, "features": features, "sections": contents.sections}
-    return render("features.html", parts, headline=dashboard["lead"])
+    return fill_template("features.html", parts, headline=dashboard["lead"])

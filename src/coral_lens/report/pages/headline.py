@@ -59,12 +59,12 @@ def opening(tasks: Sequence[TaskTable]) -> str:
     """Return the beginning of a sentence about tasks of one kind."""
     n, name = len(tasks), tasks[0].name
     if tasks[0].trained_on:
-        what = (
+        subject = (
             f"{name}, a task that the lens was trained on, "
             if n == 1
             else f"the {n} tasks that the lens was trained on, "
         )
-        return f"On new questions of {what}"
+        return f"On new questions of {subject}"
     return f"On {name}, a task that the lens never saw, " if n == 1 else f"On the {n} tasks that the lens never saw, "
 
 
@@ -89,9 +89,9 @@ def finding(tasks: Sequence[TaskTable], metric: str) -> str:
     name, verbs = WORDS[metric]
     parts = []
     for verdict, verb in ((1, verbs[1]), (-1, verbs[-1]), (0, "showed no clear change")):
-        some = [t for t in tasks if (c := t.comparison("base")) and c.verdict(metric) == verdict]
-        if some:
-            parts.append(f"{verb} {where(some, metric, alone=len(tasks) == 1)}")
+        alike = [t for t in tasks if (c := t.comparison("base")) and c.verdict(metric) == verdict]
+        if alike:
+            parts.append(f"{verb} {where(alike, metric, alone=len(tasks) == 1)}")
     return f"{name} {', '.join(parts[:-1])}{' and ' if parts[:-1] else ''}{parts[-1]}"
 
 
@@ -102,7 +102,7 @@ def where(tasks: Sequence[TaskTable], metric: str, *, alone: bool) -> str:
     numbers = [before_after(task, metric) for task in tasks]
     if alone:
         return f"({numbers[0]})"
-    return "on " + listed([f"{t.name} ({n})" for t, n in zip(tasks, numbers, strict=True)])
+    return "on " + enumerated([f"{t.name} ({n})" for t, n in zip(tasks, numbers, strict=True)])
 
 
 def before_after(task: TaskTable, metric: str) -> str:
@@ -112,23 +112,23 @@ def before_after(task: TaskTable, metric: str) -> str:
     return f"{before} → {after}{' %' if metric == 'accuracy' else ''}".replace(" ", "\N{NO-BREAK SPACE}")
 
 
-def listed(names: Sequence[str]) -> str:
+def enumerated(names: Sequence[str]) -> str:
     """Return `a`, `a and b`, or `a, b and c`."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def control_sentences(tasks: Sequence[TaskTable]) -> list[str]:
     """Compare with temperature scaling: what a gain is worth that needs no hidden state."""
-    found = {
+    by_verdict = {
         v: [t.name for t in tasks if (c := t.comparison("temperature")) and c.verdict("brier") == v] for v in VERDICTS
     }
-    if not any(found.values()):
+    if not any(by_verdict.values()):
         return []
     parts = []
     for verdict, word in ((1, "clearly smaller"), (-1, "clearly larger"), (0, "not clearly different")):
-        if names := found[verdict]:
-            parts.append(f"{word} on {listed(names) if len(names) <= MOST_NAMED else f'{len(names)} tasks'}")
-    return [f"Against plain temperature scaling, which changes no answer, that error is {listed(parts)}."]
+        if names := by_verdict[verdict]:
+            parts.append(f"{word} on {enumerated(names) if len(names) <= MOST_NAMED else f'{len(names)} tasks'}")
+    return [f"Against plain temperature scaling, which changes no answer, that error is {enumerated(parts)}."]
 
 
 def zero_sentences(table: ResultsTable) -> list[str]:
@@ -147,10 +147,10 @@ def zero_sentences(table: ResultsTable) -> list[str]:
 
 def cards(table: ResultsTable) -> list[Card]:
     """Return each compared task at a glance."""
-    return [card(task) for task in table.tasks if task.comparison("base")]
+    return [card_of(task) for task in table.tasks if task.comparison("base")]
 
 
-def card(task: TaskTable) -> Card:
+def card_of(task: TaskTable) -> Card:
     """Return accuracy, Brier and ECE before and after, with a verdict that the tests support."""
     comparison = task.comparison("base")
     assert comparison is not None, "only compared tasks have a card"

@@ -5,22 +5,21 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from importlib.resources import files
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from coral_lens.errors import need
 from coral_lens.metrics.scores import METRICS
-from coral_lens.report.confidence import drawn
+from coral_lens.report.confidence import methods_drawn
 from coral_lens.report.figures.choice import curve_picture, gamma_curve, layer_curve
 from coral_lens.report.figures.run import metric_picture, reliability_picture
 from coral_lens.report.figures.style import looks_of
 from coral_lens.report.findings import Gathered, gather_findings
-from coral_lens.report.pages.contents import Contents, Entry, Plate, by_section
-from coral_lens.report.pages.examples import changes_of
+from coral_lens.report.pages.contents import Contents, ContentsEntry, Plate, by_section
+from coral_lens.report.pages.examples import answer_changes
 from coral_lens.report.pages.explorer import questions_data, script_text
 from coral_lens.report.pages.headline import cards, headline
+from coral_lens.report.pages.templates import fill_template, leaves_of, text_of
 from coral_lens.report.runs import Evaluation, Run
 from coral_lens.report.tables import exports, formats
 from coral_lens.report.tables.run import COLUMNS, ResultsTable, TaskTable, in_order, results_table
@@ -51,9 +50,9 @@ def write_report(run: Run, folder: Path, *, table: ResultsTable | None = None) -
     Findings under the folder's `analysis/` are gathered in the page.
     """
     table = table or results_table(run)
-    write_atomic(folder / "results.md", f"# {run.title}\n\n{formats.markdown(table)}".encode())
-    write_atomic(folder / "results.csv", exports.csv_text(table).encode())
-    write_atomic(folder / "results.json", (json.dumps(exports.json_ready(table), indent=1) + "\n").encode())
+    write_atomic(folder / "results.md", f"# {run.title}\n\n{formats.results_markdown(table)}".encode())
+    write_atomic(folder / "results.csv", exports.results_csv(table).encode())
+    write_atomic(folder / "results.json", (json.dumps(exports.results_record(table), indent=1) + "\n").encode())
     page = folder / "report.html"
     write_atomic(page, render_report(run, table=table, findings=gather_findings(folder)).encode())
     return page
@@ -66,28 +65,9 @@ def render_report(run: Run, *, table: ResultsTable | None = None, findings: Sequ
     parts |= browser_of(run, table, contents) | examples_of(run, table, contents) | lens_of(run, contents)
     contents.begin("terms", "What the words mean")
     contents.begin("provenance", "Provenance")
-    return render("page.html", parts, title=run.title, provenance=provenance_of(run, table), sections=contents.sections)
-
-
-def render(template: str, *values: Mapping[str, Any], **more: Any) -> str:
-    """Fill in a template of ours; whatever is not our own markup is escaped."""
-    need("report", by="A report page")
-    from jinja2 import Environment, FunctionLoader, StrictUndefined
-    from markupsafe import Markup
-
-    environment = Environment(
-        loader=FunctionLoader(text_of), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    return fill_template(
+        "run.html", parts, title=run.title, provenance=provenance_of(run, table), sections=contents.sections
     )
-    environment.filters["percent"] = formats.percent
-    known = {"css": Markup(text_of("page.css")), "script_digests": ""}
-    return environment.get_template(template).render(
-        {**known, **{k: v for some in (*values, more) for k, v in some.items()}}
-    )
-
-
-def text_of(name: str) -> str:
-    """Return a template, a style sheet or a script of ours."""
-    return (files("coral_lens.report.pages") / name).read_text(encoding="utf-8")
 
 
 def results_of(run: Run, table: ResultsTable, contents: Contents) -> dict[str, Any]:
@@ -111,10 +91,10 @@ def results_of(run: Run, table: ResultsTable, contents: Contents) -> dict[str, A
     }
 
 
-def task_of(task: TaskTable, contents: Contents) -> tuple[Entry, TaskTable, str, list[str], list[formats.Row]]:
+def task_of(task: TaskTable, contents: Contents) -> tuple[ContentsEntry, TaskTable, str, list[str], list[formats.Row]]:
     """Return a task's table as the template wants it."""
     heads = [formats.column_label(task, m) for m in COLUMNS]
-    return contents.table(f"Results on {task.name}"), task, formats.kind_of(task), heads, formats.rows_of(task)
+    return contents.table(f"Results on {task.name}"), task, formats.kind_of(task), heads, formats.table_rows(task)
 
 
 def reliability_figures(
@@ -136,18 +116,18 @@ def diagrams_of(methods: Sequence[str]) -> list[str]:
     """Return the methods that have reliability diagrams in the page: all, or of many those that matter most."""
     if len(methods) <= MOST_DIAGRAMS:
         return list(methods)
-    return [m for m in methods if m in (*drawn(methods), "coral")]
+    return [m for m in methods if m in (*methods_drawn(methods), "coral")]
 
 
 def analyses_of(findings: Sequence[Gathered], contents: Contents) -> dict[str, Any]:
     """Return a section for each folder of findings."""
-    found: list[tuple[str, str, str, list[Plate]]] = []
-    for name, some in by_section(findings).items():
+    sections: list[tuple[str, str, str, list[Plate]]] = []
+    for name, members in by_section(findings).items():
         heading, about = ANALYSES.get(name, (f"Analyses: {name}", ""))
-        anchor = f"analyses-{len(found)}"
+        anchor = f"analyses-{len(sections)}"
         contents.begin(anchor, heading)
-        found.append((anchor, heading, about, [contents.gathered(one) for one in some]))
-    return {"analyses": found}
+        sections.append((anchor, heading, about, [contents.gathered(finding) for finding in members]))
+    return {"analyses": sections}
 
 
 def browser_of(run: Run, table: ResultsTable, contents: Contents) -> dict[str, Any]:
@@ -172,7 +152,7 @@ def browser_of(run: Run, table: ResultsTable, contents: Contents) -> dict[str, A
         "data": Markup(script_text(data)),
         "script": Markup(script),
         "about": about,
-        "what": "changes of probability at full strength"
+        "change": "changes of probability at full strength"
         if listwise
         else "predicted residuals before strength and clipping",
         "tasks": [t["name"] for t in data["tasks"]],
@@ -185,7 +165,7 @@ def browser_of(run: Run, table: ResultsTable, contents: Contents) -> dict[str, A
 
 def examples_of(run: Run, table: ResultsTable, contents: Contents) -> dict[str, Any]:
     """Return the questions whose answer changed most, for better and for worse."""
-    changes = [changes_of(evaluation, before="base", after=table.subject) for evaluation in in_order(run)]
+    changes = [answer_changes(evaluation, before="base", after=table.subject) for evaluation in in_order(run)]
     if any(changes):
         contents.begin("examples", "Changed answers")
     return {"changes": [c for c in changes if c]}
@@ -206,7 +186,7 @@ def lens_of(run: Run, contents: Contents) -> dict[str, Any]:
         "criterion": METRICS[curves[0].criterion].label if curves else "",
         "base_rule": BASE_RULES.get(lens.get("base", ""), ""),
         "curves": [
-            contents.figure(curve_picture(c, name=f"curve-{c.what}"), f"Validation scores by {c.what}") for c in curves
+            contents.figure(curve_picture(c, name=f"curve-{c.axis}"), f"Validation scores by {c.axis}") for c in curves
         ],
     }
 
@@ -229,20 +209,9 @@ def provenance_of(run: Run, table: ResultsTable) -> dict[str, list[tuple[str, st
         "Training settings": run.lens.get("training", {}).get("settings", {}),
         "Versions at training": run.lens.get("training", {}).get("versions", {}),
     }
-    return {heading: list(flat("", record)) for heading, record in groups.items() if record}
+    return {heading: list(leaves_of(record)) for heading, record in groups.items() if record}
 
 
 def first_split(evaluation: Evaluation) -> str:
     """Return the split that an evaluation's questions come from."""
     return next((q.split for q in evaluation.questions if q.split), "no split named")
-
-
-def flat(name: str, value: Any) -> Iterator[tuple[str, str]]:
-    """Yield the leaves of a nested record, named by their path; a list is one leaf."""
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from flat(f"{name} · {key}" if name else str(key), inner)
-    elif isinstance(value, list | tuple):
-        yield name, ", ".join(map(str, value)) or "none"
-    else:
-        yield name, "none" if value is None else str(value)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from coral_lens.report.figures.style import INK, Picture, looks_of, panels
 from coral_lens.report.pages.contents import Contents
-from coral_lens.report.pages.run import flat, render
+from coral_lens.report.pages.templates import fill_template, leaves_of
 from coral_lens.report.tables import study_formats
 from coral_lens.report.tables.formats import percent
 from coral_lens.report.tables.paper import PAPER_NOTES, PaperTable, paper_tables
@@ -45,11 +45,11 @@ def write_study(record: Mapping[str, Any], runs: Sequence[StudyRun], out: Path) 
     paper = paper_tables(
         [run.model for run in runs], {name: about["source"] for name, about in record["tests"].items()}
     )
-    write_atomic(out / "tables.md", study_formats.markdown(record["name"], tables, paper).encode())
-    write_atomic(out / "tables.tex", study_formats.latex(tables).encode())
-    write_atomic(out / "tables.csv", study_formats.csv_text(tables).encode())
-    write_atomic(out / "tables.json", (json.dumps(study_formats.json_ready(tables), indent=1) + "\n").encode())
-    pictures = pictures_of(tables)
+    write_atomic(out / "tables.md", study_formats.study_markdown(record["name"], tables, paper).encode())
+    write_atomic(out / "tables.tex", study_formats.study_latex(tables).encode())
+    write_atomic(out / "tables.csv", study_formats.study_csv(tables).encode())
+    write_atomic(out / "tables.json", (json.dumps(study_formats.study_record(tables), indent=1) + "\n").encode())
+    pictures = study_pictures(tables)
     for picture in pictures:
         write_atomic(out / "figures" / f"{picture.name}.png", picture.png())
     links = [
@@ -73,12 +73,12 @@ def render_study(
     for anchor, title in OTHERS.items():
         contents.begin(anchor, title)
     questions = {
-        **{f"Training: {name}": list(flat("", about)) for name, about in record["mixtures"].items()},
-        **{f"Test: {name}": list(flat("", about)) for name, about in record["tests"].items()},
+        **{f"Training: {name}": list(leaves_of(about)) for name, about in record["mixtures"].items()},
+        **{f"Test: {name}": list(leaves_of(about)) for name, about in record["tests"].items()},
     }
-    provenance = list(flat("", {"study": record["study"], "versions": record["versions"]}))
+    provenance = list(leaves_of({"study": record["study"], "versions": record["versions"]}))
     about = {"questions": questions, "runs": links, "provenance": provenance, "sections": contents.sections}
-    return render("study.html", parts, about, title=record["name"], headline=headline(tables))
+    return fill_template("study.html", parts, about, title=record["name"], headline=study_headline(tables))
 
 
 OTHERS = {"questions": "Questions", "runs": "Reports of each model", "provenance": "Provenance"}
@@ -103,8 +103,8 @@ def numbers_of(record: Mapping[str, Any], tables: Sequence[StudyTable], contents
         (
             contents.table(f"{t.test}, {t.model}"),
             t,
-            list(study_formats.columns_of(t).values()),
-            study_formats.lines_of(t),
+            list(study_formats.column_labels(t).values()),
+            study_formats.table_lines(t),
         )
         for t in tables
     ]
@@ -123,25 +123,30 @@ def paper_of(record: Mapping[str, Any], models: Sequence[str]) -> list[PaperTabl
 TESTS = {"held-out": "other questions of the same tasks", "transfer": "tasks that it never saw"}
 
 
-def headline(tables: Sequence[StudyTable]) -> list[str]:
+def study_headline(tables: Sequence[StudyTable]) -> list[str]:
     """Say for each mixture and kind of test what the methods did on average, gains and losses alike."""
-    found = [i for i in improvements(tables) if i.method not in UNSTEERED and set(i.means) >= set(RELATIVE)]
+    averages = [i for i in improvements(tables) if i.method not in UNSTEERED and set(i.means) >= set(RELATIVE)]
     sentences = []
-    for mixture, kind in dict.fromkeys((i.mixture, i.kind) for i in found):
-        some = [i for i in found if (i.mixture, i.kind) == (mixture, kind)]
-
-        def listed(metric: str, sign: int, some: Sequence[Improvement] = some) -> str:
-            return ", ".join(f"{row_label(i.method)} {percent(sign * i.means[metric], sign=True)} %" for i in some)
-
-        ece = f"ECE: {listed('ece', -1)}." if some[0].ranks else "There are too few questions to rank methods by ECE."
+    for mixture, kind in dict.fromkeys((i.mixture, i.kind) for i in averages):
+        methods = [i for i in averages if (i.mixture, i.kind) == (mixture, kind)]
+        ece = (
+            f"ECE: {mean_changes(methods, 'ece', -1)}."
+            if methods[0].ranks
+            else "There are too few questions to rank methods by ECE."
+        )
         sentences.append(
-            f"Trained on {mixture} and asked {TESTS[kind]}, accuracy changed relative to few-shot (mean of {some[0].n_cells}): "
-            f"{listed('accuracy', 1)}. {ece}"
+            f"Trained on {mixture} and asked {TESTS[kind]}, accuracy changed relative to few-shot (mean of "
+            f"{methods[0].n_cells}): {mean_changes(methods, 'accuracy', 1)}. {ece}"
         )
     return sentences
 
 
-def pictures_of(tables: Sequence[StudyTable]) -> list[Picture]:
+def mean_changes(methods: Sequence[Improvement], metric: str, sign: int) -> str:
+    """Return each method with its mean relative change of a metric; with the sign -1, a gain is a fall."""
+    return ", ".join(f"{row_label(i.method)} {percent(sign * i.means[metric], sign=True)} %" for i in methods)
+
+
+def study_pictures(tables: Sequence[StudyTable]) -> list[Picture]:
     """Return a figure of the relative improvements for each kind of test."""
     kinds = dict.fromkeys((t.mixture, t.kind) for t in tables)
     return [improvement_picture([t for t in tables if (t.mixture, t.kind) == k], n) for n, k in enumerate(kinds)]
@@ -149,26 +154,26 @@ def pictures_of(tables: Sequence[StudyTable]) -> list[Picture]:
 
 def improvement_picture(tables: Sequence[StudyTable], number: int) -> Picture:
     """Draw each value's relative improvement as a faint dot, and the mean of each method as its mark."""
-    found = improvements(tables)
-    methods = [one.method for one in found]
+    averages = improvements(tables)
+    methods = [i.method for i in averages]
     looks, head = looks_of(methods), f"{tables[0].kind}, trained on {tables[0].mixture}"
 
     def paint(figure: Figure) -> None:
         for axes, metric in zip(panels(figure, len(RELATIVE)), RELATIVE, strict=True):
-            for x, one in enumerate(found):
-                dots = [100 * v for t in tables if (v := relative(t, one.method, metric)) is not None]
-                axes.plot([x] * len(dots), dots, ".", color=looks[one.method].colour, alpha=0.35)
-                if metric in one.means:
-                    look = looks[one.method]
-                    axes.plot(x, 100 * one.means[metric], look.marker, color=look.colour, markersize=8)
+            for x, average in enumerate(averages):
+                look = looks[average.method]
+                dots = [100 * v for t in tables if (v := relative(t, average.method, metric)) is not None]
+                axes.plot([x] * len(dots), dots, ".", color=look.colour, alpha=0.35)
+                if metric in average.means:
+                    axes.plot(x, 100 * average.means[metric], look.marker, color=look.colour, markersize=8)
             axes.axhline(0, color=INK, linewidth=1)
             axes.set_title(f"{'accuracy' if metric == 'accuracy' else 'ECE'}: relative improvement (%)")
             axes.set_xticks(range(len(methods)), [row_label(m) for m in methods], rotation=35, ha="right")
             axes.margins(x=0.1)
 
     alt = f"Relative improvements, {head}. " + "; ".join(
-        f"{row_label(o.method)}: " + ", ".join(f"{m} {percent(v, sign=True)} %" for m, v in o.means.items())
-        for o in found
+        f"{row_label(i.method)}: " + ", ".join(f"{m} {percent(v, sign=True)} %" for m, v in i.means.items())
+        for i in averages
     )
     caption = f"{head.capitalize()}: one dot for each model and test, the mark is their mean. Above 0 is better than few-shot."
     return Picture(f"improvement-{number}", paint, 5.2, alt, caption)

@@ -1,1 +1,1 @@
-"""Tables of runs and studies, as Markdown, LaTeX, CSV and JSON."""
+"""Tables: numbers first (`run`, `study`, `pairing`, `paper`), then their texts (`formats`, `exports`, `study_formats`)."""

@@ -1,35 +1,48 @@
-"""A results table for programs: CSV and JSON, as fractions and unrounded. Never computes: numbers come from `tables`."""
+"""A run's results table for programs: CSV and JSON, as fractions and unrounded. Never computes: see `run`."""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from coral_lens.report.tables.formats import kind_of
-from coral_lens.report.tables.run import ResultsTable
+from coral_lens.report.tables.run import Comparison, ResultsTable, TaskTable
 
 
-def csv_text(table: ResultsTable) -> str:
-    """Return one line per task, method or difference, and metric, as fractions; a field without a value is empty."""
+def csv_text(lines: Iterable[Sequence[Any]]) -> str:
+    """Return lines as CSV; None becomes an empty field."""
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["task", "kind", "n_questions", "method", "against", "metric", "value", "low", "high", "p_holm"])
-    for task in table.tasks:
-        head = [task.name, kind_of(task), task.n_questions]
-        for method, m in task.metrics.items():
-            for name, s in m.scores.items():
-                writer.writerow([*head, method, "", name, *numbers((s.value, s.low, s.high)), ""])
-            writer.writerow([*head, method, "", "ece_floor", m.ece_floor, "", "", ""])
-            writer.writerow([*head, method, "", "n_zero_answer", m.n_zero_answer, "", "", ""])
-        for c in task.comparisons:
-            for name, d in c.differences.items():
-                values = numbers((d.value, d.low, d.high, c.p_values.get(name, math.nan)))
-                writer.writerow([*head, c.method, c.against, name, *values])
+    csv.writer(out, lineterminator="\n").writerows(lines)
     return out.getvalue()
+
+
+def results_csv(table: ResultsTable) -> str:
+    """Return one line per task, method or difference, and metric, as fractions; a field without a value is empty."""
+    head = ("task", "kind", "n_questions", "method", "against", "metric", "value", "low", "high", "p_holm")
+    return csv_text((head, *(line for task in table.tasks for line in task_lines(task))))
+
+
+def task_lines(task: TaskTable) -> Iterator[list[Any]]:
+    """Yield the CSV lines of one task."""
+    at = [task.name, kind_of(task), task.n_questions]
+    for method, m in task.metrics.items():
+        for name, s in m.scores.items():
+            yield [*at, method, "", name, *numbers((s.value, s.low, s.high)), ""]
+        yield [*at, method, "", "ece_floor", m.ece_floor, "", "", ""]
+        yield [*at, method, "", "n_zero_answer", m.n_zero_answer, "", "", ""]
+    for c in task.comparisons:
+        for name in c.differences:
+            yield [*at, c.method, c.against, name, *difference_numbers(c, name)]
+
+
+def difference_numbers(comparison: Comparison, metric: str) -> list[float | None]:
+    """Return the difference in a metric, its interval and its corrected p-value."""
+    d = comparison.differences[metric]
+    return numbers((d.value, d.low, d.high, comparison.p_values.get(metric, math.nan)))
 
 
 def numbers(values: Iterable[float]) -> list[float | None]:
@@ -37,7 +50,7 @@ def numbers(values: Iterable[float]) -> list[float | None]:
     return [None if math.isnan(x) else x for x in values]
 
 
-def json_ready(table: ResultsTable) -> dict[str, Any]:
+def results_record(table: ResultsTable) -> dict[str, Any]:
     """Return the table as plain JSON values: fractions, and null where there is no number."""
     tasks = []
     for task in table.tasks:

@@ -1,4 +1,4 @@
-"""A results table for people: Markdown, the terminal, and the cells of the page. Never computes: numbers come from `tables`.
+"""A run's results table for people: Markdown, the terminal, and the cells of the page. Never computes: see `run`.
 
 People read percent: times 100, with one decimal.
 """
@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from coral_lens.metrics.scores import METRICS
+from coral_lens.metrics.scores import METRICS, Metrics
 from coral_lens.report.tables.run import COLUMNS, ENOUGH, Comparison, ResultsTable, TaskTable
 
 if TYPE_CHECKING:
@@ -56,31 +56,38 @@ def percent(x: float, *, sign: bool = False) -> str:
     return format(round(100 * x, 1) + 0.0, "+.1f" if sign else ".1f").replace("-", "−")
 
 
+def interval_text(low: float, high: float, *, sign: bool = False) -> str:
+    """Return `24.0 to 34.0`."""
+    return f"{percent(low, sign=sign)} to {percent(high, sign=sign)}"
+
+
+def note_on(metrics: Metrics, metric: str) -> str:
+    """Return what belongs beside a value: the noise floor of an ECE, the answers of probability 0 of an NLL."""
+    n_zero = metrics.n_zero_answer
+    if metric == "ece":
+        return f"floor {percent(metrics.ece_floor)}"
+    return f"{n_zero:,} zero{'s' if n_zero > 1 else ''}" if metric == "nll" and n_zero else ""
+
+
 def p_text(p: float) -> str:
     """Return a p-value as readers expect it."""
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
 
 
-def rows_of(task: TaskTable) -> list[Row]:
+def table_rows(task: TaskTable) -> list[Row]:
     """Return the lines of a task's table: one per method, then one per comparison."""
     return [method_row(task, m) for m in task.metrics] + [comparison_row(c) for c in task.comparisons]
 
 
 def method_row(task: TaskTable, method: str) -> Row:
     """Return a method's line: the noise floor stands beside its ECE, answers of probability 0 beside its NLL."""
-    metrics = task.metrics[method]
-    n_zero = metrics.n_zero_answer
-    notes = {
-        "ece": f"floor {percent(metrics.ece_floor)}",
-        "nll": f"{n_zero:,} zero{'s' if n_zero > 1 else ''}" if n_zero else "",
-    }
-    cells = {}
+    metrics, cells = task.metrics[method], {}
     for name in COLUMNS:
         score = metrics.scores[name]
         cells[name] = Cell(
             value=percent(score.value),
-            interval=f"{percent(score.low)} to {percent(score.high)}",
-            note=notes.get(name, ""),
+            interval=interval_text(score.low, score.high),
+            note=note_on(metrics, name),
             best=method in task.best[name],
         )
     return Row(label_of(method), cells)
@@ -93,13 +100,13 @@ def comparison_row(comparison: Comparison) -> Row:
         d = comparison.differences[name]
         cells[name] = Cell(
             value=percent(d.value, sign=True),
-            interval=f"{percent(d.low, sign=True)} to {percent(d.high, sign=True)}",
+            interval=interval_text(d.low, d.high, sign=True),
             note=p_text(comparison.p_values[name]) if name in comparison.p_values else "",
         )
     return Row(f"{label_of(comparison.method)} − {label_of(comparison.against)}", cells, difference=True)
 
 
-def heading_of(task: TaskTable) -> str:
+def task_heading(task: TaskTable) -> str:
     """Return a task's name, its relation to the training questions and its size."""
     return f"{task.name} ({kind_of(task)}, {task.n_questions:,} questions)"
 
@@ -141,13 +148,13 @@ def notes_of(table: ResultsTable) -> list[str]:
 # --- Markdown ---------------------------------------------------------------------------------------------------------
 
 
-def markdown(table: ResultsTable) -> str:
+def results_markdown(table: ResultsTable) -> str:
     """Return a Markdown section per task, and the notes."""
     parts = []
     for task in table.tasks:
         heads = ["", *(column_label(task, m) for m in COLUMNS)]
-        lines = [f"### {heading_of(task)}", "", "| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
-        for row in rows_of(task):
+        lines = [f"### {task_heading(task)}", "", "| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+        for row in table_rows(task):
             lines.append("| " + " | ".join([row.label, *map(markdown_cell, row.cells.values())]) + " |")
         parts.append("\n".join(lines))
     parts.append("\n".join(f"- {note}" for note in notes_of(table)))
@@ -179,12 +186,12 @@ def rich_table(task: TaskTable) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    title = Text(heading_of(task), style="bold not italic")
+    title = Text(task_heading(task), style="bold not italic")
     shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
     shown.add_column("", overflow="fold", min_width=11, max_width=14)
     for name in COLUMNS:
         shown.add_column(column_label(task, name), justify="right", no_wrap=True)
-    for row in rows_of(task):
+    for row in table_rows(task):
         cells = (rich_cell(cell, between="~" if row.difference else "–") for cell in row.cells.values())
         shown.add_row(Text(row.label.replace(" − ", " −\n")), *cells)
     return shown

@@ -1,17 +1,17 @@
 """Two runs side by side: the questions that both answered, matched by id, and how their methods differ. Never formats.
 
-Both runs become one whose methods are called `A: coral`, `B: coral`, so that every table and figure of a run serves for two.
+Both runs become one whose methods are called `A: coral`, `B: coral`; every table and figure of a run therefore serves for two.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from coral_lens.errors import CoralError
-from coral_lens.records import Predictions, Question
+from coral_lens.records import Question
 from coral_lens.report.runs import Evaluation, Run
 from coral_lens.report.tables.run import COLUMNS, Scope, in_order, subject_of
 
@@ -34,7 +34,7 @@ class Matched:
 
 def match_runs(a: Run, b: Run) -> list[Matched]:
     """Match the test sets of two runs by their questions' ids, and refuse runs that share none."""
-    left, found = in_order(b), []
+    left, matches = in_order(b), []
     for mine in in_order(a):
         theirs = max(left, key=lambda e: (e.name == mine.name, n_shared(mine, e)), default=None)
         if theirs and not n_shared(mine, theirs):
@@ -42,14 +42,14 @@ def match_runs(a: Run, b: Run) -> list[Matched]:
         matched = match(mine, theirs) if theirs else None
         if matched and theirs:
             left.remove(theirs)
-            found.append(matched)
-    if not found:
+            matches.append(matched)
+    if not matches:
         sets = [", ".join(f"{e.name} ({len(e.questions):,})" for e in run.evaluations) for run in (a, b)]
         raise CoralError(
-            f"The two runs share no questions, so that nothing can be compared: the first has {sets[0]}, the second {sets[1]}; "
+            f"The two runs share no questions, so nothing can be compared: the first has {sets[0]}, the second {sets[1]}; "
             "evaluate both on the same tasks and splits."
         )
-    return found
+    return matches
 
 
 def n_shared(a: Evaluation, b: Evaluation) -> int:
@@ -74,23 +74,11 @@ def match(a: Evaluation, b: Evaluation) -> Matched | None:
         for name, evaluation, numbers in zip(NAMES, (a, b), zip(*pairs, strict=True), strict=True):
             if method in evaluation.predictions:
                 row = f"{name}: {method}"
-                predictions[row] = picked(evaluation.predictions[method], numbers).renamed(row)
+                predictions[row] = evaluation.predictions[method].take(np.array(numbers)).renamed(row)
     questions = tuple(a.questions[i] for i, _ in pairs)
     both = Evaluation(a.name, questions, predictions, a.trained_on and b.trained_on)
     alone = len(a.questions) - len(known), len(b.questions) - len(known)
     return Matched(both, (a.name, b.name), alone, len(known) - len(pairs))
-
-
-def picked(predictions: Predictions, questions: Sequence[int]) -> Predictions:
-    """Return the predictions of some questions, in the order asked for."""
-    options = predictions.options
-    return replace(
-        predictions,
-        ids=tuple(predictions.ids[i] for i in questions),
-        answers=predictions.answers[list(questions)],
-        offsets=options.take(np.array(questions)).edges,
-        probs=predictions.probs[options.rows_of(questions)],
-    )
 
 
 def joint_run(a: Run, b: Run, matched: Sequence[Matched]) -> Run:
@@ -98,7 +86,7 @@ def joint_run(a: Run, b: Run, matched: Sequence[Matched]) -> Run:
     return Run(f"{a.title} and {b.title}", tuple(m.both for m in matched), {"model": a.lens["model"]})
 
 
-def pairs_of(methods: Iterable[str]) -> list[tuple[str, str]]:
+def compared_rows(methods: Iterable[str]) -> list[tuple[str, str]]:
     """Return the rows that are compared, B's first: the same method in both, and the subjects where their names differ."""
     known = list(methods)
     mine, theirs = ([m.split(": ", 1)[1] for m in known if m.startswith(f"{name}: ")] for name in NAMES)
@@ -109,5 +97,5 @@ def pairs_of(methods: Iterable[str]) -> list[tuple[str, str]]:
     return pairs
 
 
-B_MINUS_A = Scope(COLUMNS, pairs_of)
+B_MINUS_A = Scope(COLUMNS, compared_rows)
 """The tables of two runs."""

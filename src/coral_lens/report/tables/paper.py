@@ -1,6 +1,7 @@
-"""The paper's own published numbers, as they are printed there. Never mixed with ours: `docs/paper-audit.md` says why.
+"""The paper's own published numbers, as they are printed there, and those that a study stands beside.
 
-Which of the paper's published numbers a study stands beside. Never mixed with ours: they have a section of their own."""
+Never mixed with ours: they have tables of their own, and `docs/paper-audit.md` says why.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +19,32 @@ COLUMNS = ("Acc", "ECE", "cwECE", "NLL", "Brier")
 """The columns of every results table, under the paper's names: its NLL and Brier are not `metrics`' `nll` and `brier`."""
 METHODS = ("SteerConf", "Fewshot", "ITI", "CCPS", "CORAL")
 """The rows of every results table."""
+
+MODELS = {
+    "mistralai/Mistral-7B-Instruct-v0.3": "Mistral-7B-Instruct-v0.3",
+    "Qwen/Qwen2.5-7B-Instruct": "Qwen2.5-7B-Instruct",
+    "deepseek-ai/deepseek-llm-7b-chat": "Deepseek-7B-Chat",
+}
+"""Hub ids of the paper's models, and what its tables call them."""
+TASKS = {
+    "mmlu": "MMLU",
+    "mmlu_continuation": "MMLU",
+    "race": "RACE",
+    "race_question": "RACE",
+    "commonsense_qa": "CommonsenseQA",
+    "commonsense_qa_cloze": "CommonsenseQA",
+    "arc_challenge": "ARC-Challenge",
+    "hellaswag": "HellaSwag",
+    "openbookqa": "OpenBookQA",
+    "math_mc": "Math-MC",
+}
+"""Tasks of the paper's data, and what its tables call them."""
+HEADS = {"Acc": "Accuracy ↑", "ECE": "ECE ↓", "cwECE": "cwECE ↓", "NLL": "NLL ↓", "Brier": "Brier ↓"}
+PAPER_NOTES = (
+    "As printed in the paper, × 100; bold and underlined as there. It gives no intervals, and its Brier and NLL cannot be those "
+    "of its own formulas: compare them with the top-1 columns, if with any; docs/paper-audit.md has the arithmetic.",
+    "Where the study's model is not one of the paper's, the few-shot and CORAL rows of its three models stand here for scale.",
+)
 
 Mark = Literal["", "best", "second"]
 
@@ -59,7 +86,7 @@ def load_paper_numbers(
     cells = tuple(cell for block in _document()["tables"] for row in block["rows"] for cell in _cells(block, row))
     for field, wanted in (("model", model), ("task", task), ("method", method)):
         if wanted is not None:
-            _check(field, wanted, {getattr(cell, field) for cell in cells})
+            _refuse_unknown(field, wanted, {getattr(cell, field) for cell in cells})
     return tuple(
         cell
         for cell in cells
@@ -95,7 +122,7 @@ def _cells(block: dict[str, Any], row: dict[str, Any]) -> list[PaperNumber]:
     ]
 
 
-def _check(field: str, wanted: str, known: Iterable[str]) -> None:
+def _refuse_unknown(field: str, wanted: str, known: Iterable[str]) -> None:
     names = sorted(known)
     if wanted not in names:
         raise CoralError(
@@ -103,33 +130,7 @@ def _check(field: str, wanted: str, known: Iterable[str]) -> None:
         )
 
 
-# ---------------------------------------------------------------------------------------------------- study_paper
-
-MODELS = {
-    "mistralai/Mistral-7B-Instruct-v0.3": "Mistral-7B-Instruct-v0.3",
-    "Qwen/Qwen2.5-7B-Instruct": "Qwen2.5-7B-Instruct",
-    "deepseek-ai/deepseek-llm-7b-chat": "Deepseek-7B-Chat",
-}
-"""Hub ids of the paper's models, and what its tables call them."""
-TASKS = {
-    "mmlu": "MMLU",
-    "mmlu_continuation": "MMLU",
-    "race": "RACE",
-    "race_question": "RACE",
-    "commonsense_qa": "CommonsenseQA",
-    "commonsense_qa_cloze": "CommonsenseQA",
-    "arc_challenge": "ARC-Challenge",
-    "hellaswag": "HellaSwag",
-    "openbookqa": "OpenBookQA",
-    "math_mc": "Math-MC",
-}
-"""Tasks of the paper's data, and what its tables call them."""
-HEADS = {"Acc": "Accuracy ↑", "ECE": "ECE ↓", "cwECE": "cwECE ↓", "NLL": "NLL ↓", "Brier": "Brier ↓"}
-PAPER_NOTES = (
-    "As printed in the paper, × 100; bold and underlined as there. It gives no intervals, and its Brier and NLL cannot be those "
-    "of its own formulas: compare them with the top-1 columns, if with any; docs/paper-audit.md has the arithmetic.",
-    "Where the study's model is not one of the paper's, the few-shot and CORAL rows of its three models stand here for scale.",
-)
+# --- beside a study ----------------------------------------------------------------------------------------------------
 
 
 def abstract_line(kind: str) -> list[str]:
@@ -175,10 +176,12 @@ def paper_table(task: str, models: list[str]) -> PaperTable:
         for model in wanted
         for method in methods
     }
-    rows = tuple(Row(label, {m: cell_of(found[m]) for m in COLUMNS}) for label, found in by_row.items() if found)
+    rows = tuple(
+        Row(label, {m: printed_cell(numbers[m]) for m in COLUMNS}) for label, numbers in by_row.items() if numbers
+    )
     return PaperTable(task, bool(models), rows)
 
 
-def cell_of(number: PaperNumber) -> Cell:
+def printed_cell(number: PaperNumber) -> Cell:
     """Return a number as the paper prints it."""
     return Cell(f"{number.value:.2f}", best=number.mark == "best", second=number.mark == "second")

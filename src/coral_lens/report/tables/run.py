@@ -168,10 +168,10 @@ def draft_table(
 ) -> tuple[TaskTable, list[float]]:
     """Return a task's table before correction, and its p-values in the order of comparisons and columns."""
     predictions, n_questions = evaluation.predictions, len(evaluation.questions)
-    found = resampled(predictions, scope.columns, n_boot=n_boot, seed=seed)
+    draws = resampled(predictions, scope.columns, n_boot=n_boot, seed=seed)
 
     def pair(a: str, b: str, metric: str) -> Difference:
-        return found[a][metric].minus(found[b][metric], kind=METRICS[metric].kind)
+        return draws[a][metric].minus(draws[b][metric], kind=METRICS[metric].kind)
 
     comparisons = tuple(
         Comparison(a, b, {m: pair(a, b, m) for m in scope.columns}, {}) for a, b in scope.pairs(predictions)

@@ -114,26 +114,26 @@ def relative_change(before: float, after: float, metric: str) -> float | None:
 
 def improvements(tables: Sequence[StudyTable]) -> list[Improvement]:
     """Average relative improvements over models and test sets, by mixture, by kind of test and by method."""
-    found = []
+    averages = []
     cells = dict.fromkeys((t.mixture, t.kind, row.method) for t in tables for row in t.rows if row.method != FEW_SHOT)
     for mixture, kind, method in cells:
-        some = [t for t in tables if (t.mixture, t.kind) == (mixture, kind) and any(r.method == method for r in t.rows)]
-        values = {m: [x for t in some if (x := relative(t, method, m)) is not None] for m in RELATIVE}
+        mine = [t for t in tables if (t.mixture, t.kind) == (mixture, kind) and any(r.method == method for r in t.rows)]
+        values = {m: [x for t in mine if (x := relative(t, method, m)) is not None] for m in RELATIVE}
         known = {m: v for m, v in values.items() if v}
-        found.append(
+        averages.append(
             Improvement(
-                mixture,
-                kind,
-                method,
-                len(some),
-                {m: mean(v) for m, v in known.items()},
-                {m: min(v) for m, v in known.items()},
-                {m: max(v) for m, v in known.items()},
-                all(may_rank("ece", t.n_questions) for t in some),
-                {m: tally([verdict(t, method, m) for t in some]) for m in TALLIED},
+                mixture=mixture,
+                kind=kind,
+                method=method,
+                n_cells=len(mine),
+                means={m: mean(v) for m, v in known.items()},
+                worst={m: min(v) for m, v in known.items()},
+                best={m: max(v) for m, v in known.items()},
+                ranks=all(may_rank("ece", t.n_questions) for t in mine),
+                verdicts={m: tally([verdict(t, method, m) for t in mine]) for m in TALLIED},
             )
         )
-    return found
+    return averages
 
 
 def verdict(table: StudyTable, method: str, metric: str) -> int:

@@ -1,15 +1,13 @@
-"""The tables of a study as Markdown, LaTeX, CSV and JSON. Never computes: numbers come from `study_tables`."""
+"""The tables of a study as Markdown, LaTeX, CSV and JSON. Never computes: numbers come from `study`."""
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from coral_lens.metrics.scores import METRICS, Score
-from coral_lens.report.tables.exports import clean, numbers
-from coral_lens.report.tables.formats import Cell, Row, markdown_cell, p_text, percent
+from coral_lens.report.tables.exports import clean, csv_text, numbers
+from coral_lens.report.tables.formats import Cell, Row, interval_text, markdown_cell, note_on, p_text, percent
 from coral_lens.report.tables.paper import PAPER_NOTES, PaperTable, abstract_line
 from coral_lens.report.tables.run import ENOUGH, may_rank
 from coral_lens.report.tables.study import (
@@ -39,81 +37,75 @@ NOTES = (
 )
 
 
-def heading_of(table: StudyTable) -> str:
+def table_heading(table: StudyTable) -> str:
     """Return what a table is of."""
     return f"{table.test}, {table.model} ({table.kind}, {table.n_questions:,} questions, trained on {table.mixture})"
 
 
-def columns_of(table: StudyTable) -> dict[str, str]:
+def column_labels(table: StudyTable) -> dict[str, str]:
     """Return the heads of the metrics."""
     arrows = {m: "↑" if METRICS[m].higher_is_better else "↓" for m in COLUMNS}
     return {m: f"{METRICS[m].label} {arrows[m]}{'' if may_rank(m, table.n_questions) else ' †'}" for m in COLUMNS}
 
 
-def lines_of(table: StudyTable) -> list[Row]:
+def table_lines(table: StudyTable) -> list[Row]:
     """Return the lines of a table: one per method, then one per paired difference."""
     places = {m: table.places(m) for m in COLUMNS}
     lines = [
-        Row(row_label(r.method), {m: cell_of(r, m, places[m].get(r.method, 0)) for m in COLUMNS}) for r in table.rows
+        Row(row_label(r.method), {m: score_cell(r, m, places[m].get(r.method, 0)) for m in COLUMNS}) for r in table.rows
     ]
     for c in table.comparisons:
         label = f"{row_label(c['method'])} − {row_label(c['against'])}"
-        lines.append(Row(label, {m: difference_of(c, m) for m in COLUMNS}, difference=True))
+        lines.append(Row(label, {m: difference_cell(c, m) for m in COLUMNS}, difference=True))
     return lines
 
 
-def cell_of(row: StudyRow, metric: str, place: int) -> Cell:
+def score_cell(row: StudyRow, metric: str, place: int) -> Cell:
     """Return a value with its interval, its place in the column, its spread over seeds, and what else belongs to it."""
     score: Score = row.metrics.scores[metric]
-    n_zero = row.metrics.n_zero_answer
-    notes = {
-        "ece": f"floor {percent(row.metrics.ece_floor)}",
-        "nll": f"{n_zero:,} zero{'s' if n_zero > 1 else ''}" if n_zero else "",
-    }
     spread = f"± {percent(row.spread[metric])}" if row.spread.get(metric) else ""
-    interval = f"{percent(score.low)} to {percent(score.high)}"
-    note = ", ".join(filter(None, (spread, notes.get(metric, ""))))
-    return Cell(percent(score.value), interval, note, best=place == 1, second=place == 2)
+    note = ", ".join(filter(None, (spread, note_on(row.metrics, metric))))
+    return Cell(percent(score.value), interval_text(score.low, score.high), note, best=place == 1, second=place == 2)
 
 
-def difference_of(comparison: dict[str, Any], metric: str) -> Cell:
+def difference_cell(comparison: dict[str, Any], metric: str) -> Cell:
     """Return a paired difference with its interval and p-value."""
     d = {k: float("nan") if v is None else v for k, v in comparison["differences"][metric].items()}
     p = comparison["p_values"].get(metric)
-    interval = f"{percent(d['low'], sign=True)} to {percent(d['high'], sign=True)}"
+    interval = interval_text(d["low"], d["high"], sign=True)
     return Cell(percent(d["value"], sign=True), interval, p_text(p) if p is not None else "")
 
 
-def improvement_cells(one: Improvement) -> list[Cell]:
+def improvement_cells(improvement: Improvement) -> list[Cell]:
     """Return the mean with the worst and the best of each metric, with a mark where ECE means little."""
     cells = []
     for m in RELATIVE:
-        mark = " †" if m == "ece" and not one.ranks else ""
-        signed = {k: percent(v[m], sign=True) for k, v in averages_of(one).items() if m in v}
+        mark = " †" if m == "ece" and not improvement.ranks else ""
+        signed = {k: percent(v[m], sign=True) for k, v in averages_of(improvement).items() if m in v}
         cells.append(
             Cell(f"{signed['mean']} %{mark}", f"{signed['worst']} to {signed['best']}") if signed else Cell("n/a")
         )
     return cells
 
 
-def averages_of(one: Improvement) -> dict[str, dict[str, float]]:
+def averages_of(improvement: Improvement) -> dict[str, dict[str, float]]:
     """Return mean, worst and best, each by metric."""
-    return {"mean": one.means, "worst": one.worst, "best": one.best}
+    return {"mean": improvement.means, "worst": improvement.worst, "best": improvement.best}
 
 
 def improvement_rows(tables: Sequence[StudyTable]) -> list[list[Cell]]:
     """Return the summary: one line for each mixture, kind of test and method, and what the paper's abstract says."""
-    found = improvements(tables)
+    averages = improvements(tables)
     ours = [
         [
             *map(Cell, (i.mixture, i.kind, row_label(i.method), str(i.n_cells))),
             *improvement_cells(i),
             *(Cell(tally_text(v)) for v in i.verdicts.values()),
         ]
-        for i in found
+        for i in averages
     ]
     unsaid = ["not tested"] * len(TALLIED)
-    kinds = dict.fromkeys(i.kind for i in found)
+    kinds = dict.fromkeys(i.kind for i in averages)
     return ours + [[Cell(text) for text in (*abstract_line(kind), *unsaid)] for kind in kinds]
 
 
@@ -137,7 +129,7 @@ SUMMARY_NOTES = (
 # ------------------------------------------------------------------------------------------------------- Markdown
 
 
-def markdown(title: str, tables: Sequence[StudyTable], paper: Sequence[PaperTable] = ()) -> str:
+def study_markdown(title: str, tables: Sequence[StudyTable], paper: Sequence[PaperTable] = ()) -> str:
     """Return the summary, a section for each table, and the paper's numbers."""
     rows = [[markdown_cell(cell) for cell in row] for row in improvement_rows(tables)]
     summary = markdown_table(IMPROVEMENT_HEADS, rows)
@@ -148,10 +140,10 @@ def markdown(title: str, tables: Sequence[StudyTable], paper: Sequence[PaperTabl
         "\n".join(f"- {note}" for note in SUMMARY_NOTES),
     ]
     for table in tables:
-        parts += [f"## {heading_of(table)}", markdown_results(columns_of(table), lines_of(table))]
+        parts += [f"## {table_heading(table)}", markdown_results(column_labels(table), table_lines(table))]
     parts.append("\n".join(f"- {note}" for note in NOTES))
-    for one in paper:
-        parts += [f"## {one.heading}", markdown_results(one.heads, one.rows)]
+    for printed in paper:
+        parts += [f"## {printed.heading}", markdown_results(printed.heads, printed.rows)]
     if paper:
         parts.append("\n".join(f"- {note}" for note in PAPER_NOTES))
     return "\n\n".join(parts) + "\n"
@@ -184,21 +176,21 @@ SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"} | {
 }
 
 
-def latex(tables: Sequence[StudyTable]) -> str:
+def study_latex(tables: Sequence[StudyTable]) -> str:
     """Return a `tabular` for each table, in the form of the paper's; needs booktabs."""
     parts = ["% needs \\usepackage{booktabs}", *(f"% {note}" for note in NOTES)]
     for table in tables:
-        heads = " & ".join(["Method", *map(escaped, columns_of(table).values())])
+        heads = " & ".join(["Method", *map(escaped, column_labels(table).values())])
         lines = [
-            f"% {heading_of(table)}",
+            f"% {table_heading(table)}",
             r"\begin{tabular}{@{}l" + "c" * len(COLUMNS) + r"@{}}",
             r"\toprule",
-            rf"\multicolumn{{{len(COLUMNS) + 1}}}{{c}}{{\textbf{{{escaped(heading_of(table))}}}}} \\",
+            rf"\multicolumn{{{len(COLUMNS) + 1}}}{{c}}{{\textbf{{{escaped(table_heading(table))}}}}} \\",
             r"\midrule",
             rf"{heads} \\",
             r"\midrule",
         ]
-        rows = lines_of(table)
+        rows = table_lines(table)
         for i, row in enumerate(rows):
             if row.difference and not rows[i - 1].difference:
                 lines.append(r"\midrule")
@@ -223,28 +215,32 @@ def escaped(text: str) -> str:
 # --------------------------------------------------------------------------------------------------- for programs
 
 
-def csv_text(tables: Sequence[StudyTable]) -> str:
+CSV_HEAD = (
+    *("model", "mixture", "test", "kind", "n_questions", "method", "against"),
+    *("metric", "value", "low", "high", "spread", "p_holm"),
+)
+
+
+def study_csv(tables: Sequence[StudyTable]) -> str:
     """Return one line per table, method or difference, and metric, as fractions; a field without a value is empty."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    head = ["model", "mixture", "test", "kind", "n_questions"]
-    writer.writerow([*head, "method", "against", "metric", "value", "low", "high", "spread", "p_holm"])
-    for t in tables:
-        at = [t.model, t.mixture, t.test, t.kind, t.n_questions]
-        for row in t.rows:
-            for name, s in row.metrics.scores.items():
-                spread = row.spread.get(name, "")
-                writer.writerow([*at, row.method, "", name, *numbers((s.value, s.low, s.high)), spread, ""])
-            writer.writerow([*at, row.method, "", "ece_floor", row.metrics.ece_floor, "", "", "", ""])
-            writer.writerow([*at, row.method, "", "n_zero_answer", row.metrics.n_zero_answer, "", "", "", ""])
-        for c in t.comparisons:
-            for name, d in c["differences"].items():
-                p = c["p_values"].get(name)
-                writer.writerow([*at, c["method"], c["against"], name, d["value"], d["low"], d["high"], "", p])
-    return out.getvalue()
+    return csv_text((CSV_HEAD, *(line for table in tables for line in csv_lines(table))))
 
 
-def json_ready(tables: Sequence[StudyTable]) -> dict[str, Any]:
+def csv_lines(table: StudyTable) -> Iterator[list[Any]]:
+    """Yield the CSV lines of one table."""
+    at = [table.model, table.mixture, table.test, table.kind, table.n_questions]
+    for row in table.rows:
+        for name, s in row.metrics.scores.items():
+            yield [*at, row.method, "", name, *numbers((s.value, s.low, s.high)), row.spread.get(name, ""), ""]
+        yield [*at, row.method, "", "ece_floor", row.metrics.ece_floor, "", "", "", ""]
+        yield [*at, row.method, "", "n_zero_answer", row.metrics.n_zero_answer, "", "", "", ""]
+    for c in table.comparisons:
+        for name, d in c["differences"].items():
+            p_value = c["p_values"].get(name)
+            yield [*at, c["method"], c["against"], name, d["value"], d["low"], d["high"], "", p_value]
+
+
+def study_record(tables: Sequence[StudyTable]) -> dict[str, Any]:
     """Return tables and summary as plain JSON values: fractions, and null where there is no number."""
     return {
         "improvements": [

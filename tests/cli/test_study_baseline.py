@@ -9,12 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.leaky import DROPPED, LEAKING, leaky_rows, training_rows, write_rows
 from support.models import make_model
 from support.questions import toy_questions
 from typer.testing import CliRunner
 
 from coral_lens.cli import app, main
 from coral_lens.cli.study import NAMES, parsed, row_of, source_of
+from coral_lens.data.leaks import REPEATED
 from coral_lens.errors import CoralError
 from coral_lens.methods.registry import BASELINES
 from coral_lens.report.figures.style import Picture
@@ -89,6 +91,22 @@ def test_baselines_stand_beside_base_and_temperature_with_a_report_and_costs(
     assert (about["kind"], about["lens"], about["folds"]) == ("control-base", "ridge", 1)
     assert not {"seed", "validation", "base"} & set(about), "those are the study's"
     assert run.provenance["methods"]["temperature"] == {"kind": "temperature"}
+
+
+def test_no_repeat_no_shared_article_and_no_edited_copy_is_trained_on_and_tested(
+    baseline: Baseline, tmp_path: Path
+) -> None:
+    train = write_rows(tmp_path / "leaky-train.jsonl", training_rows())
+    test = write_rows(tmp_path / "leaky-test.jsonl", leaky_rows())
+    code, _, err = baseline("isotonic", "--train", str(train), "--task", str(test))
+    assert code == 0, err
+    run = load_run(tmp_path / "run")
+    training = run.provenance["training"]
+    # the files that every test here uses share a question, too
+    assert training["leak guard"] == DROPPED | {REPEATED: DROPPED[REPEATED] + 1}
+    assert training["questions"][str(train)] == len(training_rows()) - sum(DROPPED.values())
+    (tested,) = [e for e in run.evaluations if e.name == str(test)]
+    assert {q.id for q in tested.questions} >= LEAKING
 
 
 def test_mistakes_are_one_sentence_and_exit_code_2(baseline: Baseline, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.leaky import DROPPED, LEAKING, leaky_rows, training_rows, write_rows
 
 from coral_lens.data.leaks import question_keys
 from coral_lens.engine.model import Model
@@ -18,11 +19,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*prompts were longer than the m
 
 def test_training_and_test_questions_are_apart() -> None:
     train, tests = demo_questions(PLAN)
-    assert [test.name for test in tests] == [*PLAN.train, *PLAN.transfer]
-    ids = [q.id for q in train] + [q.id for test in tests for q in test.questions]
+    assert list(tests) == [*PLAN.train, *PLAN.transfer]
+    ids = [q.id for q in train] + [q.id for questions in tests.values() for q in questions]
     assert len(ids) == len(set(ids)) == 5 * 40
-    for test in tests:
-        assert not {q.group for q in train} & {q.group for q in test.questions}
+    for questions in tests.values():
+        assert not {q.group for q in train} & {q.group for q in questions}
 
 
 def test_a_second_run_reuses_the_first_and_gives_the_same_predictions(tiny: Model, tmp_path: Path) -> None:
@@ -43,3 +44,17 @@ def test_no_test_question_was_seen_by_the_lenses(tiny: Model, tmp_path: Path) ->
     train, _ = demo_questions(PLAN)
     seen = set(question_keys(train).tolist())
     assert all(not seen & set(question_keys(e.questions).tolist()) for e in run.evaluations)
+
+
+def test_no_repeat_no_shared_article_and_no_edited_copy_is_trained_on_and_tested(tiny: Model, tmp_path: Path) -> None:
+    train = write_rows(tmp_path / "train.jsonl", training_rows())
+    test = write_rows(tmp_path / "test.jsonl", leaky_rows())
+    plan = DemoPlan(train=(str(train),), transfer=(str(test),))
+    learned, _ = demo_questions(plan)
+    run = run_demo(tmp_path / "demo", plan, model=tiny)
+    n_dropped = run.provenance["training questions dropped because a test set has them too"]
+    assert run.provenance["leak guard"]["dropped from training"] == DROPPED
+    assert n_dropped == sum(DROPPED.values())
+    assert run.lens["training"]["tasks"] == {"questions": len(learned) - n_dropped}
+    assert {q.id for q in run.evaluations[1].questions} >= LEAKING, "what is tested stays, and is not trained on"
+    assert run.provenance["leak guard"]["left out"] == {}

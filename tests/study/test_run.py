@@ -1,4 +1,4 @@
-"""A study walks the whole line, repeats nothing, leaks nothing, and survives being killed anywhere."""
+"""A study runs along the whole line, repeats nothing, leaks nothing, and survives being killed anywhere."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.leaky import DROPPED, LEAKING, leaky_rows, training_rows, write_rows
 from support.models import make_model
 
 from coral_lens.cli import printing
 from coral_lens.cli.printing import show_run
-from coral_lens.data.leaks import normalised
+from coral_lens.data.leaks import ARTICLE, REPEATED, normalised
 from coral_lens.data.settings import Style
 from coral_lens.engine import extract as store
 from coral_lens.engine.model import Model, wrap
@@ -35,8 +36,9 @@ from coral_lens.report.tables.run import results_table
 from coral_lens.study import evaluate as evaluating
 from coral_lens.study import predictions as predicting
 from coral_lens.study import run as running
+from coral_lens.study import states
 from coral_lens.study.config import Study, frozen
-from coral_lens.study.folders import Places
+from coral_lens.study.folders import Folders
 from coral_lens.study.plan import loader, plan_study
 from coral_lens.study.run import prepare_study, run_study
 
@@ -141,9 +143,9 @@ class Opening:
         return self.model
 
 
-def walk(study: Study, root: Path, data: Path, opening: Callable[[str], Model]) -> Path:
+def run_in(study: Study, root: Path, data: Path, opening: Callable[[str], Model]) -> Path:
     prepared = prepare_study(study, data)
-    return run_study(prepared, Places(out=root / "out", work=root / "work", data=data), open_model=opening)
+    return run_study(prepared, Folders(out=root / "out", work=root / "work", data=data), open_model=opening)
 
 
 def files_of(root: Path) -> dict[str, bytes]:
@@ -159,7 +161,7 @@ def undisturbed(
     tiny: Model, data: Path, one_thread: None, cheap_report: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     root = tmp_path_factory.mktemp("undisturbed")
-    walk(study_of(), root, data, Opening(tiny))
+    run_in(study_of(), root, data, Opening(tiny))
     return root
 
 
@@ -230,7 +232,7 @@ def test_a_finished_study_is_not_done_again_and_loads_no_model(undisturbed: Path
     def refuse(name: str) -> Model:
         raise AssertionError(f"{name} was loaded")
 
-    walk(study_of(), tmp_path / "copy", data, refuse)
+    run_in(study_of(), tmp_path / "copy", data, refuse)
     assert files_of(tmp_path / "copy") == before
 
 
@@ -244,7 +246,7 @@ def test_making_the_report_of_a_run_again_takes_nothing_from_its_study(
     assert (folder / "results.json").read_bytes() == before["runs/tiny/both/results.json"]
     # tables that are not what the study made, whoever wrote them, are made again
     (folder / "results.json").write_text('{"tasks": []}', "utf-8")
-    walk(study_of(), tmp_path / "copy", data, lambda name: pytest.fail(name))
+    run_in(study_of(), tmp_path / "copy", data, lambda name: pytest.fail(name))
     after = files_of(tmp_path / "copy/out")
     assert [n for n in before if after[n] != before[n] and not n.endswith("both/report.html")] == []
 
@@ -262,7 +264,7 @@ def test_one_more_method_costs_no_model_and_no_fit_of_the_others(
 
     monkeypatch.setattr(lens_method, "load_or_fit", counting)
     more = study_of(method=[*STUDY["method"], {"kind": "ensemble"}])
-    walk(more, tmp_path / "copy", data, lambda name: pytest.fail(name))
+    run_in(more, tmp_path / "copy", data, lambda name: pytest.fail(name))
     assert fitted == ["ensemble"]
 
 
@@ -274,7 +276,7 @@ def test_studies_that_share_their_work_share_states_and_lenses(
     monkeypatch.setattr(lens_method, "load_or_fit", lambda *_, **__: pytest.fail("fitted again"))
     tests = [t for t in STUDY["test"] if t["task"] == "arc_challenge"]
     guard = [t for t in STUDY["test"] if t["task"] != "arc_challenge"]
-    walk(study_of(name="transfer", test=tests, guard=guard), tmp_path, data, lambda name: pytest.fail(name))
+    run_in(study_of(name="transfer", test=tests, guard=guard), tmp_path, data, lambda name: pytest.fail(name))
     old, new = (load_run(root / "out/runs/tiny/both") for root in (undisturbed, tmp_path))
     assert new.lens == old.lens
     assert np.array_equal(new.evaluations[0].predictions["coral"].probs, old.evaluations[2].predictions["coral"].probs)
@@ -288,7 +290,7 @@ class Killed(BaseException):
 
 
 def killing(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, *, call: int, after: bool) -> None:
-    """Have the n-th call of a function kill the walk, before or after it does its work."""
+    """Have the n-th call of a function kill the run, before or after it does its work."""
     usual, calls = getattr(where, name), 0
 
     def deadly(*arguments: Any, **more: Any) -> Any:
@@ -307,7 +309,7 @@ def killing(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, *, call: int
 DEATHS = [
     (running, "claim", 1, True),
     (store, "compute_shard", 2, False),
-    (running, "extract", 3, True),
+    (states, "extract", 3, True),
     (lens_method, "load_or_fit", 1, True),
     (lens_method, "load_or_fit", 2, False),
     (predicting, "write_atomic", 2, False),
@@ -317,7 +319,7 @@ DEATHS = [
     (evaluating, "write_report", 1, True),
     (running, "write_study", 1, False),
 ]
-"""Where the walk is killed: at which call of a function, and whether before or after it."""
+"""Where the run is killed: at which call of a function, and whether before or after it."""
 
 
 @pytest.mark.parametrize(("where", "name", "call", "after"), DEATHS, ids=[f"{n}-{c}" for _, n, c, _ in DEATHS])
@@ -327,8 +329,8 @@ def test_a_killed_and_resumed_study_ends_with_the_same_bytes(
     with pytest.MonkeyPatch.context() as patch:
         killing(patch, where, name, call=call, after=after)
         with pytest.raises(Killed):
-            walk(study_of(), tmp_path, data, Opening(tiny))
-    walk(study_of(), tmp_path, data, Opening(tiny))
+            run_in(study_of(), tmp_path, data, Opening(tiny))
+    run_in(study_of(), tmp_path, data, Opening(tiny))
     resumed, expected = files_of(tmp_path), files_of(undisturbed)
     assert list(resumed) == list(expected)
     assert [name for name, content in resumed.items() if content != expected[name]] == []
@@ -338,9 +340,9 @@ def test_a_folder_of_something_else_is_left_alone(tiny: Model, data: Path, undis
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "diary.txt").write_text("mine", "utf-8")
     with pytest.raises(CoralError, match="holds no study"):
-        walk(study_of(), tmp_path, data, Opening(tiny))
+        run_in(study_of(), tmp_path, data, Opening(tiny))
     with pytest.raises(CoralError, match="holds the study 'toy', not 'other'"):
-        walk(study_of(name="other"), undisturbed, data, Opening(tiny))
+        run_in(study_of(name="other"), undisturbed, data, Opening(tiny))
 
 
 def test_changed_data_are_noticed(tiny: Model, data: Path, undisturbed: Path, tmp_path: Path) -> None:
@@ -348,7 +350,7 @@ def test_changed_data_are_noticed(tiny: Model, data: Path, undisturbed: Path, tm
     shutil.copytree(data, tmp_path / "data")
     put(tmp_path / "data", "arc_challenge", test=[arc(i, word="storm") for i in range(40)])
     with pytest.raises(CoralError, match="holds activations of something else"):
-        walk(study_of(), tmp_path, tmp_path / "data", Opening(tiny))
+        run_in(study_of(), tmp_path, tmp_path / "data", Opening(tiny))
 
 
 def small_study(model: str = "tiny") -> Study:
@@ -361,35 +363,38 @@ def test_a_dtype_that_is_asked_for_has_states_of_its_own(tiny: Model, data: Path
     other = wrap(other.hf, other.tokenizer, name=other.name)
     assert other.dtype != tiny.dtype
     assert other.fingerprint == tiny.fingerprint
-    walk(small_study(), tmp_path, data, Opening(tiny))
+    run_in(small_study(), tmp_path, data, Opening(tiny))
     kept, first = files_of(tmp_path / "work"), load_run(tmp_path / "out/runs/tiny/both")
-    prepared, places = prepare_study(small_study(), data), Places(tmp_path / "out", tmp_path / "work", data, "bfloat16")
-    run_study(prepared, places, open_model=Opening(other))
+    prepared, folders = (
+        prepare_study(small_study(), data),
+        Folders(tmp_path / "out", tmp_path / "work", data, "bfloat16"),
+    )
+    run_study(prepared, folders, open_model=Opening(other))
     second = load_run(tmp_path / "out/runs/tiny/both")
     assert (first.lens["model"]["dtype"], second.lens["model"]["dtype"]) == ("torch.float32", "torch.bfloat16")
     probs = [run.evaluations[0].predictions["base"].probs for run in (first, second)]
     assert not np.array_equal(*probs)
     assert {k: v for k, v in files_of(tmp_path / "work").items() if k in kept} == kept
-    walk(small_study(), tmp_path, data, lambda name: pytest.fail(name))
+    run_in(small_study(), tmp_path, data, lambda name: pytest.fail(name))
     # without the name, states in two dtypes are never put together
     shutil.rmtree(next((tmp_path / "work/tiny/states").glob("arc_challenge*")))
     with pytest.raises(
         CoralError, match=r"Other dtype of .tiny. in .*torch\.float32.* the model as it is now .torch\.bf"
     ):
-        walk(small_study(), tmp_path, data, Opening(other))
+        run_in(small_study(), tmp_path, data, Opening(other))
 
 
 def test_a_model_whose_files_were_changed_is_looked_at_again(tiny: Model, data: Path, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "weights").write_text("old", "utf-8")
     study = small_study(str(tmp_path / "mine"))
-    walk(study, tmp_path, data, Opening(tiny))
-    walk(study, tmp_path, data, lambda name: pytest.fail(name))
+    run_in(study, tmp_path, data, Opening(tiny))
+    run_in(study, tmp_path, data, lambda name: pytest.fail(name))
     soon = time.time() + 60
     os.utime(tmp_path / "mine" / "weights", (soon, soon))
-    walk(study, tmp_path, data, Opening(tiny))
+    run_in(study, tmp_path, data, Opening(tiny))
     with pytest.raises(CoralError, match="Other weights of"):
-        walk(study, tmp_path, data, Opening(make_model("llama", seed=1)))
+        run_in(study, tmp_path, data, Opening(make_model("llama", seed=1)))
 
 
 # --- leaks
@@ -405,14 +410,31 @@ def test_what_a_test_set_holds_is_dropped_from_training_by_text_and_by_article(u
     # two questions of ARC in other letters; the three questions of the article "Of fish 0."
     assert mixture.dropped == {"arc_easy:test": 2, "race_question:test": 3, "arc_challenge:test": 0}
     assert (mixture.n_dropped, mixture.n_questions) == (5, 2 * N - 5)
+    assert mixture.reasons == {REPEATED: 2, ARTICLE: 3}
     train = [q for part in mixture.parts for q in load(part.source) if q.id in part.ids]
     tested = [q for test in plan.tests for q in load(test.part.source) if q.id in test.part.ids]
     assert not {normalised(q) for q in train} & {normalised(q) for q in tested}
     assert not {q.group for q in train} & {q.group for q in tested}
     record = json.loads((undisturbed / "out" / "study.json").read_text("utf-8"))
     assert record["mixtures"]["both"]["dropped because a test set holds them too"]["race_question:test"] == 3
+    assert record["mixtures"]["both"]["leak guard"][ARTICLE] == 3
     page = (undisturbed / "out" / "report.html").read_text("utf-8")
     assert "dropped because a test set holds them too · race_question:test</dt><dd>3</dd>" in page
+
+
+def test_no_repeat_no_shared_article_and_no_edited_copy_is_trained_on_and_tested(tiny: Model, tmp_path: Path) -> None:
+    files = {"train": training_rows(), "test": leaky_rows()}
+    train, test = (str(write_rows(tmp_path / f"{name}.jsonl", rows)) for name, rows in files.items())
+    study = study_of(
+        mixture=[{"name": "file", "sources": [{"task": train, "shots": 0}]}],
+        test=[{"task": test, "shots": 0}],
+        method=[{"kind": "ridge"}],
+    )
+    run_in(study, tmp_path, tmp_path, Opening(tiny))
+    run = load_run(tmp_path / "out/runs/tiny/file")
+    assert run.provenance["training"]["leak guard"] == DROPPED
+    assert {q.id for q in run.evaluations[0].questions} >= LEAKING, "what is tested stays, and is not trained on"
+    assert run.lens["training"]["tasks"] == {"questions": len(files["train"]) - sum(DROPPED.values())}
 
 
 def test_what_is_dropped_is_what_the_lens_has_not_seen(undisturbed: Path) -> None:
@@ -433,7 +455,7 @@ def test_the_rest_of_a_mixture_is_tested_and_never_trained_on(tiny: Model, data:
     }
     study = study_of(mixture=[mixture], test=[{"rest": "half"}], method=[{"kind": "ridge"}])
     opening = Opening(tiny)
-    walk(study, tmp_path, data, opening)
+    run_in(study, tmp_path, data, opening)
     run = load_run(tmp_path / "out/runs/tiny/half")
     assert [e.name for e in run.evaluations] == [
         "arc_easy:test held out of half",
@@ -444,8 +466,8 @@ def test_the_rest_of_a_mixture_is_tested_and_never_trained_on(tiny: Model, data:
     seen = run.lens["training"]
     assert sum(seen["tasks"].values()) == 32 + N - 8 - 15
     assert seen["settings"]["validation"] == pytest.approx(1 / 3)
-    states = [p.name for p in (tmp_path / "work" / "tiny" / "states").iterdir()]
-    assert len(states) == 2, "one store serves training and test"
+    stores = [p.name for p in (tmp_path / "work" / "tiny" / "states").iterdir()]
+    assert len(stores) == 2, "one store serves training and test"
 
 
 def test_a_worked_example_is_never_an_evaluated_question(data: Path, tmp_path: Path) -> None:
@@ -474,9 +496,9 @@ def test_a_test_with_shots_has_one_more_row_of_the_same_questions_without_them(
     shutil.copytree(data, root)
     put(root, "arc_challenge", train=[arc(i, word="hail") for i in range(9)])
     changes: dict[str, Any] = {"method": [{"kind": "ridge"}], "test": [STUDY["test"][2] | {"n": 20, "shots": 2}]}
-    walk(study_of(**changes), tmp_path / "with", root, Opening(tiny))
+    run_in(study_of(**changes), tmp_path / "with", root, Opening(tiny))
     plain = study_of(**changes | {"test": [STUDY["test"][2] | {"n": 20}]})
-    walk(plain, tmp_path / "plain", root, Opening(tiny))
+    run_in(plain, tmp_path / "plain", root, Opening(tiny))
     shown, unshown = (load_run(tmp_path / name / "out/runs/tiny/both").evaluations[0] for name in ("with", "plain"))
     assert tuple(shown.predictions) == ("base", "0-shot", "temperature", "ridge")
     assert shown.predictions["0-shot"].ids == unshown.predictions["base"].ids
@@ -530,7 +552,7 @@ def test_a_new_method_is_one_row_of_the_table(
         return predict
 
     monkeypatch.setitem(METHODS, "uniform", Method(no_options, fit_uniform))
-    walk(study_of(method=[{"kind": "uniform"}]), tmp_path, data, Opening(tiny))
+    run_in(study_of(method=[{"kind": "uniform"}]), tmp_path, data, Opening(tiny))
     run = load_run(tmp_path / "out/runs/tiny/both")
     for evaluation in run.evaluations:
         assert set(evaluation.predictions["uniform"].probs.tolist()) == {0.25}
@@ -552,7 +574,7 @@ def test_a_method_may_adapt_only_on_what_no_test_set_holds(
 
     monkeypatch.setitem(METHODS, "adapting", Method(no_options, fit_adapting))
     tests = [STUDY["test"][0] | {"adapt": "train"}, STUDY["test"][2]]
-    walk(study_of(method=[{"kind": "adapting"}], test=tests), tmp_path, data, Opening(tiny))
+    run_in(study_of(method=[{"kind": "adapting"}], test=tests), tmp_path, data, Opening(tiny))
     # two training questions stand in the test set too
     assert seen == {"arc_easy:test": N - 2, "arc_challenge:test": None}
     run = load_run(tmp_path / "out/runs/tiny/both")
@@ -579,7 +601,7 @@ def test_a_method_looks_at_all_questions_before_a_model_is_loaded(data: Path, mo
 def test_seeds_give_a_spread_and_models_a_run_each(tiny: Model, data: Path, tmp_path: Path) -> None:
     study = study_of(models=["one", "two/three"], seeds=[3, 4, 5], method=[{"kind": "ridge"}], test=STUDY["test"][2:])
     opening = Opening(tiny)
-    walk(study, tmp_path, data, opening)
+    run_in(study, tmp_path, data, opening)
     assert opening.names == ["one", "two/three"]
     tables = json.loads((tmp_path / "out" / "tables.json").read_text("utf-8"))
     assert [t["model"] for t in tables["tables"]] == ["one", "two/three"]
@@ -595,7 +617,7 @@ def test_seeds_give_a_spread_and_models_a_run_each(tiny: Model, data: Path, tmp_
 def test_the_chat_template_goes_around_every_prompt(tiny: Model, data: Path, tmp_path: Path) -> None:
     tiny.tokenizer.chat_template = "{% for m in messages %}<{{ m.content }}>{% endfor %}"
     try:
-        walk(study_of(chat=True, method=[{"kind": "ridge"}], test=STUDY["test"][2:]), tmp_path, data, Opening(tiny))
+        run_in(study_of(chat=True, method=[{"kind": "ridge"}], test=STUDY["test"][2:]), tmp_path, data, Opening(tiny))
     finally:
         tiny.tokenizer.chat_template = None
     run = load_run(tmp_path / "out/runs/tiny/both")

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
-from coral_lens.data.leaks import question_keys, shares_article
+from coral_lens.data.leaks import Guard, guard_of
 from coral_lens.data.splits import split_mask
 from coral_lens.engine.activations import ActivationStore, JoinedStore, Subset
 from coral_lens.errors import CoralError
@@ -35,24 +35,19 @@ class Seen:
 
     def unseen(self, store: JoinedStore) -> JoinedStore:
         """Return the questions of a store that are not among these by text, by article or as a row of one dataset."""
-        found = store.questions
-        seen = np.isin(question_keys(found), self.keys) | self.same_article(found) | self.same_row(found)
+        questions = store.questions
+        seen = self.guard.find(questions).mask | self.same_row(questions)
         if seen.all():
             raise CoralError(
-                f"All {len(seen)} questions to test of {found[0].task} are among those that are fitted on, or rows of the same "
-                "dataset in another form; leave one of the two stores out."
+                f"All {len(seen)} questions to test of {questions[0].task} are among those that are fitted on, or rows of the "
+                "same dataset in another form; leave one of the two stores out."
             )
         return kept(store, ~seen) if seen.any() else store
 
     @cached_property
-    def keys(self) -> Int[np.ndarray, " question"]:
-        """What they are recognised by, whatever their ids are."""
-        return question_keys(self.questions)
-
-    def same_article(self, questions: Sequence[Question]) -> Bool[np.ndarray, " question"]:
-        """Return which questions are about an article that these read too, or about an edited copy of it."""
-        reads = np.array([q.group != q.id for q in questions])
-        return reads & shares_article(questions, [q for q in self.questions if q.group != q.id])
+    def guard(self) -> Guard:
+        """What recognises them by their texts and articles, whatever their ids are."""
+        return guard_of(self.questions)
 
     def same_row(self, questions: Sequence[Question]) -> Bool[np.ndarray, " question"]:
         """Return which questions come from a row of a dataset that is among these: asked by letter, say, and as cloze."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -22,6 +22,10 @@ from coral_lens.cli.options import (
     work_for,
 )
 from coral_lens.errors import CoralError, need
+
+if TYPE_CHECKING:
+    from coral_lens.records import Question
+    from coral_lens.report.runs import Run
 
 app = typer.Typer()
 OWN_ARGUMENTS = """\
@@ -68,33 +72,53 @@ def evaluate(
     if not lens or not task:
         raise CoralError("Give --lens and --task, or --lm-eval-samples.")
     from coral_lens.cli.printing import show_run
+    from coral_lens.data.leaks import guard_of_shown
     from coral_lens.lens.artefact import load_lens
-    from coral_lens.report.runs import Run, save_run
+    from coral_lens.report.runs import save_run
     from coral_lens.storage.files import versions
-    from coral_lens.study.evaluate import TestSet, evaluate_lenses
+    from coral_lens.study.evaluate import evaluate as measure
 
     lenses = [load_lens(folder) for folder in lens]
-    fitted = lenses[0]
-    loaded = machine.opener(model or fitted.model["name"])
-    chat = loaded if fitted.style.chat else None
-    tests = [TestSet(name, tuple(asking.gather([name], chat=chat))) for name in dict.fromkeys(task)]
+    loaded = machine.opener(model or lenses[0].model["name"])
+    chat = loaded if lenses[0].style.chat else None
+    tests = {name: asking.gather([name], chat=chat) for name in dict.fromkeys(task)}
+    shown = [q for name in tests for q in worked_examples(name, asking)]
     lenses = [one.adopted(loaded()) if other_model else one for one in lenses]
-    for one in lenses:
-        one.check(loaded())
-    work = out / "work" if out else None
-    evaluations, left_out = evaluate_lenses(lenses, loaded(), tests, work_dir=work)
-    provenance: dict[str, Any] = {"lens": ", ".join(lens), "versions": versions()}
-    if overridden := [note for one in lenses for note in one.training.get("overrides", [])]:
-        provenance["overridden"] = overridden
-    provenance["num_fewshot"] = asking.num_fewshot or 0
-    provenance["questions left out because the lens was fitted on them"] = left_out
-    run = Run(f"{fitted.model['name']}: {fitted.name}", tuple(evaluations), fitted.record(), provenance)
+    run = measure(
+        lenses, loaded(), tests, guard=guard_of_shown(shown) if shown else None, work_dir=out / "work" if out else None
+    )
+    about = {"lens": ", ".join(lens), "versions": versions(), "num_fewshot": asking.num_fewshot or 0}
+    run = replace(run, provenance=about | run.provenance)
     if out:
         save_run(run, out)
     show_run(run, out)
-    for name, n in left_out.items():
-        if n:
-            typer.echo(f"{name}: {n} questions were left out, because the lens was fitted on them.")
+    show_left_out(run)
+
+
+def show_left_out(run: Run) -> None:
+    """Say which questions the guard against leaks left out, and what it could not check."""
+    from coral_lens.data.leaks import REPEATED
+    from coral_lens.study.evaluate import LEAK_GUARD
+
+    guard = run.provenance[LEAK_GUARD]
+    for name, reasons in guard["left out"].items():
+        for reason, n in reasons.items():
+            why = "because the lens was fitted on them" if reason == REPEATED else f"each is {reason}"
+            typer.echo(f"{name}: {n} questions were left out, {why}.")
+    if "not checked" in guard:
+        typer.echo(f"Not checked: {guard['not checked']}.")
+
+
+def worked_examples(task: str, asking: Asking) -> list[Question]:
+    """Return the questions that may stand as worked examples in the prompts of a task, with their answers."""
+    from coral_lens.data.questions import is_file, task_and_split
+    from coral_lens.data.tasks import definitions, shot_splits
+
+    if is_file(task):
+        return []
+    name, _ = task_and_split(task)
+    pool = replace(asking, num_fewshot=0, limit=None)
+    return [q for split in shot_splits(definitions(name), asking.num_fewshot) for q in pool.gather([f"{name}:{split}"])]
 
 
 def report_logs(sources: list[str], out: Path | None) -> None:

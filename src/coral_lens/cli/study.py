@@ -42,19 +42,19 @@ def run(
     from coral_lens.cli.printing import print_plan, print_study
     from coral_lens.progress import shown
     from coral_lens.study.config import load_study
-    from coral_lens.study.folders import Places
+    from coral_lens.study.folders import Folders
     from coral_lens.study.run import prepare_study, run_study
 
     if not check:
         need("report", by="coral run")
     data, asked = folder_of_data(data), load_study(study)
     target = out or Path(asked.name)
-    places = Places(out=target, work=work or beside(target), data=data, dtype=machine.dtype)
+    folders = Folders(out=target, work=work or beside(target), data=data, dtype=machine.dtype)
     typer.echo("reading questions ...", err=True)
     prepared = prepare_study(asked, data)
     print_plan(prepared.record())
     if not check:
-        print_study(run_study(prepared, places, open_model=machine.open, bar=shown))
+        print_study(run_study(prepared, folders, open_model=machine.open, bar=shown))
 
 
 @app.command()
@@ -140,7 +140,7 @@ def baseline(
     from coral_lens.progress import shown
     from coral_lens.report.runs import load_run
     from coral_lens.study.config import study_of
-    from coral_lens.study.folders import Places
+    from coral_lens.study.folders import Folders
     from coral_lens.study.run import prepare_study, run_alone
 
     need("report", by="coral baseline")
@@ -160,19 +160,18 @@ def baseline(
             "method": tuple({"kind": kind, "name": row_of(kind, options), **options} for kind in dict.fromkeys(name)),
         }
     )
-    places = Places(out=out, work=beside(out), data=folder_of_data(data), dtype=machine.dtype)
+    folders = Folders(out=out, work=beside(out), data=folder_of_data(data), dtype=machine.dtype)
     typer.echo("reading questions ...", err=True)
-    prepared = prepare_study(study, places.data)
-    folder = run_alone(prepared, places, open_model=machine.open, bar=shown)
+    prepared = prepare_study(study, folders.data)
+    folder = run_alone(prepared, folders, open_model=machine.open, bar=shown)
     show_run(load_run(folder), None)
     typer.echo(f"Report: {folder / 'report.html'}\nCosts:  {folder / 'costs.md'}")
 
 
 def source_of(text: str, *, shots: int, limit: int | None, tested: bool) -> dict[str, Any]:
     """Return the source that `task:split`, a task or a file names; only a test may leave its split to the task."""
-    from coral_lens.data.questions import is_file
+    from coral_lens.data.questions import is_file, task_and_split
     from coral_lens.data.settings import TaskOptions
-    from coral_lens.data.task_index import is_task
     from coral_lens.data.tasks import definitions
 
     TaskOptions(
@@ -180,9 +179,7 @@ def source_of(text: str, *, shots: int, limit: int | None, tested: bool) -> dict
     )  # refuses numbers below what can be asked, by the names of their options
     if is_file(text):
         return {"task": text, "n": limit, "shots": 0}
-    name, colon, split = text.rpartition(":")
-    if not colon or is_task(text):
-        name, split = text, ""
+    name, split = task_and_split(text)
     known = definitions(name)
     if not split and tested:
         split = next((d.test_split for d in known if d.test_split), None) or "validation"

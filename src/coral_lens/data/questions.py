@@ -69,16 +69,24 @@ def load_questions(source: str | Path, options: TaskOptions | None = None) -> li
                 f"{source} is a file of questions: it has no splits, and its questions are asked without shots."
             )
         return _collect(Path(source), options.limit)
-    name, colon, split = str(source).rpartition(":")
-    if not colon or is_task(str(source)):
-        return load_task(str(source), options)
+    name, split = task_and_split(str(source))
     if not split:
-        raise CoralError(f"{source!r} ends in a colon: name a split after it, such as {source}validation.")
+        return load_task(name, options)
     if options.split not in (None, split):
         raise CoralError(
             f"{source!r} names the split {split!r}, but the split {options.split!r} was asked for; give one."
         )
     return load_task(name, replace(options, split=split))
+
+
+def task_and_split(source: str) -> tuple[str, str]:
+    """Return the task and the split that `task:split` names; without a split, nothing in its place."""
+    name, colon, split = source.rpartition(":")
+    if not colon or is_task(source):
+        return source, ""
+    if not split:
+        raise CoralError(f"{source!r} ends in a colon: name a split after it, such as {source}validation.")
+    return name, split
 
 
 def read_questions(path: str | Path) -> list[Question]:

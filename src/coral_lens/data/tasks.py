@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -82,8 +82,13 @@ class Definition:
     test_split: str | None
     shot_split: str | None
     """Where worked examples come from; None if the task brings its own."""
-    zero_shot: bool
-    """Whether the task insists on no worked examples."""
+    shots: int | None
+    """How many worked examples the task itself asks for; None if it leaves that open."""
+
+
+def shot_splits(known: Iterable[Definition], asked: int | None) -> list[str]:
+    """Return the splits that worked examples come from; none where there are no worked examples."""
+    return sorted({d.shot_split for d in known if d.shot_split and number_of_shots(d.shots, asked)})
 
 
 def definitions(name: str) -> list[Definition]:
@@ -97,7 +102,7 @@ def definitions(name: str) -> list[Definition]:
             data=f"{config.get('dataset_path') or config['task']}/{config.get('dataset_name') or ''}".lower(),
             test_split=config.get("test_split"),
             shot_split=shot_split(config),
-            zero_shot=config.get("num_fewshot") == 0,
+            shots=config.get("num_fewshot"),
         )
         for config in configs
     ]
@@ -124,7 +129,7 @@ def _questions(leaf: Leaf, options: TaskOptions) -> list[Question]:
     config = definition(leaf)
     splits = Splits(origin_of(config, options.data_dir))
     split = options.split or evaluation_split(config)
-    n_shots = shots_of(config, options.num_fewshot)
+    n_shots = number_of_shots(config.get("num_fewshot"), options.num_fewshot)
     task = _build(leaf, {**_adapted(config, split=split, n_shots=n_shots), "custom_dataset": lambda **_: splits})
     task.set_fewshot_seed(options.seed)
     ids = _ids(task.task_docs, f"{leaf.task}/{split}")
@@ -143,9 +148,8 @@ def evaluation_split(config: Mapping[str, Any]) -> str:
     return str(split)
 
 
-def shots_of(config: Mapping[str, Any], asked: int | None) -> int:
-    """Return the number of shots by lm-eval's rule: a task that sets 0 itself is never overruled."""
-    own = config.get("num_fewshot")
+def number_of_shots(own: int | None, asked: int | None) -> int:
+    """Return the number of shots by lm-eval's rule: a task that says 0 itself is never overruled."""
     return int(own or 0) if asked is None or own == 0 else asked
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from coral_lens.data.task_data import MissingSplitError, Origin, Splits, origin_of
-from coral_lens.data.tasks import evaluation_split, shot_split, shots_of
+from coral_lens.data.tasks import evaluation_split, number_of_shots, shot_split
 from coral_lens.errors import CoralError
 
 
@@ -42,7 +42,7 @@ class Sources:
             return
         splits = self.splits(config)
         _ = splits[self.split or evaluation_split(config)]
-        if shots_of(config, num_fewshot) and (pool := shot_split(config)) is not None:
+        if number_of_shots(config.get("num_fewshot"), num_fewshot) and (pool := shot_split(config)) is not None:
             try:
                 _ = splits[pool]
             except MissingSplitError as error:

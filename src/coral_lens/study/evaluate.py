@@ -1,126 +1,244 @@
-"""Evaluate lenses on tasks: from question sources to a Run. Questions that a lens was fitted on are never counted."""
+"""The one road to a run: test sets without questions that leak, predictions of every method on them, and the run's folder.
+
+`evaluate` measures lenses on questions that a model has not scored yet; a study measures its methods on the states that it
+keeps. Both become a `Measurement`, and nothing else makes a run of predictions.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from coral_lens.data.leaks import ARTICLE, REPEATED, SHOWN, Guard, Leaks
+from coral_lens.data.settings import Style
 from coral_lens.engine.extract import Extraction, score_questions
 from coral_lens.errors import CoralError
 from coral_lens.lens.artefact import Lens
+from coral_lens.methods.interface import Predict, QuestionSet
 from coral_lens.progress import questions_bar
 from coral_lens.records import UNKNOWN, Predictions, Question, Scored
 from coral_lens.report.figures.run import write_run_pictures
 from coral_lens.report.pages.run import write_report
 from coral_lens.report.runs import Evaluation, Run, View, save_run
 from coral_lens.report.tables.run import results_table
-from coral_lens.storage.files import digest, digest_file, file_name, read_json, write_json
+from coral_lens.storage.files import digest, digest_file, file_name, read_json, versions, write_json
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
 
+
+def evaluate(
+    lens: Lens | Sequence[Lens],
+    model: Model,
+    questions: Sequence[Question] | Mapping[str, Sequence[Question]],
+    *,
+    guard: Guard | None = None,
+    work_dir: Path | None = None,
+) -> Run:
+    """Measure one lens, or several side by side, on labelled questions, or on several named sets of them.
+
+    Questions that a lens was fitted or calibrated on are left out and counted. A lens keeps no more of them than their keys: give
+    `guard_of(training questions)` as `guard`, and questions on the same articles and on edited copies of these are left out too.
+    The questions are scored once for all lenses, which must start from the same base probabilities and prompts. With `work_dir`
+    their states are kept there, and an interrupted evaluation goes on.
+    """
+    panel = LensPanel((lens,) if isinstance(lens, Lens) else tuple(lens))
+    sets = questions if isinstance(questions, Mapping) else {label_of(questions): questions}
+    for one in panel.lenses:
+        one.check(model, [q for asked in sets.values() for q in asked])
+    guards = panel.guard if guard is None else panel.guard + guard
+    leaks = {name: leaks_of(name, asked, guards) for name, asked in sets.items()}
+    kept = {name: leaks[name].kept(asked) for name, asked in sets.items()}
+    provenance = {"versions": versions(), **panel.overridden, **leak_record(sets, leaks, guards)}
+    return panel.measurement.run(iter_scored(panel, model, kept, work_dir), provenance)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What is measured on test sets, and what a run says of it."""
+
+    title: str
+    lens: dict[str, Any]
+    """The record of the lens that the report is about."""
+    predict: Predict
+    """Gives the rows of a test set's table."""
+    trained_on: Callable[[QuestionSet], bool]
+    """Whether other questions of a test set's task were trained on."""
+    view: Callable[[QuestionSet], View | None] = lambda _: None
+    """What a lens saw in a test set, for people to look at."""
+
+    def run(self, tests: Iterable[QuestionSet], provenance: dict[str, Any]) -> Run:
+        """Return the run of all test sets, which are taken one by one: the states of one may be gone when the next comes."""
+        evaluations = tuple(
+            Evaluation(t.name, tuple(t.states.questions), self.predict(t), self.trained_on(t), self.view(t))
+            for t in tests
+        )
+        return Run(self.title, evaluations, self.lens, provenance)
+
+
+# ------------------------------------------------------------------------------------------------------------ leaks
+
+LEFT_OUT = "questions left out because the lens was fitted on them"
+LEAK_GUARD = "leak guard"
+
+
+def leaks_of(name: str, questions: Sequence[Question], guard: Guard) -> Leaks:
+    """Return which questions of a test set leak; refuse a set of which nothing would be left, or that has no answers."""
+    unlabelled = [q.id for q in questions if q.answer == UNKNOWN]
+    if unlabelled:
+        raise CoralError(
+            f"{name}: {len(unlabelled)} questions have no answer, first {unlabelled[0]!r}; evaluation needs labels "
+            "(use `coral predict` for unlabelled questions)."
+        )
+    leaks = guard.find(questions)
+    if leaks.mask.all():
+        remedy = "set the shots to 0" if set(leaks.counts) == {SHOWN} else "evaluate on others"
+        reasons = ", ".join(f"{reason}: {n}" for reason, n in leaks.counts.items())
+        raise CoralError(
+            f"{name}: all {len(questions)} questions were used to fit this lens or are shown in prompts ({reasons}); {remedy}."
+        )
+    return leaks
+
+
+def leak_record(
+    sets: Mapping[str, Sequence[Question]], leaks: Mapping[str, Leaks], guard: Guard
+) -> dict[str, dict[str, Any]]:
+    """Return what a run says of the guard: what it could check, and how many questions it left out of each set, by reason."""
+    record: dict[str, Any] = {"checked": ", ".join(guard.checked)}
+    if ARTICLE not in guard.checked and any(q.group != q.id for questions in sets.values() for q in questions):
+        record["not checked"] = "articles and edited copies of them: a lens keeps only the keys of its questions"
+    record["left out"] = {name: one.counts for name, one in leaks.items() if one.counts}
+    return {LEFT_OUT: {name: one.counts.get(REPEATED, 0) for name, one in leaks.items()}, LEAK_GUARD: record}
+
+
+def label_of(questions: Sequence[Question]) -> str:
+    """Return what a set of questions is called that was given without a name: its task and split, if there is one of each."""
+    labels = {f"{q.task}:{q.split}" if q.split else q.task for q in questions}
+    return labels.pop() if len(labels) == 1 else "questions"
+
+
+# ----------------------------------------------------------------------------------------------------------- lenses
 
 VIEW_BYTES = 512 * 2**20
 """Test sets whose states of all layers would be larger are not looked at layer by layer."""
 
 
 @dataclass(frozen=True)
-class TestSet:
-    """Questions under a name."""
+class LensPanel:
+    """Lenses that stand side by side in one table; those that cannot are refused."""
 
-    name: str
-    questions: tuple[Question, ...]
+    lenses: tuple[Lens, ...]
+
+    def __post_init__(self) -> None:
+        first = self.lenses[0]
+        for lens in self.lenses[1:]:
+            for name in ("base", "style"):
+                if getattr(lens, name) != getattr(first, name):
+                    raise CoralError(
+                        f"The lenses cannot be compared: one has {name} {getattr(first, name)}, another "
+                        f"{getattr(lens, name)}; fit them alike."
+                    )
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """What the plain row of each lens is called."""
+        names = [lens.plain_method for lens in self.lenses]
+        if len(set(names)) < len(names):
+            names = [f"{lens.plain_method} ({lens.kind})" for lens in self.lenses]
+        return tuple(n if names.count(n) == 1 else f"{n} {i + 1}" for i, n in enumerate(names))
+
+    @cached_property
+    def looked(self) -> int:
+        """Number of the lens whose view is kept: the first listwise one, which reports are about, or the first."""
+        return min(range(len(self.lenses)), key=lambda i: self.lenses[i].rule != "listwise")
+
+    @property
+    def style(self) -> Style:
+        """How all of them ask."""
+        return self.lenses[0].style
+
+    @property
+    def guard(self) -> Guard:
+        """What the lenses know of the questions that they were fitted on."""
+        return Guard(tuple((REPEATED, lens.is_seen) for lens in self.lenses))
+
+    @property
+    def overridden(self) -> dict[str, list[str]]:
+        """On which models they are used in spite of other fingerprints."""
+        notes = [note for lens in self.lenses for note in lens.training.get("overrides", [])]
+        return {"overridden": notes} if notes else {}
+
+    @property
+    def measurement(self) -> Measurement:
+        """How they become a run."""
+        first = self.lenses[0]
+        title = f"{first.model['name']}: {first.name}"
+        return Measurement(title, first.record(), self.predict, self.trained_on, self.view)
+
+    def layers(self, questions: Sequence[Question]) -> tuple[int, ...]:
+        """Return the layers that are read of questions, to steer and to look at."""
+        needed = {layer for lens in self.lenses for layer in lens.layers}
+        return tuple(sorted(needed | set(self.layers_to_look_at(questions))))
+
+    def layers_to_look_at(self, questions: Sequence[Question]) -> tuple[int, ...]:
+        """Return the layers whose probes a lens kept; none where the states of so many questions would fill the disk."""
+        view = self.lenses[self.looked].view
+        if view is None:
+            return ()
+        size = 2 * view.weight.size * sum(len(q.options) for q in questions)
+        return view.layers if size <= VIEW_BYTES else ()
+
+    def predict(self, test: QuestionSet) -> dict[str, Predictions]:
+        """Return base, temperature and the rows of each lens."""
+        rows: dict[str, Predictions] = {}
+        for name, lens in zip(self.names, self.lenses, strict=True):
+            predictions = lens.predictions_on(test.states)
+            rows |= {"base": predictions["base"], "temperature": predictions["temperature"]}
+            for method in dict.fromkeys((lens.plain_method, lens.method)):
+                row = method.replace(lens.plain_method, name)
+                rows[row] = predictions[method].renamed(row)
+        return rows
+
+    def trained_on(self, test: QuestionSet) -> bool:
+        """Whether any of them was fitted on the task of a test set."""
+        tasks = {task.split(":")[0] for lens in self.lenses for task in lens.training["tasks"]}
+        return any(q.task in tasks for q in test.states.questions)
+
+    def view(self, test: QuestionSet) -> View:
+        """Return what a lens saw in the questions of a test set."""
+        lens, name, states = self.lenses[self.looked], self.names[self.looked], test.states
+        p, layers = lens.base_probs(states.table), self.layers_to_look_at(states.questions)
+        layers = layers if set(layers) <= set(states.layers) else ()
+        changes = lens.view.changes(states, p) if lens.view and layers else np.zeros((0, len(p)))
+        return View(lens.method.replace(lens.plain_method, name), lens.layers, layers, changes, lens.shifts(states))
 
 
-def evaluate_lenses(
-    lenses: Sequence[Lens], model: Model, tests: Sequence[TestSet], *, work_dir: Path | None = None
-) -> tuple[list[Evaluation], dict[str, int]]:
-    """Return the evaluation of each test set, and how many of its questions were left out because a lens knew them.
-
-    The questions are scored once for all lenses, which must start from the same base probabilities and prompts.
-    """
-    names = method_names(lenses)
-    # the lens whose view is kept: the first listwise one, which reports are about, or the first
-    looked = min(range(len(lenses)), key=lambda i: lenses[i].rule != "listwise")
-    needed = {layer for lens in lenses for layer in lens.layers}
-    evaluations, left_out = [], {}
-    trained = {task.split(":")[0] for lens in lenses for task in lens.training["tasks"]}
-    for test in tests:
-        questions = unseen(lenses, test)
-        left_out[test.name] = len(test.questions) - len(questions)
-        for lens in lenses:
-            lens.check(model, questions)
-        seen = layers_to_look_at(lenses[looked], questions)
-        what = Extraction(layers=tuple(sorted(needed | set(seen))), style=lenses[0].style)
-        folder = work_dir / file_name(test.name) if work_dir else None
+def iter_scored(
+    panel: LensPanel, model: Model, sets: Mapping[str, Sequence[Question]], work_dir: Path | None
+) -> Iterator[QuestionSet]:
+    """Score set after set; without `work_dir` the states of one are thrown away before the next is scored."""
+    for name, questions in sets.items():
+        what = Extraction(layers=panel.layers(questions), style=panel.style)
+        folder = work_dir / file_name(name) if work_dir else None
         with (
-            questions_bar(test.name, len(questions)) as advance,
+            questions_bar(name, len(questions)) as advance,
             score_questions(model, questions, what, folder=folder, progress=advance) as store,
         ):
-            predictions: dict[str, Predictions] = {}
-            for name, lens in zip(names, lenses, strict=True):
-                found = lens.predictions_on(store)
-                predictions |= {"base": found["base"], "temperature": found["temperature"]}
-                for method in dict.fromkeys((lens.plain_method, lens.method)):
-                    row = method.replace(lens.plain_method, name)
-                    predictions[row] = found[method].renamed(row)
-            saw = view_on(lenses[looked], store, names[looked], seen)
-        asked = tuple(store.questions)
-        evaluations.append(Evaluation(test.name, asked, predictions, any(q.task in trained for q in asked), saw))
-    return evaluations, left_out
+            yield scored_set(name, questions, store)
 
 
-def layers_to_look_at(lens: Lens, questions: Sequence[Question]) -> tuple[int, ...]:
-    """Return the layers whose probes the lens kept; none where the states of so many questions would fill the disk."""
-    if lens.view is None:
-        return ()
-    size = 2 * lens.view.weight.size * sum(len(q.options) for q in questions)
-    return lens.view.layers if size <= VIEW_BYTES else ()
+def scored_set(name: str, questions: Sequence[Question], store: Scored) -> QuestionSet:
+    """Return the questions that a model could score, with their prompts and states."""
+    known = {q.id: q for q in questions}
+    return QuestionSet(name, store, lambda: tuple(known[q.id] for q in store.questions))
 
 
-def view_on(lens: Lens, store: Scored, name: str, layers: tuple[int, ...]) -> View:
-    """Return what a lens saw in the questions of a store."""
-    p = lens.base_probs(store.table)
-    changes = lens.view.changes(store, p) if lens.view and layers else np.zeros((0, len(p)))
-    return View(lens.method.replace(lens.plain_method, name), lens.layers, layers, changes, lens.shifts(store))
-
-
-def method_names(lenses: Sequence[Lens]) -> list[str]:
-    """Return a name for the plain row of each lens, and refuse lenses that cannot stand in one table."""
-    first = lenses[0]
-    for lens in lenses[1:]:
-        for what in ("base", "style"):
-            if getattr(lens, what) != getattr(first, what):
-                raise CoralError(
-                    f"The lenses cannot be compared: one has {what} {getattr(first, what)}, another "
-                    f"{getattr(lens, what)}; fit them alike."
-                )
-    names = [lens.plain_method for lens in lenses]
-    if len(set(names)) < len(names):
-        names = [f"{lens.plain_method} ({lens.kind})" for lens in lenses]
-    return [n if names.count(n) == 1 else f"{n} {i + 1}" for i, n in enumerate(names)]
-
-
-def unseen(lenses: Sequence[Lens], test: TestSet) -> list[Question]:
-    """Return the labelled questions of a test set that no lens was fitted on; refuse a set that has none."""
-    unlabelled = [q.id for q in test.questions if q.answer == UNKNOWN]
-    if unlabelled:
-        raise CoralError(
-            f"{test.name}: {len(unlabelled)} questions have no answer, first {unlabelled[0]!r}; evaluation needs labels "
-            "(use `coral predict` for unlabelled questions)."
-        )
-    seen = np.any([lens.is_seen(test.questions) for lens in lenses], axis=0)
-    kept = [q for q, known in zip(test.questions, seen, strict=True) if not known]
-    if not kept:
-        raise CoralError(
-            f"{test.name}: all {len(test.questions)} questions were used to fit this lens; evaluate on others."
-        )
-    return kept
-
+# ---------------------------------------------------------------------------------------------------------- writing
 
 FORMAT = 2
 """Of what a study writes; another one makes its reports again."""

@@ -1,4 +1,4 @@
-"""Where a study finds its data, keeps its work and leaves its results; a place that cannot be used is refused. Runs nothing."""
+"""The folders of a study: its data, its work and its results; one that cannot be used is refused. Runs nothing."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from coral_lens.storage.files import file_name, read_json, write_json
 
 
 @dataclass(frozen=True)
-class Places:
+class Folders:
     """Where a study finds its data and leaves its results."""
 
     out: Path
@@ -25,16 +25,20 @@ class Places:
         """Return the folder for what a model makes of questions."""
         return self.work / file_name(name if self.dtype is None else f"{name} in {self.dtype}")
 
+    def runs_of(self, name: str) -> Path:
+        """Return the folder for the runs of a model."""
+        return self.out / "runs" / file_name(name)
 
-def check_places(places: Places, *, holds: str, what: str) -> None:
-    """Refuse places that cannot be folders, and one for results that holds other things than `what`, known by a file."""
-    for folder in (places.out, places.work):
-        there = next(p for p in (folder, *folder.parents) if p.exists())
-        if not there.is_dir():
-            raise CoralError(f"{folder} cannot be a folder for results: {there} is a file; choose another place.")
-    out = places.out
+
+def check_folders(folders: Folders, *, holds: str, kind: str) -> None:
+    """Refuse places that cannot be folders, and one for results that holds other things than a `kind`, known by a file."""
+    for folder in (folders.out, folders.work):
+        nearest = next(p for p in (folder, *folder.parents) if p.exists())
+        if not nearest.is_dir():
+            raise CoralError(f"{folder} cannot be a folder for results: {nearest} is a file; choose another place.")
+    out = folders.out
     if out.exists() and any(out.iterdir()) and not (out / holds).exists():
-        raise CoralError(f"{out} is not empty and holds no {what}; choose another --out.")
+        raise CoralError(f"{out} is not empty and holds no {kind}; choose another --out.")
 
 
 def claim(folder: Path, record: dict[str, Any]) -> None:

@@ -1,25 +1,24 @@
 """Which questions of a study train, validate and test, and that none of them leaks. Reads questions; never loads a model.
 
 Before a question is read: tasks and mixtures exist, no split is both trained on and tested, none is tuned on that was
-published for testing (unless a part of it is held out), no worked example comes from a tested split. Then, by text: what
-a test set holds is dropped from training, and what is shown as a worked example is left out of tests. All is counted.
+published for testing (unless a part of it is held out), no worked example comes from a tested split. Then, by the guard of
+`leaks`: what a test set holds is dropped from training, and what is shown as a worked example is left out of tests. All is
+counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, reduce
+from operator import or_
 from pathlib import Path
 
-import numpy as np
-from jaxtyping import Bool, Int
-
-from coral_lens.data.leaks import question_keys, shares_article
+from coral_lens.data.leaks import Guard, guard_of, guard_of_shown
 from coral_lens.data.questions import is_file, load_questions
 from coral_lens.data.settings import ChatTemplate, TaskOptions
 from coral_lens.data.splits import sample, split_mask
-from coral_lens.data.tasks import Definition, definitions
+from coral_lens.data.tasks import Definition, definitions, shot_splits
 from coral_lens.errors import CoralError
 from coral_lens.records import UNKNOWN, Question
 from coral_lens.study.config import Mixture, Source, Study, Test
@@ -44,8 +43,12 @@ class MixturePlan:
     parts: tuple[Selection, ...]
     dropped: dict[str, int]
     """By test set: training questions that were dropped because it holds them too, or one of the same article."""
-    n_dropped: int
-    """Each counted once."""
+    reasons: dict[str, int]
+    """By reason: the same questions, each counted once."""
+
+    @property
+    def n_dropped(self) -> int:
+        return sum(self.reasons.values())
 
     @property
     def n_questions(self) -> int:
@@ -86,12 +89,13 @@ def plan_study(study: Study, load: Load) -> Plan:
     held_out = {m.name: held_out_ids(m, load, seed=study.seed) for m in study.mixture}
     tests = [one for test in study.test for one in test_selections(study, test, load, held_out)]
     refuse_same_names([name for name, _ in tests])
-    shown = shown_keys(study, load)
+    shown = guard_of_shown(worked_examples(study, load))
     kept = tuple(without_shown(name, part, load, shown) for name, part in tests)
-    adapted = {named(t, t.source.label): adaptation(t.adaptation, load, tests) for t in study.test if t.adaptation}
+    guards = {name: guard_of(selected(part, load)) for name, part in tests}
+    adapted = {named(t, t.source.label): adaptation(t.adaptation, load, guards) for t in study.test if t.adaptation}
     kept = tuple(replace(t, adapt=adapted.get(t.name)) for t in kept)
-    apart = [*tests, *((f"guard {s.label}", everything(s, load)) for s in study.guard)]
-    mixtures = tuple(mixture_plan(m, load, held_out[m.name], apart) for m in study.mixture)
+    guards |= {f"guard {s.label}": guard_of(load(s)) for s in study.guard}
+    mixtures = tuple(mixture_plan(m, load, held_out[m.name], guards) for m in study.mixture)
     return Plan(mixtures, kept)
 
 
@@ -154,7 +158,7 @@ def check_sources(study: Study) -> None:
 def definitions_of(source: Source) -> tuple[Definition, ...]:
     """Return the definitions of a task, or a stand-in for a file."""
     if is_file(source.task):
-        return (Definition(source.task, str(Path(source.task).resolve()), None, None, zero_shot=True),)
+        return (Definition(source.task, str(Path(source.task).resolve()), None, None, shots=0),)
     return tuple(definitions(source.task))
 
 
@@ -171,7 +175,7 @@ def check_shots(source: Source, known: Sequence[Definition]) -> None:
         return
     if not source.split:
         raise CoralError(f"The study names no split of {source.task}; say which, such as split = 'validation'.")
-    stubborn = [d.task for d in known if d.zero_shot]
+    stubborn = [d.task for d in known if d.shots == 0]
     if source.shots and stubborn:
         raise CoralError(
             f"Task {stubborn[0]} is always asked without shots, but the study wants {source.shots}; set 0."
@@ -235,7 +239,7 @@ def refuse_same_names(names: Sequence[str]) -> None:
 
 def everything(source: Source, load: Load) -> Selection:
     """Select all questions of a source."""
-    return Selection(source, frozenset(q.id for q in load(source)))
+    return Selection(source, ids_of(load(source)))
 
 
 def held_out_ids(mixture: Mixture, load: Load, *, seed: int) -> frozenset[str]:
@@ -248,7 +252,7 @@ def held_out_ids(mixture: Mixture, load: Load, *, seed: int) -> frozenset[str]:
     if not mixture.held_out:
         return frozenset()
     mask = split_mask(questions, fraction=mixture.held_out, seed=seed)
-    return frozenset(q.id for q, out in zip(questions, mask, strict=True) if out)
+    return ids_of(q for q, out in zip(questions, mask, strict=True) if out)
 
 
 def test_selections(
@@ -258,12 +262,8 @@ def test_selections(
     if test.task:
         return [(named(test, test.source.label), everything(test.source, load))]
     mixture = study.mixture_named(test.rest)
-    found = []
-    for source in mixture.sources:
-        ids = frozenset(q.id for q in load(source)) & held_out[mixture.name]
-        if ids:
-            found.append((named(test, f"{source.label} held out of {mixture.name}"), Selection(source, ids)))
-    return found
+    parts = [Selection(s, ids_of(load(s)) & held_out[mixture.name]) for s in mixture.sources]
+    return [(named(test, f"{p.source.label} held out of {mixture.name}"), p) for p in parts if p.ids]
 
 
 def named(test: Test, source: str) -> str:
@@ -271,25 +271,23 @@ def named(test: Test, source: str) -> str:
     return f"{test.name} ({source})" if test.name else source
 
 
-def shown_keys(study: Study, load: Load) -> Int[np.ndarray, " question"]:
-    """Return the keys of all questions that may stand in a prompt as a worked example, with its answer."""
-    keys = [np.zeros(0, dtype=np.int64)]
-    for source in study.sources:
-        if source.shots:
-            for split in sorted({d.shot_split for d in definitions_of(source) if d.shot_split}):
-                pool = Source(task=source.task, split=split, shots=0)
-                keys.append(question_keys(load(pool)))
-    return np.unique(np.concatenate(keys))
+def worked_examples(study: Study, load: Load) -> list[Question]:
+    """Return all questions that may stand in a prompt as a worked example, with their answers."""
+    pools = [
+        Source(task=source.task, split=split, shots=0)
+        for source in study.sources
+        for split in shot_splits(definitions_of(source), source.shots)
+    ]
+    return [q for pool in dict.fromkeys(pools) for q in load(pool)]
 
 
-def without_shown(name: str, part: Selection, load: Load, shown: Int[np.ndarray, " question"]) -> TestPlan:
+def without_shown(name: str, part: Selection, load: Load, shown: Guard) -> TestPlan:
     """Leave out of a test set what a prompt may show as a worked example."""
     questions = selected(part, load)
-    known = np.isin(question_keys(questions), shown)
-    ids = frozenset(q.id for q, out in zip(questions, known, strict=True) if not out)
-    if not ids:
+    kept = shown.find(questions).kept(questions)
+    if not kept:
         raise CoralError(f"{name}: every question is also a worked example of some prompt; set the shots to 0.")
-    return TestPlan(name, Selection(part.source, ids), int(known.sum()))
+    return TestPlan(name, Selection(part.source, ids_of(kept)), len(questions) - len(kept))
 
 
 def selected(part: Selection, load: Load) -> list[Question]:
@@ -297,37 +295,28 @@ def selected(part: Selection, load: Load) -> list[Question]:
     return [q for q in load(part.source) if q.id in part.ids]
 
 
-def mixture_plan(
-    mixture: Mixture, load: Load, held_out: frozenset[str], apart: Sequence[tuple[str, Selection]]
-) -> MixturePlan:
-    """Drop from training what any test set holds too, by normalised text or by article."""
+def ids_of(questions: Iterable[Question]) -> frozenset[str]:
+    """Return the ids of questions."""
+    return frozenset(q.id for q in questions)
+
+
+def mixture_plan(mixture: Mixture, load: Load, held_out: frozenset[str], guards: Mapping[str, Guard]) -> MixturePlan:
+    """Drop from training what leaks into a test set."""
     questions = {s: [q for q in load(s) if q.id not in held_out] for s in mixture.sources}
-    everyone = [q for some in questions.values() for q in some]
-    repeated = repeats(everyone, apart, load)
-    known, dropped = np.any(list(repeated.values()), axis=0), {name: int(r.sum()) for name, r in repeated.items()}
-    kept = {q.id for q, out in zip(everyone, known, strict=True) if not out}
+    everyone = [q for part in questions.values() for q in part]
+    leaks = {name: guard.find(everyone) for name, guard in guards.items()}
+    together = reduce(or_, leaks.values())
+    kept = ids_of(together.kept(everyone))
     if not kept:
         raise CoralError(
             f"Mixture {mixture.name!r}: every training question is in a test set too; choose other sources."
         )
-    parts = tuple(Selection(s, frozenset(q.id for q in some) & kept) for s, some in questions.items())
-    return MixturePlan(mixture, parts, dropped, int(known.sum()))
+    parts = tuple(Selection(s, ids_of(part) & kept) for s, part in questions.items())
+    return MixturePlan(mixture, parts, {name: int(one.mask.sum()) for name, one in leaks.items()}, together.counts)
 
 
-def repeats(
-    questions: Sequence[Question], apart: Sequence[tuple[str, Selection]], load: Load
-) -> dict[str, Bool[np.ndarray, " question"]]:
-    """Return for each test set which of the questions it holds too, by normalised text or by article."""
-    keys = question_keys(questions)
-    found = {}
-    for name, part in apart:
-        tested = selected(part, load)
-        found[name] = np.isin(keys, question_keys(tested)) | shares_article(questions, tested)
-    return found
-
-
-def adaptation(source: Source, load: Load, tests: Sequence[tuple[str, Selection]]) -> Selection:
+def adaptation(source: Source, load: Load, guards: Mapping[str, Guard]) -> Selection:
     """Return the questions of a source that no test set holds."""
     questions = load(source)
-    known = np.any(list(repeats(questions, tests, load).values()), axis=0)
-    return Selection(source, frozenset(q.id for q, out in zip(questions, known, strict=True) if not out))
+    leaks = reduce(or_, (guard.find(questions) for guard in guards.values()))
+    return Selection(source, ids_of(leaks.kept(questions)))

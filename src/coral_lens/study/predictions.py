@@ -33,8 +33,8 @@ def method_predictions(context: FitContext, entry: MethodEntry, settings: Any, t
     about += method.depends(settings)
     keys = {t.name: digest([*about, digest(t.states.manifest), *adapted_on(t)]) for t in tests}
     paths = {t.name: context.folder / "predictions" / f"{file_name(t.name)}.json" for t in tests}
-    found = {t.name: read_rows(paths[t.name], keys[t.name], t) for t in tests}
-    missing = [t for t in tests if found[t.name] is None]
+    kept = {t.name: read_rows(paths[t.name], keys[t.name], t) for t in tests}
+    missing = [t for t in tests if kept[t.name] is None]
     if missing:
         costs = CostRecord(context.folder)
         context = replace(context, model=costs.uncounted(context.model))
@@ -45,10 +45,10 @@ def method_predictions(context: FitContext, entry: MethodEntry, settings: Any, t
                 rows = predict(test)
             record = {"key": keys[test.name], "rows": {k: p.probs.tolist() for k, p in rows.items()}}
             write_atomic(paths[test.name], canonical(record).encode())
-            found[test.name] = rows
+            kept[test.name] = rows
     return {
         name: {f"{entry.row}{k}": p.renamed(f"{entry.row}{k}") for k, p in (rows or {}).items()}
-        for name, rows in found.items()
+        for name, rows in kept.items()
     }
 
 
@@ -64,9 +64,9 @@ def method_folder(place: Path, entry: MethodEntry, settings: Any) -> Path:
 
 def described(entry: MethodEntry, settings: Any) -> dict[str, Any]:
     """Return which version of a method ran: its kind and every setting that is its own, defaults included."""
-    found = plain(settings) or {}
+    own = plain(settings) or {}
     shared = [k for k in OF_THE_STUDY if k != "lens"] if isinstance(settings, FitSettings) else []
-    return {"kind": entry.kind, **{k: v for k, v in found.items() if k not in shared}}
+    return {"kind": entry.kind, **{k: v for k, v in own.items() if k not in shared}}
 
 
 def plain(settings: Any) -> Any:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class StudyRun:
+class ReportedRun:
     """Where the report of one model and mixture is."""
 
     model: str
@@ -39,7 +39,7 @@ class StudyRun:
     folder: Path
 
 
-def write_study(record: Mapping[str, Any], runs: Sequence[StudyRun], out: Path) -> Path:
+def write_study(record: Mapping[str, Any], runs: Sequence[ReportedRun], out: Path) -> Path:
     """Write tables, figures and report.html of a study; return the page."""
     tables = [t for run in runs for t in read_tables(run.folder, model=run.model, mixture=run.mixture)]
     paper = paper_tables(

@@ -1,0 +1,176 @@
+"""What one model makes of the questions of a study: each source is scored once, whoever asks for it. Fits nothing.
+
+    WORK/MODEL/states/SOURCE/       a store for each source; in a dtype that was asked for by name, in a folder beside MODEL
+
+A store that was finished before is opened without the model; whatever two different models have made is never mixed.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from coral_lens.data.settings import Style
+from coral_lens.engine.activations import ActivationStore, JoinedStore, Subset
+from coral_lens.engine.extract import Extraction, all_layers, extract
+from coral_lens.errors import CoralError
+from coral_lens.methods.interface import QuestionSet, prompts_digest
+from coral_lens.progress import Bar, silent
+from coral_lens.records import Question
+from coral_lens.storage.files import digest, file_name, read_json, write_json
+from coral_lens.study.config import Source, Study
+from coral_lens.study.costs import Stopwatch, add_scoring
+from coral_lens.study.folders import Folders
+from coral_lens.study.plan import Load, Selection, TestPlan, loader, selected
+
+if TYPE_CHECKING:
+    from coral_lens.engine.model import Model
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What the models of a study share: its folders, how a model is opened, how progress is shown."""
+
+    folders: Folders
+    open_model: Callable[[str], Model]
+    bar: Bar = silent
+
+
+class StudyStates:
+    """Scores and states of one model on the sources of a study."""
+
+    def __init__(self, study: Study, load: Load, name: str, around: Surroundings) -> None:
+        self.study, self.name, self.bar = study, name, around.bar
+        self.folder = around.folders.of_model(name)
+        self._around, self._load = around, load
+        self._stores: dict[Source, ActivationStore] = {}
+        self._first: tuple[Mapping[str, Any], str] | None = None
+
+    @property
+    def style(self) -> Style:
+        """How questions from files are asked."""
+        return Style(self.study.style, self.study.chat)
+
+    @cached_property
+    def _model(self) -> Model:
+        model = self._around.open_model(self.name)
+        self._check_same({**model.fingerprint, "dtype": str(model.dtype)}, "the model as it is now")
+        return model
+
+    def model(self) -> Model:
+        """Return the model, loaded when it is first needed."""
+        return self._model
+
+    @cached_property
+    def _asked(self) -> Load:
+        # the chat template is the model's own: prompts with it cannot be made before the model is loaded
+        data = self._around.folders.data
+        return loader(self.study, data, self._model.chat_template) if self.study.chat else self._load
+
+    def _check_same(self, about: Mapping[str, Any], where: str) -> None:
+        """Refuse to mix what different models, or one in different dtypes, have made."""
+        self._first = self._first or (about, where)
+        known, elsewhere = self._first
+        for part in ("weights", "tokenizer", "dtype"):
+            if known[part] != about[part]:
+                raise CoralError(
+                    f"Other {part} of {self.name!r} in {elsewhere} ({known[part][:14]}) than in {where} ({about[part][:14]}); "
+                    "delete what the other one made, choose another --work, or ask for its --dtype."
+                )
+
+    # ------------------------------------------------------------------------------------------------- stores
+
+    def store(self, source: Source) -> ActivationStore:
+        """Return what the model made of a source: from the disk if it was finished before, else extracted now."""
+        if source not in self._stores:
+            self._stores[source] = self._open(source)
+        return self._stores[source]
+
+    def _open(self, source: Source, *, only: frozenset[str] | None = None) -> ActivationStore:
+        """Return the store of a source; with `only`, of these questions alone, and their scores without states."""
+        identity = self._identity(source) | ({} if only is None else {"layers": [], "only": digest(sorted(only))})
+        n = source.n or "all"
+        folder = self.folder / "states" / f"{file_name(source.label)}-{n}-{source.shots}shot-{digest(identity)[:8]}"
+
+        def wanted(load: Load) -> list[Question]:
+            return [q for q in load(source) if only is None or q.id in only]
+
+        mark, key = folder / "finished.json", digest([identity, prompts_digest(wanted(self._load))])
+        if mark.exists() and read_json(mark).get("key") == key:
+            if is_younger(self.name, mark):
+                self.model()  # which is compared with the store
+            store = ActivationStore(folder)
+        else:
+            store = self._extract(wanted(self._asked), folder, label=source.label, states=only is None)
+            write_json(mark, {"key": key})
+        self._check_same(store.manifest["model"], str(folder))
+        return store
+
+    def _extract(self, questions: list[Question], folder: Path, *, label: str, states: bool) -> ActivationStore:
+        """Score questions, and measure what that took."""
+        model = self.model()
+        layers = (self.study.layers or all_layers(model)) if states else ()
+        done: list[int] = []
+        watch = Stopwatch()  # loading a model is no part of it
+        with self.bar(label, len(questions), "questions") as advance:
+
+            def progress(n: int) -> None:
+                done.append(n)
+                advance(n)
+
+            store = extract(
+                model, questions, folder, what=Extraction(layers=layers, style=self.style), progress=progress
+            )
+        # the first number is of questions that were scored before
+        add_scoring(folder, watch.read(sum(done[1:]), model.device.type))
+        return store
+
+    def _identity(self, source: Source) -> dict[str, Any]:
+        study = self.study
+        asking = {"style": study.style, "chat": study.chat, "layers": study.layers, "fixed_shots": study.fixed_shots}
+        return source.model_dump(mode="json") | asking | {"seed": study.seed if source.n else None}
+
+    # --------------------------------------------------------------------------------------------------- sets
+
+    def question_set(self, name: str, parts: Iterable[Selection]) -> QuestionSet:
+        """Return selected questions with their states."""
+        chosen = [(self.store(part.source), part) for part in parts if part.ids]
+        joined = JoinedStore([Subset(s, np.array([q.id in part.ids for q in s.questions])) for s, part in chosen])
+        ids = [q.id for q in joined.questions]
+
+        def asked() -> tuple[Question, ...]:
+            known = {q.id: q for _, part in chosen for q in self._asked(part.source)}
+            return tuple(known[i] for i in ids)
+
+        return QuestionSet(name, joined, asked)
+
+    def test_set(self, plan: TestPlan) -> QuestionSet:
+        """Return the questions of a test with their states, and those that methods may adapt on."""
+        test, part = self.question_set(plan.name, [plan.part]), plan.adapt
+        return test if part is None else replace(test, adapt=lambda: tuple(selected(part, self._asked)))
+
+    def without_shots(self, test: QuestionSet, part: Selection) -> ActivationStore | None:
+        """Return scores of the questions of a test without worked examples; None where it has none, or not all can be asked."""
+        if not part.source.shots:
+            return None
+        ids = [q.id for q in test.states.questions]
+        store = self._open(part.source.model_copy(update={"shots": 0}), only=frozenset(ids))
+        if [q.id for q in store.questions] != ids:
+            warnings.warn(
+                f"{test.name}: no 0-shot row, because the model cannot score all of its questions so.", stacklevel=2
+            )
+            return None
+        return store
+
+
+def is_younger(model: str, mark: Path) -> bool:
+    """Whether files of a model that is not on the hub were written after a mark was: it may have become another one."""
+    path = Path(model).expanduser()
+    files = [path] if path.is_file() else path.iterdir() if path.is_dir() else []
+    return any(file.stat().st_mtime > mark.stat().st_mtime for file in files)

@@ -1,0 +1,96 @@
+"""`coral eval` counts no question that its lens was fitted on or that its prompts show, and says what it could not check."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.leaky import LEAKING, leaky_rows, training_rows, write_rows
+from support.models import make_model
+from typer.testing import CliRunner
+
+from coral_lens.cli import app
+from coral_lens.cli.evaluate import worked_examples
+from coral_lens.cli.options import Asking
+from coral_lens.data.leaks import REPEATED, SHOWN
+from coral_lens.data.questions import read_questions
+from coral_lens.lens.fit import fit
+from coral_lens.lens.settings import FitSettings
+from coral_lens.report.figures.style import Picture
+from coral_lens.report.runs import Run, load_run
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*prompts were longer than the model reads"),
+    pytest.mark.usefixtures("one_thread"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model, a lens, and test questions of which some leak."""
+    root = tmp_path_factory.mktemp("eval")
+    model = make_model("llama")
+    model.hf.save_pretrained(root / "tiny")
+    model.tokenizer.save_pretrained(root / "tiny")
+    train = write_rows(root / "train.jsonl", training_rows())
+    write_rows(root / "test.jsonl", leaky_rows())
+    fit(model, read_questions(train), FitSettings(lens="ridge", layers=(1,))).save(root / "lens")
+    return root
+
+
+def evaluated(folder: Path, out: Path, *arguments: str) -> tuple[Run, str]:
+    words = ["eval", "--lens", folder / "lens", "--model", folder / "tiny", "--out", out, *arguments]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Picture, "png", lambda self: b"\x89PNG")
+        patch.setattr(Picture, "svg", lambda self: "<svg/>")
+        result = CliRunner().invoke(app, [*map(str, words)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return load_run(out), " ".join(result.stdout.split())
+
+
+def test_a_repeated_question_is_left_out_and_articles_are_said_to_be_unchecked(folder: Path, tmp_path: Path) -> None:
+    test = str(folder / "test.jsonl")
+    run, said = evaluated(folder, tmp_path / "run", "--task", test)
+    assert {q.id for q in run.evaluations[0].questions} & LEAKING == LEAKING - {"again"}
+    assert run.provenance["leak guard"]["left out"] == {test: {REPEATED: 1}}
+    assert f"{test}: 1 questions were left out, because the lens was fitted on them." in said
+    assert "Not checked: articles and edited copies of them: a lens keeps only the keys of its questions." in said
+
+
+def arc(number: int, word: str) -> dict[str, Any]:
+    choices = {"text": [f"{word} {number}{label}" for label in "ABCD"], "label": list("ABCD")}
+    return {"id": f"{word}{number}", "question": f"Which {word} is {number}?", "choices": choices, "answerKey": "B"}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """ARC-Easy whose training split, from which worked examples are drawn, holds two test questions."""
+    root = tmp_path_factory.mktemp("data")
+    (root / "arc_easy").mkdir()
+    tested = [arc(i, "river") for i in range(8)]
+    splits = {"test": tested, "train": [arc(i, "stone") for i in range(6)] + [r | {"id": "again"} for r in tested[:2]]}
+    for split, rows in splits.items():
+        write_rows(root / "arc_easy" / f"{split}.jsonl", [r | {"id": f"{r['id']}-{i}"} for i, r in enumerate(rows)])
+    return root
+
+
+def test_what_prompts_may_show_as_a_worked_example_is_left_out(folder: Path, data: Path, tmp_path: Path) -> None:
+    arguments = ("--task", "arc_easy:test", "--data", str(data))
+    run, said = evaluated(folder, tmp_path / "shots", *arguments, "--num-fewshot", "1")
+    assert len(run.evaluations[0].questions) == 6
+    assert run.provenance["leak guard"] == {
+        "checked": f"{REPEATED}, {SHOWN}",
+        "left out": {"arc_easy:test": {SHOWN: 2}},
+    }
+    assert "arc_easy:test: 2 questions were left out, each is a worked example." in said
+    run, _ = evaluated(folder, tmp_path / "none", *arguments)
+    assert len(run.evaluations[0].questions) == 8
+    assert run.provenance["leak guard"] == {"checked": REPEATED, "left out": {}}
+
+
+def test_worked_examples_come_from_the_split_that_the_task_names_and_only_with_shots(data: Path) -> None:
+    asked = Asking(num_fewshot=2, limit=3, data_dir=data)
+    assert len(worked_examples("arc_easy:test", asked)) == 8, "all of the split, however few are asked"
+    assert worked_examples("arc_easy:test", Asking(data_dir=data)) == []
+    assert worked_examples("my.jsonl", asked) == []

@@ -173,6 +173,7 @@ def predictions_of(run: Path) -> dict[str, Predictions]:
 
 @pytest.mark.usefixtures("no_hub")
 @pytest.mark.filterwarnings("default:With a lens:UserWarning")
+@pytest.mark.filterwarnings("default:.*prompts were longer than the model reads:UserWarning")
 def test_the_commands_of_the_readme_run_without_a_network_and_agree_with_coral_eval(
     work: Path, coral: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,9 +24,10 @@ NEVER = {"metrics": {"data"}, "report": {"data", "engine", "lens"}}
 HEAVY = {"torch", "transformers", "lm_eval", "datasets", "sklearn", "scipy", "matplotlib", "accelerate"}
 LIGHT = {"errors", "records", "ragged", "progress", "storage.files", "storage.arrays", "storage.settings", "data",
          "metrics.scores", "metrics.comparisons", "metrics.curves", "metrics.conformal", "engine.trees",
-         "engine.prompts", "engine.settings", "lens.settings", "lens.rules", "lens.publish", "lens.features", "lens.tempering",
-         "report.runs", "methods.entry", "sae.settings", "study.config", "study.plan", "harness.requests", "harness.logs",
-         "harness.metrics", "harness.data", "harness.command", "cli", ""}  # fmt: skip
+         "engine.prompts", "engine.settings", "lens.settings", "lens.rules", "lens.publish", "lens.features",
+         "lens.tempering", "report.runs", "methods.entry", "sae.settings", "analysis.settings", "study.config",
+         "study.plan", "harness.requests", "harness.logs", "harness.metrics", "harness.data", "harness.command",
+         "cli", ""}  # fmt: skip
 """Import nothing heavy when they are imported themselves; of a package's name: every file of it."""
 ENTRIES = 18
 """So many at most in `ls src/coral_lens`."""

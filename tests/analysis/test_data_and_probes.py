@@ -17,12 +17,12 @@ from coral_lens.analysis import probes as probes_module
 from coral_lens.analysis.data import CurveAnalysis, TransferAnalysis, analyse_curves, analyse_transfer
 from coral_lens.analysis.files import write_analysis
 from coral_lens.analysis.held_out import Seen, kept, parts_of_task, tasks_of
-from coral_lens.analysis.probes import DECAYS, DROPOUTS, PENALTIES, ProbeAnalysis, ProbePlan, analyse_probes
+from coral_lens.analysis.probes import DECAYS, DROPOUTS, PENALTIES, ProbeAnalysis, analyse_probes
+from coral_lens.analysis.settings import ProbePlan
 from coral_lens.cli.printing import against_one, say_curves, say_probes, say_transfer
 from coral_lens.engine.activations import JoinedStore, first_questions
 from coral_lens.errors import CoralError
 from coral_lens.lens.fit import fit_store
-from coral_lens.lens.probes.mlp import MlpSettings
 from coral_lens.lens.settings import FitSettings
 from coral_lens.metrics.comparisons import Difference
 from coral_lens.report.figures import analysis as analysis_figures
@@ -252,7 +252,7 @@ def test_one_task_has_no_transfer_matrix() -> None:
 @pytest.fixture(scope="module")
 def probes() -> ProbeAnalysis:
     stores = [stored(150, {"here": 1.0, "turned": -1.0})]
-    plan = ProbePlan(depths=(0, 1), seeds=1, grid_depth=0, network=MlpSettings(max_epochs=2))
+    plan = ProbePlan(depths=(0, 1), seeds=1, grid_depth=0, epochs=2)
     return analyse_probes(stores, "here", RIDGE, plan=plan)
 
 
@@ -261,7 +261,7 @@ def quick_plan(monkeypatch: pytest.MonkeyPatch) -> ProbePlan:
     """Three networks of no depth and one epoch."""
     monkeypatch.setattr(probes_module, "DECAYS", (1.0,))
     monkeypatch.setattr(probes_module, "PENALTIES", (0.0,))
-    return ProbePlan(depths=(0,), seeds=1, grid_depth=0, network=MlpSettings(max_epochs=1))
+    return ProbePlan(depths=(0,), seeds=1, grid_depth=0, epochs=1)
 
 
 def test_only_the_layers_that_were_asked_for_are_tried(quick_plan: ProbePlan) -> None:
@@ -289,7 +289,7 @@ def test_every_probe_is_tested_in_distribution_and_in_transfer(probes: ProbeAnal
 
 def test_a_killed_comparison_goes_on_and_ends_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stores = [stored(60, {"here": 1.0, "turned": -1.0})]
-    plan = ProbePlan(depths=(0,), seeds=1, grid_depth=0, network=MlpSettings(max_epochs=1))
+    plan = ProbePlan(depths=(0,), seeds=1, grid_depth=0, epochs=1)
     monkeypatch.setattr(probes_module, "DECAYS", (0.0, 1.0))
     monkeypatch.setattr(probes_module, "PENALTIES", (0.0,))
     first = analyse_probes(stores, "here", RIDGE, plan=plan, journal=tmp_path / "j")

@@ -35,6 +35,7 @@ from coral_lens.analysis.folds import (
 )
 from coral_lens.analysis.layers import Forward, LayerAnalysis, analyse_layers
 from coral_lens.analysis.scores import r2_scores, scores_of
+from coral_lens.analysis.settings import DimensionSettings
 from coral_lens.errors import CoralError
 from coral_lens.lens.probes.ridge import PENALTIES, ridge_of
 from coral_lens.lens.probes.standardise import fit_standardiser, r_squared
@@ -301,7 +302,7 @@ class Given(PlantedStore):
 
 def test_a_signal_of_rank_three_saturates_at_three_components(tmp_path: Path) -> None:
     data, states = rank_three(300)
-    found = analyse_dimensions(Given(300, states, range(7)), data, most=20)
+    found = analyse_dimensions(Given(300, states, range(7)), data, DimensionSettings(most=20))
     assert [g.layers for g in found.groups] == ["0 to 4", "5 to 6"]
     curve = [row.r2.value for row in found.rows[:20]]
     assert curve[0] < curve[1] < curve[2]
@@ -320,16 +321,16 @@ def test_a_killed_analysis_of_dimensions_goes_on_and_ends_the_same(
 ) -> None:
     data, states = rank_three(60, width=12)
     store = Given(60, states, range(7))
-    undisturbed = analyse_dimensions(store, data, most=6)
+    undisturbed = analyse_dimensions(store, data, DimensionSettings(most=6))
     with monkeypatch.context() as patch:
         patch.setattr(dimensions_module, "component_path", killed_after(5, component_path))
         with pytest.raises(KeyboardInterrupt):
-            analyse_dimensions(store, data, most=6, work=tmp_path)
+            analyse_dimensions(store, data, DimensionSettings(most=6), work=tmp_path)
     assert len(list(tmp_path.iterdir())) == 5
     with monkeypatch.context() as patch:
         patch.setattr(dimensions_module, "component_path", killed_after(2, component_path))
-        assert analyse_dimensions(store, data, most=6, work=tmp_path) == undisturbed
-    assert len(analyse_dimensions(store, data, most=5, work=tmp_path).rows) == 2 * 5
+        assert analyse_dimensions(store, data, DimensionSettings(most=6), work=tmp_path) == undisturbed
+    assert len(analyse_dimensions(store, data, DimensionSettings(most=5), work=tmp_path).rows) == 2 * 5
     assert len(list(tmp_path.iterdir())) == 14, "another number of components is another analysis"
 
 

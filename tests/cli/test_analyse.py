@@ -82,11 +82,11 @@ def test_heads_of_a_large_model_are_planned_without_a_store(monkeypatch: pytest.
         (["heads"], "Give --store"),
         (["heads", "--shape", "1x1x1"], "stands in for a store"),
         (["layers", "--store", "STORE", "--base", "words"], "Unknown base 'words'"),
-        (["dimensions", "--store", "STORE", "--most", "1"], "at least 2 components"),
+        (["dimensions", "--store", "STORE", "--most", "1"], "most must be at least 2. Got 1 instead"),
         (["layers", "--store", "STORE", "--limit", "10"], "at least 20 labelled questions"),
         (["layers", "--store", "nowhere"], "does not exist"),
         (["probes", "--store", "STORE", "--train", "arc"], "No store has questions of 'arc'; the tasks are questions"),
-        (["probes", "--store", "STORE", "--grid-depth", "9"], "0 to 4 hidden layers"),
+        (["probes", "--store", "STORE", "--grid-depth", "9"], "grid_depth must lie between 0 and 4. Got 9 instead"),
         (["data", "--store", "STORE", "--lens", "rigde"], "Unknown lens 'rigde'"),
     ],
 )

@@ -15,6 +15,7 @@ import typer
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from coral_lens.analysis.settings import ProbePlan
 from coral_lens.cli import app
 from coral_lens.cli.options import Asking, flat, iter_options, settings_from, written_fields
 from coral_lens.data.settings import Style, TaskOptions
@@ -35,6 +36,7 @@ NOT_OPTIONS = {
     TrainingSettings: {"warm_up", "penalty_warm_up", "decay", "resample", "checkpoint"},
     AblationPlan: {"seed"},
     SteerPlan: {"top", "gammas"},
+    ProbePlan: {"depths", "epochs"},
 }
 """What no command offers, on purpose: a source names its split, a study its share of validation questions."""
 

@@ -16,12 +16,12 @@ from jaxtyping import Float, Int
 from coral_lens.analysis.files import ArrayJournal
 from coral_lens.analysis.folds import Folded, identity_of
 from coral_lens.analysis.scores import r2_draws, scores_from
+from coral_lens.analysis.settings import DimensionSettings
 from coral_lens.lens.probes.ridge import PENALTIES, Moments, RidgeRows, column_scale, ridge_of, sum_moments
 from coral_lens.metrics.scores import Score
 from coral_lens.progress import Bar, silent
 from coral_lens.records import Scored
 
-MOST = 100
 GROUP = 5
 """Neighbouring layers whose curves are averaged, as in the paper."""
 
@@ -66,9 +66,8 @@ class DimensionAnalysis:
 def analyse_dimensions(
     store: Scored,
     data: Folded,
+    settings: DimensionSettings | None = None,
     *,
-    most: int = MOST,
-    standardise: bool = False,
     work: Path | None = None,
     bar: Bar = silent,
 ) -> DimensionAnalysis:
@@ -76,7 +75,8 @@ def analyse_dimensions(
 
     With `work` a killed analysis goes on where it was.
     """
-    journal = ArrayJournal(work, [*identity_of(store, data), most, standardise])
+    settings = settings or DimensionSettings()
+    journal = ArrayJournal(work, [*identity_of(store, data), settings.most, settings.standardise])
     rows: list[DimensionRow] = []
     groups: list[GroupSummary] = []
     layers = store.layers
@@ -85,7 +85,7 @@ def analyse_dimensions(
             some = layers[start : start + GROUP]
             draws, explained = [], []
             for layer in some:
-                found = journal.arrays(layer, partial(layer_curve, store, layer, data, most, standardise))
+                found = journal.arrays(layer, partial(layer_curve, store, layer, data, settings))
                 draws.append(found["draws"])
                 explained.append(found["explained"])
                 advance(1)
@@ -98,15 +98,15 @@ def analyse_dimensions(
         model=store.manifest["model"]["name"],
         task=" ".join(sorted({q.task for q in store.questions})),
         n_questions=len(store.questions),
-        standardised=standardise,
+        standardised=settings.standardise,
         rows=tuple(rows),
         groups=tuple(groups),
     )
 
 
-def layer_curve(store: Scored, layer: int, data: Folded, most: int, standardise: bool) -> dict[str, np.ndarray]:
+def layer_curve(store: Scored, layer: int, data: Folded, settings: DimensionSettings) -> dict[str, np.ndarray]:
     """Return the R2 of one layer at every number of components, in every resample, and the variance that they explain."""
-    r_hat, explained = component_path(store.layer(layer), data, most=most, standardise=standardise)
+    r_hat, explained = component_path(store.layer(layer), data, most=settings.most, standardise=settings.standardise)
     return {"draws": r2_draws(data.r, r_hat, data.table.options, data.groups), "explained": explained}
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from coral_lens.analysis.files import RowJournal
 from coral_lens.analysis.held_out import Seen, applied, kept, parts_of_task, tasks_of
 from coral_lens.analysis.scores import N_BOOT, SHOWN, row_from, scores_of
+from coral_lens.analysis.settings import ProbePlan
 from coral_lens.data.splits import split_mask
 from coral_lens.engine.activations import ActivationStore, JoinedStore
 from coral_lens.lens.choose import GAMMAS, Asked, Candidate, Recipe, choose, predict_rounds, try_layers
@@ -33,18 +34,6 @@ from coral_lens.storage.files import digest
 DECAYS = (0.0, 0.1, 1.0, 10.0, 45.0)
 PENALTIES = (0.0, 0.1, 0.5)
 DROPOUTS = (0.0, 0.2)
-
-
-@dataclass(frozen=True)
-class ProbePlan:
-    """What is compared."""
-
-    depths: tuple[int, ...] = (0, 1, 2, 3, 4)
-    seeds: int = 3
-    grid_depth: int = 4
-    """Hidden layers of the network whose regularisation is varied."""
-    network: MlpSettings = MlpSettings()  # noqa: RUF009  (frozen)
-    """What is not varied."""
 
 
 @dataclass(frozen=True)
@@ -141,13 +130,13 @@ def analyse_probes(
 
 def planned_networks(plan: ProbePlan) -> list[tuple[str, dict[str, Any]]]:
     """Return the networks to be trained: every depth at the default regularisation, then the grid at one depth."""
-    fixed = {"learning_rate": plan.network.learning_rate, "max_epochs": plan.network.max_epochs}
+    usual = MlpSettings()
+    fixed = {"learning_rate": usual.learning_rate, "max_epochs": plan.epochs or usual.max_epochs}
 
     def setting(depth: int, decay: float, penalty: float, dropout: float) -> dict[str, Any]:
         varied = {"weight_decay": decay, "output_penalty": penalty, "dropout": dropout}
         return {**fixed, **varied, "hidden": list(HIDDEN[:depth])}
 
-    usual = plan.network
     depths = [(f"depth {d}", setting(d, usual.weight_decay, usual.output_penalty, usual.dropout)) for d in plan.depths]
     grid = [("grid", setting(plan.grid_depth, *point)) for point in product(DECAYS, PENALTIES, DROPOUTS)]
     return depths + grid

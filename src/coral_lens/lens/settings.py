@@ -52,17 +52,16 @@ def set_kinds() -> Iterable[str]:
 
 
 BaseRule = Literal["sum", "token", "char"]
+LensName = Annotated[str, OneOf(lens_names)]
 Criterion = Annotated[str, OneOf(metric_names)]
 Share = Annotated[float, Range(above=0, below=1)]
-Depth = Annotated[int, Range(1, 4)]
-"""Hidden layers of the paper's network: as many as it has, or fewer."""
 
 
 @dataclass(frozen=True)
 class FitSettings(Settings):
     """How a lens is fitted and chosen."""
 
-    lens: Annotated[str, OneOf(lens_names)] = "listwise"
+    lens: LensName = "listwise"
     """`mlp` is the paper's; `ridge` and `linear` are its simpler forms. `listwise`, `listwise-mlp` and `ensemble` go beyond the
     paper. `auto` takes the one with the best cross-validated Brier score on the training questions."""
     base: BaseRule = "token"
@@ -82,8 +81,8 @@ class FitSettings(Settings):
     comma between them."""
     top_layers: Annotated[int, Range(1, 8)] = 1
     """Read so many of the best layers side by side; the paper tries 3 to 5."""
-    depth: Depth = 4
-    """Hidden layers of the network of `mlp`."""
+    depth: Annotated[int, Range(1, 4)] = 4
+    """Hidden layers of the network of `mlp`; the paper's has 4."""
     scale_base: bool = False
     """Start from temperature-scaled base probabilities."""
     then_temperature: bool = False

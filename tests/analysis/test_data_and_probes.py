@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from coral_lens.analysis.files import write_analysis
 from coral_lens.analysis.held_out import Seen, kept, parts_of_task, tasks_of
 from coral_lens.analysis.probes import DECAYS, DROPOUTS, PENALTIES, ProbeAnalysis, analyse_probes
 from coral_lens.analysis.settings import ProbePlan
-from coral_lens.cli.printing import against_one, say_curves, say_probes, say_transfer
+from coral_lens.cli.printing import against_one, print_learning_curves, print_probes, print_transfer
 from coral_lens.engine.activations import JoinedStore, first_questions
 from coral_lens.errors import CoralError
 from coral_lens.lens.fit import fit_store
@@ -344,15 +344,24 @@ def test_it_is_said_whether_another_strength_than_1_is_clearly_better(probes: Pr
     assert against_one(replace(best, gamma=1.0)) == "nothing is better than 1"
 
 
-def test_they_are_drawn_and_said(
-    transfer: TransferAnalysis, curves: CurveAnalysis, probes: ProbeAnalysis, tmp_path: Path
+def printed(capsys: pytest.CaptureFixture[str], printer: Callable[[Any], None], analysis: Any) -> str:
+    printer(analysis)
+    return capsys.readouterr().out
+
+
+def test_they_are_drawn_and_printed(
+    transfer: TransferAnalysis,
+    curves: CurveAnalysis,
+    probes: ProbeAnalysis,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     for name, record in (("data", transfer), ("data-curves", curves), ("probes", probes)):
         assert write_analysis_pictures(write_analysis(name, record, tmp_path), tmp_path) == [name]
         assert (tmp_path / f"{name}.png").stat().st_size > 10_000
-    assert "turned" in say_transfer(transfer)
-    assert len(say_curves(curves).splitlines()) == 6
-    assert "gamma 0 is best; less gamma = 1: -" in say_probes(probes)
+    assert "turned" in printed(capsys, print_transfer, transfer)
+    assert len(printed(capsys, print_learning_curves, curves).splitlines()) == 6
+    assert "gamma 0 is best; less gamma = 1: -" in printed(capsys, print_probes, probes)
 
 
 def test_bars_of_the_figure_are_intervals_over_questions(probes: ProbeAnalysis, tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def layers(*, studied: Studied) -> None:
     Example: `coral analyse layers --store states/csqa --out analysis`
     """
     from coral_lens.analysis.layers import analyse_layers
-    from coral_lens.cli.printing import say_layers
+    from coral_lens.cli.printing import print_layers
     from coral_lens.progress import shown
 
     need("report", by="coral analyse layers")
@@ -115,7 +115,7 @@ def layers(*, studied: Studied) -> None:
     work = beside(studied.out) / "layers"
     analysis = analyse_layers(store, data, forward=forward_of(store), base_rule=studied.base, work=work, bar=shown)
     write(studied.out, "layers", analysis)
-    typer.echo(say_layers(analysis))
+    print_layers(analysis)
 
 
 def forward_of(store: JoinedStore) -> Forward | None:
@@ -137,14 +137,14 @@ def dimensions(*, studied: Studied, settings: DimensionSettings) -> None:
     Example: `coral analyse dimensions --store states/csqa --out analysis`
     """
     from coral_lens.analysis.dimensions import analyse_dimensions
-    from coral_lens.cli.printing import say_dimensions
+    from coral_lens.cli.printing import print_dimensions
     from coral_lens.progress import shown
 
     need("report", by="coral analyse dimensions")
     store, data = studied.opened()
     analysis = analyse_dimensions(store, data, settings, work=beside(studied.out) / "dimensions", bar=shown)
     write(studied.out, "dimensions", analysis)
-    typer.echo(say_dimensions(analysis))
+    print_dimensions(analysis)
 
 
 @dataclass(frozen=True)
@@ -176,19 +176,19 @@ def heads(*, studied: StudiedHeads) -> None:
     Example: `coral analyse heads --store states/csqa --out analysis`, or `coral analyse heads --dry-run --shape 30x32x128`
     """
     from coral_lens.analysis.heads import analyse_heads, plan_heads, shape_of, shape_of_store
-    from coral_lens.cli.printing import say_heads, say_plan
+    from coral_lens.cli.printing import print_head_plan, print_heads
     from coral_lens.progress import shown
 
     if studied.shape is not None:
-        return typer.echo(say_plan(plan_heads(shape_of(studied.shape, studied.rows))))
+        return print_head_plan(plan_heads(shape_of(studied.shape, studied.rows)))
     if not studied.dry_run:
         need("report", by="coral analyse heads")
     store, data = studied.opened()
     if studied.dry_run:
-        return typer.echo(say_plan(plan_heads(shape_of_store(store))))
+        return print_head_plan(plan_heads(shape_of_store(store)))
     analysis = analyse_heads(store, data, work=beside(studied.out) / "heads", bar=shown)
     write(studied.out, "heads", analysis)
-    typer.echo(say_heads(analysis))
+    print_heads(analysis)
 
 
 # ----------------------------------------------------------------------------------------------- states of several tasks
@@ -247,7 +247,7 @@ def data(*, compared: Compared, curves: Curves) -> None:
     Example: `coral analyse data --store states/csqa --store states/arc --out analysis`
     """
     from coral_lens.analysis.data import analyse_curves, analyse_transfer
-    from coral_lens.cli.printing import say_curves, say_transfer
+    from coral_lens.cli.printing import print_learning_curves, print_transfer
     from coral_lens.progress import shown
 
     need("report", by="coral analyse data")
@@ -255,11 +255,11 @@ def data(*, compared: Compared, curves: Curves) -> None:
     tasks, journal = compared.tasks(stores), beside(compared.out) / "data.jsonl"
     learning = analyse_curves(stores, settings, draws=curves.draws, journal=journal, bar=shown)
     write(compared.out, "data-curves", learning)
-    typer.echo(say_curves(learning))
+    print_learning_curves(learning)
     if len(tasks) > 1:
         transfer = analyse_transfer(stores, settings, journal=journal, bar=shown)
         write(compared.out, "data", transfer)
-        typer.echo(say_transfer(transfer))
+        print_transfer(transfer)
 
 
 @app.command()
@@ -277,7 +277,7 @@ def probes(
     Example: `coral analyse probes --store states/csqa --store states/arc --out analysis`
     """
     from coral_lens.analysis.probes import analyse_probes
-    from coral_lens.cli.printing import say_probes
+    from coral_lens.cli.printing import print_probes
     from coral_lens.progress import shown
 
     need("report", by="coral analyse probes")
@@ -288,7 +288,7 @@ def probes(
     settings, journal = compared.settings("ridge"), beside(compared.out) / "probes.jsonl"
     analysis = analyse_probes(stores, train or tasks[0], settings, plan=plan, journal=journal, bar=shown)
     write(compared.out, "probes", analysis)
-    typer.echo(say_probes(analysis))
+    print_probes(analysis)
 
 
 def write(out: Path, name: str, record: Any) -> None:

@@ -1,6 +1,7 @@
-"""What the command line shows of a fitted lens and of a run.
+"""What commands print: of a fitted lens, of runs and studies, of autoencoders and of analyses, in a few lines each.
 
-What an analysis found, in a few lines for the terminal."""
+Only prints; `show_run` and `print_comparison` also write the report that they name. Heavy: a command imports it when it runs.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from coral_lens.analysis.data import CurveAnalysis, TransferAnalysis
 from coral_lens.analysis.dimensions import DimensionAnalysis
 from coral_lens.analysis.heads import EPOCHS, HeadAnalysis, HeadPlan
 from coral_lens.analysis.layers import LayerAnalysis
-from coral_lens.analysis.probes import GammaRow, ProbeAnalysis
+from coral_lens.analysis.probes import GammaRow, ProbeAnalysis, ProbeRow
 from coral_lens.analysis.scores import SHOWN
 from coral_lens.lens.artefact import Lens
 from coral_lens.metrics.comparisons import Difference
@@ -35,6 +36,8 @@ NOTHING = {
 }
 """What is said of gamma 0 under each rule."""
 COLUMNS = {"accuracy": "accuracy", "ece": "ECE", "brier": "Brier", "nll": "NLL"}
+
+# --------------------------------------------------------------------------------------------------------- a fitted lens
 
 
 def print_fit(lens: Lens) -> None:
@@ -71,6 +74,9 @@ def print_curve(curve: dict[str, object]) -> None:
         table.add_row(str(point["questions"]), *(f"{100 * point[m]:.1f}" for m in COLUMNS))
     Console().print(table)
     typer.echo(f"{curve['enough']} training questions would have been enough: more gain less than a standard error.")
+
+
+# ------------------------------------------------------------------------------------------------------ runs and studies
 
 
 def show_run(run: Run, folder: Path | None, *, again: bool = False) -> None:
@@ -128,23 +134,27 @@ def print_study(page: Path) -> None:
     typer.echo(f"Mean relative improvement on the unsteered model with the same prompts (few-shot).\nReport: {page}")
 
 
+# ---------------------------------------------------------------------------------------------------------- autoencoders
+
+
 def print_quality(quality: dict[str, Any]) -> None:
     """Print how good autoencoders are on states that they were not trained on."""
     head = f"{'':<6}{'features':>9}{'L0':>8}{'explained':>11}{'raw':>8}{'dead':>8}   loss: clean, patched, zeroed; recovered"
     typer.echo(head)
-    for name, found in quality.items():
-        loss = found["loss"]
+    for name, measures in quality.items():
+        loss = measures["loss"]
         shown = (
             f"{loss['clean']:.3f}, {loss['patched']:.3f}, {loss['zeroed']:.3f}; {loss['share']:.1%}" if loss else "-"
         )
         typer.echo(
-            f"{name:<6}{found['n_features']:>9}{found['l0']:>8.1f}{found['explained']:>11.1%}{found['explained_raw']:>8.1%}"
-            f"{found['dead']:>8.1%}   {shown}"
+            f"{name:<6}{measures['n_features']:>9}{measures['l0']:>8.1f}{measures['explained']:>11.1%}"
+            f"{measures['explained_raw']:>8.1%}{measures['dead']:>8.1%}   {shown}"
         )
-    n = next(iter(quality.values()))
+    first = next(iter(quality.values()))
     typer.echo(
-        f"Trained on {n['about']['steps']['states']:,} states; measured on {n['n_states']:,} held-out states and "
-        f"{n['loss'].get('n_questions', 0)} held-out questions; {n['n_massive']:,} held-out attention sinks stay as they are."
+        f"Trained on {first['about']['steps']['states']:,} states; measured on {first['n_states']:,} held-out states and "
+        f"{first['loss'].get('n_questions', 0)} held-out questions; {first['n_massive']:,} held-out attention sinks stay as "
+        "they are."
     )
 
 
@@ -167,14 +177,14 @@ def print_ablation(record: dict[str, Any]) -> None:
     for name, run in record["runs"].items():
         typer.echo(f"  {name}: accuracy {run['accuracy']:.4f}, ECE {run['ece']:.4f}, Brier {run['brier']:.4f}")
     for name, group in record["groups"].items():
-        for metric, found in group.items():
-            mean, (first, median, third) = found["mean"], found["quartiles"]
+        for metric, effect in group.items():
+            mean, (first, median, third) = effect["mean"], effect["quartiles"]
             typer.echo(
-                f"  {found['n_features']} by {name}, {metric}: mean {mean['value']:+.2e} [{mean['low']:+.2e}, "
-                f"{mean['high']:+.2e}], quartiles {first:+.2e}, {median:+.2e}, {third:+.2e}, largest {found['largest']:.1e}"
+                f"  {effect['n_features']} by {name}, {metric}: mean {mean['value']:+.2e} [{mean['low']:+.2e}, "
+                f"{mean['high']:+.2e}], quartiles {first:+.2e}, {median:+.2e}, {third:+.2e}, largest {effect['largest']:.1e}"
             )
-    for name, found in record.get("against random", {}).items():
-        ece = found["ece"]
+    for name, comparison in record.get("against random", {}).items():
+        ece = comparison["ece"]
         typer.echo(
             f"  {name} less random, ECE: {ece['value']:+.2e} [{ece['low']:+.2e}, {ece['high']:+.2e}]; of the middle 95 % of "
             f"random ones {ece['above']:.1%} lie above, {ece['below']:.1%} below; rank {ece['rank']:.2f} (by chance 0.50)"
@@ -198,7 +208,7 @@ def print_steering(record: dict[str, Any]) -> None:
         typer.echo(f"  {name}{' (chosen)' if row['chosen'] else ''}: {scores}{changes}")
 
 
-# ---------------------------------------------------------------------------------------------------- printing
+# -------------------------------------------------------------------------------------------------------------- analyses
 
 
 def with_interval(score: Score | Difference) -> str:
@@ -206,59 +216,60 @@ def with_interval(score: Score | Difference) -> str:
     return f"{100 * score.value:.1f} [{100 * score.low:.1f} to {100 * score.high:.1f}]"
 
 
-def say_layers(found: LayerAnalysis) -> str:
-    """Return the base, every layer, the best layers side by side and the cheapest early exit."""
+def print_layers(analysis: LayerAnalysis) -> None:
+    """Print the base, every layer, the best layers side by side and the cheapest early exit."""
     lines = [
-        f"base: accuracy {with_interval(found.base['accuracy'])}, ECE {with_interval(found.base['ece'])}",
+        f"base: accuracy {with_interval(analysis.base['accuracy'])}, ECE {with_interval(analysis.base['ece'])}",
         "layer  R2                      gamma  accuracy, gamma = 1    chosen gamma           ECE, gamma = 1  chosen  "
         "no base: accuracy, share of the pass",
     ]
-    for row in found.rows:
+    for row in analysis.rows:
         lines.append(
             f"{row.layer:5}  {row.r2!s:22}  {row.gamma:5.2f}  {with_interval(row.at_one['accuracy']):21}  "
             f"{with_interval(row.chosen['accuracy']):21}  {100 * row.at_one['ece'].value:14.1f}  "
             f"{100 * row.chosen['ece'].value:6.1f}  {with_interval(row.exit_best['accuracy'])}, {100 * row.share:.0f} %"
         )
-    chosen = ", ".join(map(str, found.single_layers))
-    lines.append(f"best single layer (by fold: {chosen}): accuracy {with_interval(found.single['accuracy'])}, ECE "
-                 f"{with_interval(found.single['ece'])}")  # fmt: skip
-    for top in found.top:
+    chosen = ", ".join(map(str, analysis.single_layers))
+    lines.append(f"best single layer (by fold: {chosen}): accuracy {with_interval(analysis.single['accuracy'])}, ECE "
+                 f"{with_interval(analysis.single['ece'])}")  # fmt: skip
+    for top in analysis.top:
         lines.append(
             f"top {top.n_layers} side by side: accuracy {with_interval(top.scores['accuracy'])}, less the best single "
             f"{with_interval(top.behind_single['accuracy'])}; Brier less the best single "
             f"{with_interval(top.behind_single['brier'])}"
         )
-    return "\n".join(lines)
+    typer.echo("\n".join(lines))
 
 
-def say_dimensions(found: DimensionAnalysis) -> str:
-    """Return a line per group of layers."""
+def print_dimensions(analysis: DimensionAnalysis) -> None:
+    """Print a line per group of layers."""
     lines = [
         "layers     R2 at 10      at 50      at most     saturates at  second half adds        90 % of variance in"
     ]
-    for group in found.groups:
-        curve = [row.r2.value for row in found.rows if row.layers == group.layers]
+    for group in analysis.groups:
+        curve = [row.r2.value for row in analysis.rows if row.layers == group.layers]
         at = [curve[min(k, len(curve)) - 1] for k in (10, 50, len(curve))]
         shown = "  ".join(f"{value:9.3f}" for value in at)
         lines.append(f"{group.layers:9}  {shown}  {group.saturates_at:12}  {group.last_half!s:22}  {group.for_90}")
-    return "\n".join(lines)
+    typer.echo("\n".join(lines))
 
 
-def say_heads(found: HeadAnalysis) -> str:
-    """Return how the signal is spread over heads."""
-    best = sorted(found.rows, key=lambda row: -row.r2.value)[:5]
-    return (
-        f"{len(found.rows)} heads: mean R2 {found.mean.value:.4f} [{found.mean.low:.4f} to {found.mean.high:.4f}], highest "
-        f"{found.highest:.3f}; {found.clear} with an interval above 0.\n{found.needed.value:.0f} heads "
-        f"[{found.needed.low:.0f} to {found.needed.high:.0f}], {with_interval(found.needed_share)} %, hold 80 % of the positive "
-        f"signal; the best 48 hold {with_interval(found.top_share)} %.\nbest: "
+def print_heads(analysis: HeadAnalysis) -> None:
+    """Print how the signal is spread over heads."""
+    mean, needed = analysis.mean, analysis.needed
+    best = sorted(analysis.rows, key=lambda row: -row.r2.value)[:5]
+    typer.echo(
+        f"{len(analysis.rows)} heads: mean R2 {mean.value:.4f} [{mean.low:.4f} to {mean.high:.4f}], highest "
+        f"{analysis.highest:.3f}; {analysis.clear} with an interval above 0.\n{needed.value:.0f} heads "
+        f"[{needed.low:.0f} to {needed.high:.0f}], {with_interval(analysis.needed_share)} %, hold 80 % of the positive "
+        f"signal; the best 48 hold {with_interval(analysis.top_share)} %.\nbest: "
         + ", ".join(f"layer {row.layer} head {row.head} ({row.r2})" for row in best)
     )
 
 
-def say_plan(plan: HeadPlan) -> str:
-    """Return what an analysis of heads would need."""
-    return (
+def print_head_plan(plan: HeadPlan) -> None:
+    """Print what an analysis of heads would need."""
+    typer.echo(
         f"{plan.networks:,} networks in stacks of {plan.stack}: {plan.memory / 2**30:.1f} GiB of memory, "
         f"{plan.disk / 2**30:.1f} GiB of stored heads.\n{1e3 * plan.step:.2f} ms a step and network here and now: about "
         f"{hours(plan.seconds)} if networks stop after {EPOCHS} epochs, {hours(plan.most_seconds)} at most."
@@ -270,48 +281,45 @@ def hours(seconds: float) -> str:
     return f"{seconds / 3600:.1f} hours" if seconds >= 5400 else f"{seconds / 60:.0f} minutes"
 
 
-def say_curves(found: CurveAnalysis) -> str:
-    """Return a line per size, the mean over drawings."""
+def print_learning_curves(analysis: CurveAnalysis) -> None:
+    """Print a line per size, the mean over drawings."""
     lines = ["task                      questions  accuracy  ECE   Brier  (base: accuracy, ECE, Brier)"]
-    for task, n in sorted({(row.task, row.n_train) for row in found.rows}):
-        some = [row for row in found.rows if (row.task, row.n_train) == (task, n)]
-        mean = {name: sum(100 * row.scores[name].value for row in some) / len(some) for name in SHOWN}
-        base = ", ".join(f"{100 * found.base[task][name].value:.1f}" for name in SHOWN)
+    for task, n in sorted({(row.task, row.n_train) for row in analysis.rows}):
+        drawn = [row for row in analysis.rows if (row.task, row.n_train) == (task, n)]
+        mean = {name: sum(100 * row.scores[name].value for row in drawn) / len(drawn) for name in SHOWN}
+        base = ", ".join(f"{100 * analysis.base[task][name].value:.1f}" for name in SHOWN)
         values = f"{mean['accuracy']:8.1f}  {mean['ece']:4.1f}  {mean['brier']:5.1f}"
         lines.append(f"{task:24}  {n:9}  {values}  ({base})")
-    return "\n".join(lines)
+    typer.echo("\n".join(lines))
 
 
-def say_transfer(found: TransferAnalysis) -> str:
-    """Return a line per pair of tasks."""
+def print_transfer(analysis: TransferAnalysis) -> None:
+    """Print a line per pair of tasks."""
     lines = ["fitted on                 tested on                 shift  over base: accuracy, ECE, Brier"]
-    for row in found.rows:
+    for row in analysis.rows:
         gains = "  ".join(f"{with_interval(row.gain[name]):21}" for name in SHOWN)
         lines.append(f"{row.train:24}  {row.test:24}  {row.shift:5.2f}  {gains}")
-    return "\n".join(lines)
+    typer.echo("\n".join(lines))
 
 
-def say_probes(found: ProbeAnalysis) -> str:
-    """Return a line per probe and test set, the mean over seeds, and the best gamma of each test set."""
-    lines = [f"layer {found.layer}; less ridge, on the same questions:"]
-    names = list(
-        dict.fromkeys((row.probe, row.weight_decay if row.probe == "grid" else None, row.test) for row in found.rows)
-    )
-    for name, decay, test in names:
-        some = [
-            r for r in found.rows if (r.probe, r.test) == (name, test) and (name != "grid" or r.weight_decay == decay)
-        ]
-        mean = {m: sum(100 * r.scores[m].value for r in some) / len(some) for m in SHOWN}
-        behind = sum(100 * r.gain["brier"].value for r in some) / len(some)
-        what = name if decay is None else f"{name}, weight decay {decay:g}"
+def print_probes(analysis: ProbeAnalysis) -> None:
+    """Print a line per probe and test set, the mean over seeds, and the best gamma of each test set."""
+    lines = [f"layer {analysis.layer}; less ridge, on the same questions:"]
+    fits: dict[tuple[str, str], list[ProbeRow]] = {}
+    for row in analysis.rows:
+        probe = f"{row.probe}, weight decay {row.weight_decay:g}" if row.probe == "grid" else row.probe
+        fits.setdefault((probe, row.test), []).append(row)
+    for (probe, test), rows in fits.items():
+        mean = {m: sum(100 * row.scores[m].value for row in rows) / len(rows) for m in SHOWN}
+        behind = sum(100 * row.gain["brier"].value for row in rows) / len(rows)
         values = f"accuracy {mean['accuracy']:.1f}, ECE {mean['ece']:.1f}, Brier {mean['brier']:.1f} ({behind:+.1f})"
-        lines.append(f"{what}, {test}: {values}, {len(some)} fit(s)")
-    for test in dict.fromkeys(row.test for row in found.gammas):
-        best = min((row for row in found.gammas if row.test == test), key=lambda row: row.scores["brier"].value)
+        lines.append(f"{probe}, {test}: {values}, {len(rows)} fit(s)")
+    for test in dict.fromkeys(row.test for row in analysis.gammas):
+        best = min((row for row in analysis.gammas if row.test == test), key=lambda row: row.scores["brier"].value)
         lines.append(
             f"{test}: by Brier, {with_interval(best.scores['brier'])}, gamma {best.gamma:g} is best; {against_one(best)}"
         )
-    return "\n".join(lines)
+    typer.echo("\n".join(lines))
 
 
 def against_one(row: GammaRow) -> str:

@@ -761,7 +761,15 @@ method = [{{ kind = "ridge" }}]
     return path
 
 
-def test_run_walks_a_study_to_its_report_and_checks_it_first(
+def test_run_lists_the_ready_made_studies_and_asks_for_one(coral: Coral) -> None:
+    listed = coral("run", "--list")
+    assert listed.code == 0, listed.err
+    assert len(listed.out.splitlines()) == 9
+    assert "probe1-small     The paper's Probe 1, scaled for SmolLM2 on 2 cores." in listed.out.splitlines()
+    assert "Give a study" in coral("run").complaint
+
+
+def test_run_runs_a_study_to_its_report_and_checks_it_first(
     coral: Coral, model: Path, work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,9 @@ from coral_lens.errors import CoralError
 from coral_lens.methods.registry import read_method
 from coral_lens.sae.autoencoder import Autoencoder
 from coral_lens.study import config as module
-from coral_lens.study.config import Study, load_study
+from coral_lens.study.config import READY_MADE, Study, load_study, ready_made, study_path
 from coral_lens.study.plan import check_sources
 
-CONFIGS = Path(__file__).parents[2] / "configs"
 READY = ("probe1", "probe2", "transfer")
 PAPER = ("mistralai/Mistral-7B-Instruct-v0.3", "Qwen/Qwen2.5-7B-Instruct", "deepseek-ai/deepseek-llm-7b-chat")
 
@@ -172,11 +172,11 @@ def test_a_method_that_does_not_exist_or_an_option_it_has_not_is_refused(method:
 
 
 def config(name: str) -> Study:
-    return load_study(CONFIGS / f"{name}.toml")
+    return load_study(name)
 
 
 def all_configs() -> list[str]:
-    return sorted(path.stem for path in CONFIGS.glob("*.toml"))
+    return sorted(path.stem for path in READY_MADE.glob("*.toml"))
 
 
 def test_there_are_the_papers_three_studies_and_their_small_versions_and_studies_of_the_baselines() -> None:
@@ -207,9 +207,34 @@ def test_a_ready_made_study_leaks_nothing_and_names_methods_and_splits_that_exis
             assert known.shot_split != one.split or not one.shots
 
 
+def test_ready_made_studies_are_listed_with_a_line_each_and_installed_with_the_package() -> None:
+    listed = ready_made()
+    assert list(listed) == all_configs()
+    assert all(line.endswith(".") and len(line) < 90 for line in listed.values())
+    assert listed["probe1-small"] == "The paper's Probe 1, scaled for SmolLM2 on 2 cores."
+    packaged = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))
+    assert "study/configs/*.toml" in packaged["tool"]["setuptools"]["package-data"]["coral_lens"]
+
+
+def test_a_study_is_a_path_or_the_bare_name_of_a_ready_made_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert study_path("probe1-small") == READY_MADE / "probe1-small.toml"
+    for path in ("probe1-small.toml", "./probe1-small", "mine/probe1-small"):
+        assert study_path(path) == Path(path)
+    (tmp_path / "probe1-small").mkdir()
+    assert study_path("probe1-small") == READY_MADE / "probe1-small.toml", "results are in a folder of that name"
+    (tmp_path / "probe1-small").rmdir()
+    (tmp_path / "probe1-small").write_text("", "utf-8")
+    assert study_path("probe1-small") == Path("probe1-small"), "a file of that name is what was meant"
+    with pytest.raises(CoralError, match=r"no study called 'probe1-smal'\. Did you mean 'probe1-small'.*--list"):
+        load_study("probe1-smal")
+
+
 @pytest.mark.parametrize("name", all_configs())
 def test_a_ready_made_study_says_what_it_costs(name: str) -> None:
-    head = (CONFIGS / f"{name}.toml").read_text("utf-8").split("\nname")[0]
+    head = (READY_MADE / f"{name}.toml").read_text("utf-8").split("\nname")[0]
     assert "GPU" in head
     assert "2 cores" in head
 

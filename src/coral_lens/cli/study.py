@@ -22,7 +22,9 @@ app = typer.Typer()
 @app.command()
 @flat
 def run(
-    study: Annotated[Path, typer.Argument(help="A study as TOML; ready-made ones are in configs/.")],
+    study: Annotated[
+        str | None, typer.Argument(help="A study: a TOML file, or the name of a ready-made one (see `--list`).")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for results. Default: the study's name.")] = None,
     work: Annotated[
         Path | None,
@@ -32,16 +34,22 @@ def run(
     check: Annotated[
         bool, typer.Option("--check", help="Say which questions it would use and stop before a model is loaded.")
     ] = False,
+    listed: Annotated[bool, typer.Option("--list", help="List the ready-made studies and stop.")] = False,
     *,
     machine: Machine,
 ) -> None:
-    """Walk the whole line for the models, mixtures, tests and methods of a study; go on where it was if it was stopped.
+    """Run the models, mixtures, tests and methods of a study to a report; go on where it was if it was stopped.
 
-    Example: `coral run configs/probe1-small.toml --data DIR`
+    Example: `coral run probe1-small --data DIR`
     """
+    from coral_lens.study.config import load_study, ready_made
+
+    if listed:
+        return typer.echo("\n".join(f"{name:<17}{line}" for name, line in ready_made().items()))
+    if study is None:
+        raise CoralError("Give a study: a TOML file, or the name of a ready-made one; `coral run --list` lists them.")
     from coral_lens.cli.printing import print_plan, print_study
     from coral_lens.progress import shown
-    from coral_lens.study.config import load_study
     from coral_lens.study.folders import Folders
     from coral_lens.study.run import prepare_study, run_study
 

@@ -1,5 +1,7 @@
 """A study: models, training mixtures, test sets and methods, as a TOML file says them. Only reads and checks; never loads data.
 
+Ready-made studies are in `configs/` beside this file, and are known by their bare names.
+
 name = "mine"
 models = ["smollm2"]
 
@@ -144,7 +146,7 @@ class Study(Entry):
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> Study:
-        for what, names in {
+        for things, names in {
             "models": self.models,
             "seeds": self.seeds,
             "mixtures": [m.name for m in self.mixture],
@@ -152,19 +154,19 @@ class Study(Entry):
         }.items():
             twice = next((n for n in names if list(names).count(n) > 1), None)
             if twice is not None:
-                raise ValueError(f"two {what} are called {twice!r}; names must differ")
+                raise ValueError(f"two {things} are called {twice!r}; names must differ")
         return self
 
     def mixture_named(self, name: str) -> Mixture:
         """Return a mixture by its name."""
-        found = next((m for m in self.mixture if m.name == name), None)
-        if found is None:
+        mixture = next((m for m in self.mixture if m.name == name), None)
+        if mixture is None:
             known = [m.name for m in self.mixture]
             raise CoralError(
                 f"Study {self.name!r} has no mixture called {name!r}, whose rest it would test.{nearest(name, known)} "
                 f"Its mixtures: {', '.join(known)}."
             )
-        return found
+        return mixture
 
     @property
     def sources(self) -> list[Source]:
@@ -192,13 +194,38 @@ PARTS: dict[str, type[Entry]] = {
 }
 
 
-def load_study(path: Path) -> Study:
-    """Read a study; whatever is wrong with it is one sentence that says where."""
+READY_MADE = Path(__file__).parent / "configs"
+
+
+def ready_made() -> dict[str, str]:
+    """Return the ready-made studies by name, each with the line that says what it is."""
+    paths = sorted(READY_MADE.glob("*.toml"), key=lambda path: path.stem)
+    return {path.stem: path.read_text("utf-8").partition("\n")[0].removeprefix("# ") for path in paths}
+
+
+def study_path(source: str | Path) -> Path:
+    """Return the file of a study: a path as it is, and a bare name that is no file as a ready-made study."""
+    path, name = Path(source), str(source)
+    # a folder of that name is where the results of an earlier run are
+    if path.suffix == ".toml" or path.name != name or path.is_file():
+        return path
+    known = ready_made()
+    if name not in known:
+        raise CoralError(
+            f"There is no study called {name!r}.{nearest(name, known)} `coral run --list` lists the ready-made ones; the file of "
+            "another one must exist or end in .toml."
+        )
+    return READY_MADE / f"{name}.toml"
+
+
+def load_study(source: str | Path) -> Study:
+    """Read a study from a file, or a ready-made one by its name; whatever is wrong with it is one sentence that says where."""
+    path = study_path(source)
     try:
         text = path.read_bytes().decode("utf-8")
         content = tomllib.loads(text)
     except FileNotFoundError:
-        raise CoralError(f"There is no study {path}; ready-made ones are in configs/.") from None
+        raise CoralError(f"There is no study {path}; `coral run --list` lists the ready-made ones.") from None
     except (OSError, UnicodeDecodeError) as error:
         raise CoralError(f"{path} cannot be read: {error}.") from None
     except tomllib.TOMLDecodeError as error:
@@ -228,9 +255,9 @@ def frozen(value: Any) -> Any:
 
 def complaint(error: ValidationError, text: str) -> str:
     """Say where in the file what is wrong: `, line 7 (mixture 1, sources 2): there is no key 'spilt'. Did you mean ...`"""
-    found = error.errors(include_url=False, include_input=False)
+    complaints = error.errors(include_url=False, include_input=False)
     # a misspelt key is both unknown and missing: name the spelling
-    first = min(found, key=lambda e: e["type"] != "extra_forbidden")
+    first = min(complaints, key=lambda e: e["type"] != "extra_forbidden")
     place = list(first["loc"])
     unknown, missing = first["type"] == "extra_forbidden", first["type"] == "missing"
     key = str(place.pop()) if (unknown or missing) else ""

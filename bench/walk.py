@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -76,11 +77,12 @@ def walk(folder: Path, src: Path, arguments: tuple[str, ...]) -> list[str]:
 
 def turns_back(way: list[str]) -> int:
     """Return the distinct pairs of files along which the way goes to a file that was opened before."""
-    pairs = enumerate(zip(way, way[1:], strict=False))
+    pairs = enumerate(pairwise(way))
     return len({(one, other) for i, (one, other) in pairs if other in way[: i + 1]})
 
 
 def main() -> None:
+    """Print a line for each command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--src", type=Path, default=Path(__file__).parents[1] / "src")
     parser.add_argument("--show", action="store_true", help="print the way itself")

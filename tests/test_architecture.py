@@ -23,7 +23,7 @@ NEVER = {"metrics": {"data"}, "report": {"data", "engine", "lens"}}
 """What a package may not import although it comes before: metrics and reports do not know which method made predictions."""
 HEAVY = {"torch", "transformers", "lm_eval", "datasets", "sklearn", "scipy", "matplotlib", "accelerate"}
 LIGHT = {"errors", "records", "ragged", "progress", "storage.files", "storage.arrays", "storage.settings", "data",
-         "metrics.scores", "metrics.comparisons", "metrics.curves", "metrics.conformal", "engine.trees",
+         "metrics", "engine.trees",
          "engine.prompts", "engine.settings", "lens.settings", "lens.rules", "lens.publish", "lens.features",
          "lens.tempering", "report.runs", "methods.entry", "sae.settings", "analysis.settings", "study.config",
          "study.plan", "harness.requests", "harness.logs", "harness.metrics", "harness.data", "harness.command",

@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     from coral_lens.lens.artefact import Answer, Lens, load_lens
     from coral_lens.lens.fit import fit
     from coral_lens.lens.settings import FitSettings
-    from coral_lens.metrics.scores import Metrics, evaluate
+    from coral_lens.metrics.scores import Metrics, measure
+    from coral_lens.ragged import Options
     from coral_lens.records import OptionTable, Predictions, Question
+    from coral_lens.report.runs import Run, load_run
+    from coral_lens.study.evaluate import evaluate
 
 _HOMES = {
     "errors": ("CoralError",),
@@ -31,10 +34,13 @@ _HOMES = {
     "lens.settings": ("FitSettings",),
     "lens.artefact": ("Answer", "Lens", "load_lens"),
     "engine.loading": ("load_model",),
-    "metrics.scores": ("Metrics", "evaluate"),
+    "metrics.scores": ("Metrics", "measure"),
     "engine.model": ("Model", "wrap"),
     "data.questions": ("load_questions",),
+    "ragged": ("Options",),
     "records": ("OptionTable", "Predictions", "Question"),
+    "report.runs": ("Run", "load_run"),
+    "study.evaluate": ("evaluate",),
     "engine.activations": ("ActivationStore",),
     "engine.extract": ("Extraction", "extract"),
     "data.settings": ("Style", "TaskOptions"),
@@ -51,8 +57,10 @@ __all__ = [
     "Metrics",
     "Model",
     "OptionTable",
+    "Options",
     "Predictions",
     "Question",
+    "Run",
     "Style",
     "TaskOptions",
     "evaluate",
@@ -61,6 +69,8 @@ __all__ = [
     "load_lens",
     "load_model",
     "load_questions",
+    "load_run",
+    "measure",
     "wrap",
 ]
 

@@ -39,7 +39,7 @@ from coral_lens.analysis.settings import DimensionSettings
 from coral_lens.errors import CoralError
 from coral_lens.lens.probes.ridge import PENALTIES, ridge_of
 from coral_lens.lens.probes.standardise import fit_standardiser, r_squared
-from coral_lens.metrics.scores import evaluate
+from coral_lens.metrics.scores import measure
 from coral_lens.ragged import Options
 from coral_lens.report.figures.analysis import write_analysis_pictures
 
@@ -161,7 +161,7 @@ def test_a_constant_column_changes_nothing(deep: Deep) -> None:
 def test_scores_are_those_of_the_evaluation_and_r2_has_its_estimate_inside(deep: Deep) -> None:
     data = folded(deep)
     predictions = data.predictions("base", data.p)
-    ours, theirs = scores_of(predictions), evaluate(predictions, n_boot=500).scores
+    ours, theirs = scores_of(predictions), measure(predictions, n_boot=500).scores
     assert ours == {name: theirs[name] for name in ours}
     r_hat = np.stack([data.r * 0.5, np.zeros_like(data.r)])
     half, none = r2_scores(data.r, r_hat, data.table.options)

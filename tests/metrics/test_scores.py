@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from coral_lens.errors import CoralError
 from coral_lens.metrics import scores as metrics
 from coral_lens.metrics.curves import reliability, risk_coverage
-from coral_lens.metrics.scores import METRICS, Metrics, evaluate, facts_of, iter_weights, score
+from coral_lens.metrics.scores import METRICS, Metrics, facts_of, iter_weights, measure, score
 from coral_lens.ragged import Options
 from coral_lens.records import UNKNOWN, Predictions
 
@@ -121,14 +121,14 @@ def test_one_and_just_below_one_share_the_last_bin() -> None:
 
 
 def test_a_sure_wrong_answer_costs_27_6_and_is_counted() -> None:
-    result = evaluate(predictions([[1.0, 0.0], [0.999, 0.001]], [1, 1]), n_boot=10)
+    result = measure(predictions([[1.0, 0.0], [0.999, 0.001]], [1, 1]), n_boot=10)
     assert result.n_zero_answer == 1
     assert result.scores["nll"].value == pytest.approx((-math.log(1e-12) - math.log(0.001)) / 2)
     assert result.scores["nll_top1"].value == pytest.approx((-math.log(1e-12) - math.log(0.001)) / 2, rel=1e-4)
 
 
 def test_perfect_predictions_have_no_error_and_no_auroc() -> None:
-    scores = evaluate(predictions([[1.0, 0.0], [0.0, 0.0, 1.0]], [0, 2]), n_boot=20).scores
+    scores = measure(predictions([[1.0, 0.0], [0.0, 0.0, 1.0]], [0, 2]), n_boot=20).scores
     assert scores["accuracy"].value == 1
     for name in ("ece", "cwece", "brier", "nll", "brier_top1", "ece_debiased", "ece_adaptive", "aurc"):
         assert (scores[name].value, scores[name].low, scores[name].high) == (0, 0, 0), name
@@ -336,7 +336,7 @@ def test_four_copies_of_each_question_say_no_more_than_one() -> None:
     copies = picked(alone, np.repeat(np.arange(200), 4).tolist())
     grouped = replace(copies, groups=tuple(f"article {i // 4}" for i in range(800)))
     width = {
-        name: (found := evaluate(quiz, n_boot=2000).scores["brier"]).high - found.low
+        name: (found := measure(quiz, n_boot=2000).scores["brier"]).high - found.low
         for name, quiz in {"alone": alone, "copies": copies, "grouped": grouped}.items()
     }
     assert width["grouped"] == pytest.approx(width["alone"], rel=0.1)
@@ -345,7 +345,7 @@ def test_four_copies_of_each_question_say_no_more_than_one() -> None:
 
 def test_the_seed_decides_the_interval_and_nothing_else() -> None:
     quiz = simulated(80, seed=0)
-    first, again, other = (evaluate(quiz, n_boot=50, seed=seed).scores["brier"] for seed in (0, 0, 1))
+    first, again, other = (measure(quiz, n_boot=50, seed=seed).scores["brier"] for seed in (0, 0, 1))
     assert first == again
     assert first.value == other.value
     assert first.low != other.low
@@ -353,7 +353,7 @@ def test_the_seed_decides_the_interval_and_nothing_else() -> None:
 
 def test_a_calibrated_accuracy_interval_covers_the_truth_19_times_in_20() -> None:
     truth = score(simulated(200_000, seed=999), "accuracy")
-    scores = [evaluate(simulated(150, seed=s), n_boot=200).scores["accuracy"] for s in range(200)]
+    scores = [measure(simulated(150, seed=s), n_boot=200).scores["accuracy"] for s in range(200)]
     covered = np.mean([s.low <= truth <= s.high for s in scores])
     assert 0.89 <= covered <= 0.99
     assert np.mean([s.high - s.low for s in scores]) == pytest.approx(2 * 1.96 * np.sqrt(0.614 * 0.386 / 150), rel=0.05)
@@ -363,7 +363,7 @@ def test_ece_intervals_contain_their_estimate_where_percentiles_miss_it() -> Non
     missed = 0
     for seed in range(40):
         quiz = simulated(300, seed=seed)
-        for name, s in evaluate(quiz, n_boot=100).scores.items():
+        for name, s in measure(quiz, n_boot=100).scores.items():
             assert s.low <= s.value <= s.high, name
             assert s.low >= min(s.value, 0), name
             if METRICS[name].kind == "gap" and s.low > 0:
@@ -389,14 +389,14 @@ def test_an_auroc_that_no_resample_has_keeps_its_value_without_an_interval() -> 
 
 
 def test_ece_intervals_cover_the_mean_of_the_figure_itself() -> None:
-    scores = [evaluate(simulated(200, seed=s, sharpen=2.0), n_boot=100).scores["ece"] for s in range(100)]
+    scores = [measure(simulated(200, seed=s, sharpen=2.0), n_boot=100).scores["ece"] for s in range(100)]
     mean = np.mean([s.value for s in scores])
     assert np.mean([s.low <= mean <= s.high for s in scores]) >= 0.88
     assert np.mean([s.high - s.low for s in scores]) == pytest.approx(4 * np.std([s.value for s in scores]), rel=0.25)
 
 
 def test_the_floor_is_8_5_points_at_300_questions_and_half_of_it_at_1200() -> None:
-    small, large = (evaluate(simulated(n, seed=5), n_boot=200).ece_floor for n in (300, 1200))
+    small, large = (measure(simulated(n, seed=5), n_boot=200).ece_floor for n in (300, 1200))
     assert small == pytest.approx(0.085, abs=0.007)
     assert large == pytest.approx(0.043, abs=0.004)
 
@@ -426,7 +426,7 @@ def test_debiased_ece_is_0_on_average_when_calibrated_and_near_the_truth_when_fa
 def test_metrics_survive_json_also_without_an_auroc() -> None:
     for answers in ([0, 1, 1, 0], [0, 0, 1, 0]):
         quiz = predictions([[0.5, 0.3, 0.2], [0.6, 0.3, 0.1], [0.1, 0.9], [0.5, 0.5]], answers)
-        result = evaluate(quiz, n_boot=20, seed=3, n_bins=10)
+        result = measure(quiz, n_boot=20, seed=3, n_bins=10)
         text = json.dumps(result.to_dict(), allow_nan=False)
         again = Metrics.from_dict(json.loads(text))
         assert json.dumps(again.to_dict()) == text
@@ -436,7 +436,7 @@ def test_metrics_survive_json_also_without_an_auroc() -> None:
 
 
 def test_a_file_that_is_no_record_of_metrics_is_refused_with_the_keys() -> None:
-    data = evaluate(HAND, n_boot=5).to_dict()
+    data = measure(HAND, n_boot=5).to_dict()
     del data["seed"]
     with pytest.raises(CoralError, match=r"extra, seed missing or unknown"):
         Metrics.from_dict(data | {"extra": 1})
@@ -444,22 +444,22 @@ def test_a_file_that_is_no_record_of_metrics_is_refused_with_the_keys() -> None:
 
 def test_questions_without_an_answer_are_refused_by_count_and_first_id() -> None:
     quiz = predictions([[0.5, 0.5]] * 3, [0, UNKNOWN, UNKNOWN])
-    for refused in (evaluate, reliability, risk_coverage):
+    for refused in (measure, reliability, risk_coverage):
         with pytest.raises(CoralError, match=r"2 of 3 questions .*first: 'q1'.*leave them out"):
             refused(quiz)
 
 
 def test_no_questions_no_bins_no_resamples_and_unknown_metrics_are_refused() -> None:
     with pytest.raises(CoralError, match=r"'toy' on quiz test hold no question"):
-        evaluate(predictions([], []))
+        measure(predictions([], []))
     with pytest.raises(CoralError, match=r"n_bins must be at least 1. Got 0"):
-        evaluate(HAND, n_bins=0)
+        measure(HAND, n_bins=0)
     with pytest.raises(CoralError, match=r"n_boot must be at least 1. Got 0"):
-        evaluate(HAND, n_boot=0)
+        measure(HAND, n_boot=0)
     with pytest.raises(CoralError, match=r"Unknown metric 'eec'. Did you mean 'ece'"):
         score(HAND, "eec")
 
 
 def test_the_registry_says_which_way_is_better() -> None:
     assert {name for name, metric in METRICS.items() if metric.higher_is_better} == {"accuracy", "auroc"}
-    assert list(evaluate(HAND, n_boot=5).scores) == list(METRICS)
+    assert list(measure(HAND, n_boot=5).scores) == list(METRICS)

@@ -18,7 +18,7 @@ from rich.console import Console
 from scipy.stats import binomtest
 
 from coral_lens.metrics.comparisons import Difference, holm, mcnemar, paired_difference
-from coral_lens.metrics.scores import evaluate
+from coral_lens.metrics.scores import measure
 from coral_lens.ragged import Options
 from coral_lens.records import Predictions, Question
 from coral_lens.report.confidence import wilson
@@ -142,7 +142,7 @@ def test_the_tables_show_the_numbers_of_the_metrics(run: Run, table: ResultsTabl
     markdown = formats.results_markdown(table)
     for evaluation in run.evaluations:
         for predictions in evaluation.predictions.values():
-            scores = evaluate(predictions, n_boot=60).scores
+            scores = measure(predictions, n_boot=60).scores
             for name in COLUMNS:
                 value, low, high = (f"{100 * x:.1f}" for x in (scores[name].value, scores[name].low, scores[name].high))
                 assert re.search(rf"(\*\*)?{value}(\*\*)? \[{low} to {high}\]", markdown)
@@ -447,7 +447,7 @@ def test_a_diagram_without_thin_bins_keeps_its_shape() -> None:
     from matplotlib.figure import Figure
 
     predictions = task("t", {"base": [[0.65, 0.35]] * 40}, [0] * 20 + [1] * 20).predictions["base"]
-    picture = reliability_picture(predictions, evaluate(predictions, n_boot=20), name="x")
+    picture = reliability_picture(predictions, measure(predictions, n_boot=20), name="x")
     figure = Figure(figsize=(4.6, picture.height), layout="constrained")
     picture.paint(figure)
     figure.draw_without_rendering()

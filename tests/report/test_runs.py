@@ -12,6 +12,7 @@ import pytest
 from support.questions import toy_questions
 
 from coral_lens.errors import CoralError
+from coral_lens.metrics.scores import score
 from coral_lens.ragged import Options
 from coral_lens.records import Predictions, Question
 from coral_lens.report.runs import Evaluation, Run, load_run, save_run
@@ -123,3 +124,15 @@ def test_a_folder_that_is_not_a_run_is_refused(tmp_path: Path, content: str | No
         (tmp_path / "run.json").write_text(content)
     with pytest.raises(CoralError, match=said):
         load_run(tmp_path)
+
+
+def test_a_run_prints_as_a_table_of_its_main_scores(tmp_path: Path) -> None:
+    run = load_run(Path(__file__).parents[1] / "golden" / "run")
+    lines = str(run).splitlines()
+    assert lines[0] == run.title
+    assert lines[1].split() == ["test", "set", "method", "questions", "accuracy", "ece", "brier", "nll"]
+    methods = list(run.evaluations[0].predictions)
+    assert [line.split()[1] for line in lines[2 : 2 + len(methods)]] == [m.split()[0] for m in methods]
+    frame = run.to_frame()
+    assert frame["accuracy"][0] == score(run.evaluations[0].predictions["base"], "accuracy")
+    assert len(frame) == len(methods)

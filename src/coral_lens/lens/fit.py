@@ -32,7 +32,7 @@ from coral_lens.lens.rules import apply_temperature, base_probs, fit_temperature
 from coral_lens.lens.settings import FEWEST, FitSettings
 from coral_lens.lens.tempering import SMALLEST
 from coral_lens.lens.training_data import TrainingData, fold_masks
-from coral_lens.metrics.scores import evaluate
+from coral_lens.metrics.scores import measure
 from coral_lens.progress import Bar, silent
 from coral_lens.ragged import Options
 from coral_lens.records import UNKNOWN, Question, Scored
@@ -277,7 +277,7 @@ def as_good_layers(data: TrainingData, singles: Sequence[Candidate], criterion: 
 
 def with_intervals(data: TrainingData, probs: Float[np.ndarray, " row"]) -> dict[str, dict[str, float]]:
     """Return the shown scores on the validation questions, each with its 95 % interval."""
-    scores = evaluate(data.predictions(probs, data.covered), n_boot=CHECK_BOOT).scores
+    scores = measure(data.predictions(probs, data.covered), n_boot=CHECK_BOOT).scores
     return {m: {"value": scores[m].value, "low": scores[m].low, "high": scores[m].high} for m in SHOWN}
 
 

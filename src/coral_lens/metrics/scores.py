@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from coral_lens.errors import CoralError, nearest
+from coral_lens.metrics.display import Shown, Table
 from coral_lens.records import Predictions
 
 SMALLEST = 1e-12
@@ -331,8 +332,8 @@ def score_of(value: float, draws: Values, *, kind: str) -> Score:
     return Score(value, float(min(low, value)), float(max(high, value)))
 
 
-@dataclass(frozen=True, slots=True)
-class Metrics:
+@dataclass(frozen=True, slots=True, repr=False)
+class Metrics(Shown):
     """Everything that a table says about one set of predictions, and what it was computed from."""
 
     method: str
@@ -349,6 +350,14 @@ class Metrics:
     seed: int
     scores: dict[str, Score]
     """By the names in METRICS."""
+
+    def table(self) -> Table:
+        """Return every score with its interval."""
+        where = f"{self.task} {self.split}".rstrip()
+        rows = tuple((name, s.value, s.low, s.high) for name, s in self.scores.items())
+        floor = f"A perfectly calibrated model with these confidences would show an ECE of {self.ece_floor:.4g}."
+        title = f"{self.method} on {where}: {self.n_questions} questions, 95 % intervals"
+        return Table(title, ("metric", "value", "low", "high"), rows, (floor,))
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values; nan becomes None, because JSON has no nan."""
@@ -379,7 +388,7 @@ def ece_floor(facts: Facts, *, n_simulations: int, seed: int) -> float:
     return total / (n_simulations * len(sure))
 
 
-def evaluate(predictions: Predictions, *, n_boot: int = 1000, seed: int = 0, n_bins: int = 25) -> Metrics:
+def measure(predictions: Predictions, *, n_boot: int = 1000, seed: int = 0, n_bins: int = 25) -> Metrics:
     """Return every metric with its interval, the ECE floor and the number of answers of probability 0."""
     facts = facts_of(predictions, n_bins=n_bins)
     draws: dict[str, list[Values]] = {name: [] for name in METRICS}

@@ -18,11 +18,15 @@ import numpy as np
 from jaxtyping import Float
 
 from coral_lens.errors import CoralError
+from coral_lens.metrics.display import Shown, Table
+from coral_lens.metrics.scores import score
 from coral_lens.ragged import Options
 from coral_lens.records import Predictions, Question, groups_of
 from coral_lens.storage.files import canonical, digest_file, file_name, read_json, write_atomic, write_json
 
 FORMAT = 1
+SHOWN = ("accuracy", "ece", "brier", "nll")
+"""The metrics that a printed run shows."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +59,9 @@ class Evaluation:
     view: View | None = None
 
 
-@dataclass(frozen=True)
-class Run:
-    """Everything that a report shows."""
+@dataclass(frozen=True, repr=False)
+class Run(Shown):
+    """Everything that a report shows. Prints as a table of its main scores; `results_table` has intervals and tests."""
 
     title: str
     evaluations: tuple[Evaluation, ...]
@@ -65,6 +69,16 @@ class Run:
     """The lens's record, see Lens.record: layer, gamma, base, model, training, trace."""
     provenance: dict[str, Any] = field(default_factory=dict)
     """Versions, command, data sources, dropped repeats: name to text or number."""
+
+    def table(self) -> Table:
+        """Return a row for each test set and method."""
+        rows = tuple(
+            (e.name, method, len(p), *(score(p, metric) for metric in SHOWN))
+            for e in self.evaluations
+            for method, p in e.predictions.items()
+        )
+        note = "Fractions; of ECE, Brier and NLL less is better. Intervals and comparisons: `coral report`."
+        return Table(self.title, ("test set", "method", "questions", *SHOWN), rows, (note,))
 
 
 def save_run(run: Run, folder: Path) -> None:

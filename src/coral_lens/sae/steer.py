@@ -24,7 +24,7 @@ from coral_lens.engine.edits import EditPlace, edited_positions, replaced
 from coral_lens.engine.hooks import Site
 from coral_lens.errors import CoralError
 from coral_lens.metrics.comparisons import Difference, paired_difference
-from coral_lens.metrics.scores import Score, evaluate
+from coral_lens.metrics.scores import Score, measure
 from coral_lens.progress import Bar, silent
 from coral_lens.records import Question
 from coral_lens.sae.autoencoder import CHUNK, Autoencoder
@@ -152,7 +152,7 @@ def steer_by_features(
             "features": settings[i][0],
             "gamma": settings[i][1],
             "chosen": i == chosen,
-            "test": intervals({m: s for m, s in evaluate(found, n_boot=500).scores.items() if m in shown}),
+            "test": intervals({m: s for m, s in measure(found, n_boot=500).scores.items() if m in shown}),
             "less base": intervals({m: paired_difference(found, base, m) for m in shown}) if i else {},
         }
         for i, found in zip(kept, predictions, strict=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from coral_lens.metrics.comparisons import Difference, holm, mcnemar, resampled
-from coral_lens.metrics.scores import METRICS, Metrics, evaluate
+from coral_lens.metrics.scores import METRICS, Metrics, measure
 from coral_lens.records import Predictions
 from coral_lens.report.runs import Evaluation, Run
 
@@ -120,7 +120,7 @@ def results_table(run: Run, *, scope: Scope | None = None, n_boot: int = 1000, s
     n_tests = max(families, default=0)
     # a bootstrap p-value is at least 2 / (resamples + 1), and Holm multiplies the smallest by the number of tests
     n_paired = max(2 * n_boot, RESAMPLES_PER_TEST * n_tests)
-    metrics = [{k: evaluate(p, n_boot=n_boot, seed=seed) for k, p in e.predictions.items()} for e in evaluations]
+    metrics = [{k: measure(p, n_boot=n_boot, seed=seed) for k, p in e.predictions.items()} for e in evaluations]
     drafts = [draft_table(e, m, scope, n_boot=n_paired, seed=seed) for e, m in zip(evaluations, metrics, strict=True)]
     tasks = tuple(with_p(task, iter(holm(p_values)), scope) for task, p_values in drafts)
     return ResultsTable(tasks, n_tests, n_boot, n_paired, seed)

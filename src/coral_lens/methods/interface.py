@@ -75,10 +75,10 @@ class FitContext:
 
     def validation(self, n: int | None = None) -> Int[np.ndarray, " question"]:
         """Return the numbers of the validation questions, in order; of more than n, n drawn under the seed."""
-        found = np.flatnonzero(self.data.covered)
-        if n is None or n >= len(found):
-            return found
-        return np.sort(np.random.default_rng(self.common.seed).choice(found, n, replace=False))
+        numbers = np.flatnonzero(self.data.covered)
+        if n is None or n >= len(numbers):
+            return numbers
+        return np.sort(np.random.default_rng(self.common.seed).choice(numbers, n, replace=False))
 
     def score(self, questions: Sequence[Question], name: str, *, edited: Edited | None = None) -> ActivationStore:
         """Score questions that are asked in another way, or with edits on the way; no states are kept.
@@ -102,11 +102,11 @@ class FitContext:
             )
         return store
 
-    def note(self, what: str, found: dict[str, Any]) -> None:
+    def note(self, name: str, remark: dict[str, Any]) -> None:
         """Keep a remark for the record of the run: what was chosen, how often something failed."""
         path = self.folder / NOTES
         known = read_json(path) if path.exists() else {}
-        write_json(path, known | {what: found})
+        write_json(path, known | {name: remark})
 
 
 Predict = Callable[[QuestionSet], dict[str, Predictions]]
@@ -183,8 +183,8 @@ def refuse_unknown(entry: MethodEntry, known: Sequence[str]) -> None:
 
 def prompts_digest(questions: Sequence[Question]) -> str:
     """Return a digest of the questions as they are asked."""
-    found = hashlib.sha256()
+    text = hashlib.sha256()
     for q in questions:
         asked = [sorted(set(q.rendered.contexts)), q.rendered.continuations] if q.rendered else [q.passage, q.text]
-        found.update(canonical([q.id, q.group, q.answer, q.options, *asked]).encode())
-    return found.hexdigest()
+        text.update(canonical([q.id, q.group, q.answer, q.options, *asked]).encode())
+    return text.hexdigest()

@@ -33,7 +33,7 @@ CONTENT_FREE = "N/A"
 def listed(question: Question) -> Wording | None:
     """Return the wording of a task's question, or None where its options are not listed under the letters that are scored."""
     rendered = question.rendered
-    if rendered is None:  # a style lists the options of own questions
+    if rendered is None:  # a style lists the options of the user's own questions
         return None
     letters = string.ascii_uppercase[: len(question.options)]
     scored = [c.strip() for c in rendered.continuations]
@@ -54,7 +54,7 @@ def refuse_texts(questions: Sequence[Question], style: Style, _: Any) -> None:
             raise CoralError(
                 f"Remedies of letter bias need options that are listed in the prompt and scored by letter, but question "
                 f"{question.id!r} of {question.task} is not asked so; leave the method out, or use a task such as "
-                "commonsense_qa or mmlu, or own questions in the style letters."
+                "commonsense_qa or mmlu, or your own questions in the style letters."
             )
 
 

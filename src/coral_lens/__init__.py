@@ -20,18 +20,22 @@ if TYPE_CHECKING:
     from coral_lens.engine.model import Model, wrap
     from coral_lens.errors import CoralError
     from coral_lens.lens.artefact import Answer, Lens, load_lens
+    from coral_lens.lens.calibrate import calibrate
     from coral_lens.lens.fit import fit
-    from coral_lens.lens.settings import FitSettings
+    from coral_lens.lens.settings import FitSettings, Guarantees
     from coral_lens.metrics.scores import Metrics, measure
     from coral_lens.ragged import Options
     from coral_lens.records import OptionTable, Predictions, Question
     from coral_lens.report.runs import Run, load_run
+    from coral_lens.study.config import Study, load_study
     from coral_lens.study.evaluate import evaluate
+    from coral_lens.study.run import run_study
 
 _HOMES = {
     "errors": ("CoralError",),
+    "lens.calibrate": ("calibrate",),
     "lens.fit": ("fit",),
-    "lens.settings": ("FitSettings",),
+    "lens.settings": ("FitSettings", "Guarantees"),
     "lens.artefact": ("Answer", "Lens", "load_lens"),
     "engine.loading": ("load_model",),
     "metrics.scores": ("Metrics", "measure"),
@@ -40,7 +44,9 @@ _HOMES = {
     "ragged": ("Options",),
     "records": ("OptionTable", "Predictions", "Question"),
     "report.runs": ("Run", "load_run"),
+    "study.config": ("Study", "load_study"),
     "study.evaluate": ("evaluate",),
+    "study.run": ("run_study",),
     "engine.activations": ("ActivationStore",),
     "engine.extract": ("Extraction", "extract"),
     "data.settings": ("Style", "TaskOptions"),
@@ -53,6 +59,7 @@ __all__ = [
     "CoralError",
     "Extraction",
     "FitSettings",
+    "Guarantees",
     "Lens",
     "Metrics",
     "Model",
@@ -61,8 +68,10 @@ __all__ = [
     "Predictions",
     "Question",
     "Run",
+    "Study",
     "Style",
     "TaskOptions",
+    "calibrate",
     "evaluate",
     "extract",
     "fit",
@@ -70,7 +79,9 @@ __all__ = [
     "load_model",
     "load_questions",
     "load_run",
+    "load_study",
     "measure",
+    "run_study",
     "wrap",
 ]
 

@@ -10,6 +10,7 @@ import pytest
 from support.planted import PlantedStore
 from support.questions import toy_questions
 
+import coral_lens
 from coral_lens.data.settings import TaskOptions
 from coral_lens.data.tasks import load_task
 from coral_lens.engine.activations import ActivationStore
@@ -17,7 +18,7 @@ from coral_lens.engine.extract import Extraction, extract
 from coral_lens.engine.model import Model
 from coral_lens.errors import CoralError
 from coral_lens.lens.artefact import Lens, load_lens
-from coral_lens.lens.calibrate import calibrate
+from coral_lens.lens.calibrate import calibrate_on
 from coral_lens.lens.fit import fit, fit_store
 from coral_lens.lens.rules import base_probs
 from coral_lens.lens.settings import FitSettings, Guarantees
@@ -45,7 +46,7 @@ def test_sets_hold_the_right_option_as_often_as_stated(lens: Lens, kind: str) ->
     """Over five draws of 150 questions: the mean is at least 0.8, up to chance; LAC keeps close to it."""
     covered, sizes = [], []
     for seed in range(1, 6):
-        calibrated, left_out = calibrate(lens, store_of(150, seed), Guarantees(coverage=0.8, kind=kind))
+        calibrated, left_out = calibrate_on(lens, store_of(150, seed), Guarantees(coverage=0.8, kind=kind))
         assert left_out == 0
         fresh = store_of(300, 100 + seed)
         answers = calibrated.answers(fresh)
@@ -62,7 +63,7 @@ def test_sets_hold_the_right_option_as_often_as_stated(lens: Lens, kind: str) ->
 def test_answers_are_wrong_no_more_often_than_stated_unless_the_lens_abstains(lens: Lens) -> None:
     rates, answered = [], []
     for seed in range(1, 6):
-        calibrated, _ = calibrate(lens, store_of(300, seed), Guarantees(coverage=None, risk=0.2))
+        calibrated, _ = calibrate_on(lens, store_of(300, seed), Guarantees(coverage=None, risk=0.2))
         fresh = store_of(400, 100 + seed)
         answers = calibrated.answers(fresh)
         wrong = [a.answer != q.answer for a, q in zip(answers, fresh.questions, strict=True) if not a.abstain]
@@ -74,15 +75,15 @@ def test_answers_are_wrong_no_more_often_than_stated_unless_the_lens_abstains(le
 
 
 def test_a_lens_that_cannot_show_the_risk_always_abstains(lens: Lens) -> None:
-    calibrated, _ = calibrate(lens, store_of(30, 2), Guarantees(coverage=None, risk=0.01))
+    calibrated, _ = calibrate_on(lens, store_of(30, 2), Guarantees(coverage=None, risk=0.01))
     assert calibrated.abstention is not None
     assert calibrated.abstention.abstains_always
     assert all(a.abstain for a in calibrated.answers(store_of(10, 3)))
 
 
 def test_what_is_not_asked_for_stays_as_it_was(lens: Lens) -> None:
-    first, _ = calibrate(lens, store_of(100, 2), Guarantees(coverage=0.8))
-    second, _ = calibrate(first, store_of(100, 3), Guarantees(coverage=None, risk=0.3))
+    first, _ = calibrate_on(lens, store_of(100, 2), Guarantees(coverage=0.8))
+    second, _ = calibrate_on(first, store_of(100, 3), Guarantees(coverage=None, risk=0.3))
     assert first.abstention is None
     assert second.sets == first.sets
     assert second.abstention is not None
@@ -91,7 +92,7 @@ def test_what_is_not_asked_for_stays_as_it_was(lens: Lens) -> None:
 def test_sets_and_abstention_are_of_the_probabilities_that_the_lens_answers_with(lens: Lens) -> None:
     """The tempered ones: by hand, the threshold is the 81st smallest of 1 - p over a hundred right options."""
     store = store_of(100, 2)
-    calibrated, _ = calibrate(lens, store, Guarantees(coverage=0.8))
+    calibrated, _ = calibrate_on(lens, store, Guarantees(coverage=0.8))
     p = lens.apply(store)["listwise tempered"]
     right = p[store.table.options.starts + store.table.answers]
     assert calibrated.sets is not None
@@ -104,7 +105,7 @@ def test_sets_and_abstention_are_of_the_probabilities_that_the_lens_answers_with
 
 def test_questions_that_the_lens_was_fitted_on_are_refused(lens: Lens) -> None:
     with pytest.raises(CoralError, match="fitted on all of these questions"):
-        calibrate(lens, PlantedStore(120, signal=SIGNAL), Guarantees())
+        calibrate_on(lens, PlantedStore(120, signal=SIGNAL), Guarantees())
 
 
 def mixed(old: PlantedStore, new: PlantedStore) -> PlantedStore:
@@ -122,8 +123,8 @@ def mixed(old: PlantedStore, new: PlantedStore) -> PlantedStore:
 
 def test_seen_questions_among_others_are_left_out_and_counted(lens: Lens) -> None:
     old, new = PlantedStore(120, signal=SIGNAL), store_of(60, 2)
-    calibrated, left_out = calibrate(lens, mixed(old, new), Guarantees(coverage=0.8, risk=0.3))
-    alone, _ = calibrate(lens, new, Guarantees(coverage=0.8, risk=0.3))
+    calibrated, left_out = calibrate_on(lens, mixed(old, new), Guarantees(coverage=0.8, risk=0.3))
+    alone, _ = calibrate_on(lens, new, Guarantees(coverage=0.8, risk=0.3))
     assert left_out == 120
     assert calibrated.sets == alone.sets
     assert calibrated.abstention == alone.abstention
@@ -132,7 +133,7 @@ def test_seen_questions_among_others_are_left_out_and_counted(lens: Lens) -> Non
 def test_questions_that_calibrated_become_seen(lens: Lens) -> None:
     store = store_of(60, 2)
     assert not lens.is_seen(store.questions).any()
-    calibrated, _ = calibrate(lens, store, Guarantees(coverage=0.8))
+    calibrated, _ = calibrate_on(lens, store, Guarantees(coverage=0.8))
     assert calibrated.is_seen(store.questions).all()
     assert calibrated.is_seen(PlantedStore(120, signal=SIGNAL).questions).all()
     assert not calibrated.is_seen(store_of(60, 3).questions).any()
@@ -141,9 +142,9 @@ def test_questions_that_calibrated_become_seen(lens: Lens) -> None:
 
 def test_a_lens_may_be_calibrated_again_on_the_same_questions(lens: Lens) -> None:
     store = store_of(120, 2)
-    before, _ = calibrate(lens, store, Guarantees(coverage=0.8))
-    after, left_out = calibrate(before, store, Guarantees(coverage=0.9, risk=0.3))
-    at_once, _ = calibrate(lens, store, Guarantees(coverage=0.9, risk=0.3))
+    before, _ = calibrate_on(lens, store, Guarantees(coverage=0.8))
+    after, left_out = calibrate_on(before, store, Guarantees(coverage=0.9, risk=0.3))
+    at_once, _ = calibrate_on(lens, store, Guarantees(coverage=0.9, risk=0.3))
     assert left_out == 0
     assert (after.sets, after.abstention) == (at_once.sets, at_once.abstention)
     assert after.is_seen(store.questions).all()
@@ -156,19 +157,19 @@ def test_a_question_without_an_answer_is_refused_by_its_id(lens: Lens) -> None:
     answers[7] = UNKNOWN
     store.table = replace(store.table, answers=answers)
     with pytest.raises(CoralError, match="'the seventh' has no answer"):
-        calibrate(lens, store, Guarantees())
+        calibrate_on(lens, store, Guarantees())
 
 
 def test_too_few_questions_for_the_coverage_are_refused(lens: Lens) -> None:
     with pytest.raises(CoralError, match=r"needs at least 19 held-out questions.* Got 10"):
-        calibrate(lens, store_of(10, 2), Guarantees(coverage=0.95))
+        calibrate_on(lens, store_of(10, 2), Guarantees(coverage=0.95))
 
 
 # ------------------------------------------------------------------------------------------------------ on the disk
 
 
 def test_promises_survive_the_disk(lens: Lens, tmp_path: Path) -> None:
-    calibrated, _ = calibrate(lens, store_of(120, 2), Guarantees(coverage=0.8, kind="raps", risk=0.3))
+    calibrated, _ = calibrate_on(lens, store_of(120, 2), Guarantees(coverage=0.8, kind="raps", risk=0.3))
     calibrated.save(tmp_path / "lens")
     again = load_lens(tmp_path / "lens")
     assert again.sets == calibrated.sets
@@ -185,7 +186,7 @@ def test_predict_shows_the_set_and_the_flag_only_of_a_calibrated_lens(tiny: Mode
     new = toy_questions(5, seed=9)
     assert {(a.options_in_set, a.abstain) for a in fitted.predict(tiny, new)} == {(None, None)}
     held_out = extract(tiny, toy_questions(40, seed=4), tmp_path / "held out", what=Extraction(layers=(1,)))
-    calibrated, _ = calibrate(fitted, held_out, Guarantees(coverage=0.8, risk=0.5))
+    calibrated, _ = calibrate_on(fitted, held_out, Guarantees(coverage=0.8, risk=0.5))
     for answer in calibrated.predict(tiny, new):
         assert answer.options_in_set is not None
         assert answer.answer in answer.options_in_set  # nobody is shown an empty set
@@ -220,3 +221,14 @@ def test_on_real_questions_the_mean_coverage_over_random_halves_is_the_stated_on
         assert np.mean(covered) == pytest.approx(55 / 61, abs=0.012)
     else:
         assert 55 / 61 - 0.012 < np.mean(covered) < 0.97
+
+
+def test_python_calibrates_a_lens_as_the_command_does(tiny: Model) -> None:
+    lens = coral_lens.fit(tiny, toy_questions(40), coral_lens.FitSettings(layers=(2,)))
+    held_out = [replace(q, text=f"Held out. {q.text}") for q in toy_questions(40, seed=5)]
+    calibrated = coral_lens.calibrate(lens, tiny, held_out, coral_lens.Guarantees(coverage=0.8, risk=0.9))
+    assert calibrated.sets is not None
+    assert calibrated.sets.coverage == 0.8
+    assert calibrated.abstention is not None
+    assert lens.sets is None, "a lens is never changed in place"
+    assert calibrated.is_seen(held_out).all()

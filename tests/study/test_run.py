@@ -19,6 +19,7 @@ import torch
 from support.leaky import DROPPED, LEAKING, leaky_rows, training_rows, write_rows
 from support.models import make_model
 
+import coral_lens
 from coral_lens.cli import printing
 from coral_lens.cli.printing import show_run
 from coral_lens.data.leaks import ARTICLE, REPEATED, normalised
@@ -40,7 +41,7 @@ from coral_lens.study import states
 from coral_lens.study.config import Study, frozen
 from coral_lens.study.folders import Folders
 from coral_lens.study.plan import loader, plan_study
-from coral_lens.study.run import prepare_study, run_study
+from coral_lens.study.run import prepare_study, run_prepared
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*prompts were longer than the model reads"),
@@ -145,7 +146,7 @@ class Opening:
 
 def run_in(study: Study, root: Path, data: Path, opening: Callable[[str], Model]) -> Path:
     prepared = prepare_study(study, data)
-    return run_study(prepared, Folders(out=root / "out", work=root / "work", data=data), open_model=opening)
+    return run_prepared(prepared, Folders(out=root / "out", work=root / "work", data=data), open_model=opening)
 
 
 def files_of(root: Path) -> dict[str, bytes]:
@@ -369,7 +370,7 @@ def test_a_dtype_that_is_asked_for_has_states_of_its_own(tiny: Model, data: Path
         prepare_study(small_study(), data),
         Folders(tmp_path / "out", tmp_path / "work", data, "bfloat16"),
     )
-    run_study(prepared, folders, open_model=Opening(other))
+    run_prepared(prepared, folders, open_model=Opening(other))
     second = load_run(tmp_path / "out/runs/tiny/both")
     assert (first.lens["model"]["dtype"], second.lens["model"]["dtype"]) == ("torch.float32", "torch.bfloat16")
     probs = [run.evaluations[0].predictions["base"].probs for run in (first, second)]
@@ -622,3 +623,12 @@ def test_the_chat_template_goes_around_every_prompt(tiny: Model, data: Path, tmp
         tiny.tokenizer.chat_template = None
     run = load_run(tmp_path / "out/runs/tiny/both")
     assert run.lens["style"] == {"kind": "text", "chat": True}
+
+
+def test_a_study_is_run_from_python_and_gives_its_runs(tiny: Model, data: Path, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(running, "load_model", lambda _: tiny)
+        (run,) = coral_lens.run_study(study_of(), tmp_path / "mine", data=data)
+    assert [e.name for e in run.evaluations] == ["arc_easy:test", "race_question:test", "arc_challenge:test"]
+    assert (tmp_path / "mine" / "report.html").exists()
+    assert (tmp_path / "mine.work").is_dir()

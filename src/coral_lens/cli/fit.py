@@ -120,8 +120,7 @@ def calibrate(
     Example: `coral calibrate --lens my-lens --questions held-out.jsonl --coverage 0.9 --risk 0.2`
     """
     from coral_lens.lens.artefact import load_lens
-    from coral_lens.lens.calibrate import calibrate as run
-    from coral_lens.lens.calibrate import fresh_of
+    from coral_lens.lens.calibrate import calibrate_on, fresh_of
     from coral_lens.progress import questions_bar
 
     fitted = load_lens(lens)
@@ -134,7 +133,7 @@ def calibrate(
             questions_bar("calibrating", len(labelled)) as advance,
             fitted.scored(loaded(), labelled, work_dir=work, progress=advance) as store,
         ):
-            calibrated, left_out = run(fitted, store, guarantees)
+            calibrated, left_out = calibrate_on(fitted, store, guarantees)
         calibrated.save(lens)
     for promise in (calibrated.sets, calibrated.abstention):
         if promise:

@@ -51,7 +51,7 @@ def run(
     from coral_lens.cli.printing import print_plan, print_study
     from coral_lens.progress import shown
     from coral_lens.study.folders import Folders
-    from coral_lens.study.run import prepare_study, run_study
+    from coral_lens.study.run import prepare_study, run_prepared
 
     if not check:
         need("report", by="coral run")
@@ -62,7 +62,7 @@ def run(
     prepared = prepare_study(asked, data)
     print_plan(prepared.record())
     if not check:
-        print_study(run_study(prepared, folders, open_model=machine.open, bar=shown))
+        print_study(run_prepared(prepared, folders, open_model=machine.open, bar=shown))
 
 
 @app.command()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Bool
@@ -14,6 +16,9 @@ from coral_lens.lens.artefact import Lens
 from coral_lens.lens.settings import Guarantees
 from coral_lens.metrics.conformal import fit_abstention, fit_conformal
 from coral_lens.records import UNKNOWN, Question, Scored
+
+if TYPE_CHECKING:
+    from coral_lens.engine.model import Model
 
 
 def fresh_of(lens: Lens, questions: Sequence[Question]) -> Bool[np.ndarray, " question"]:
@@ -33,7 +38,27 @@ def fresh_of(lens: Lens, questions: Sequence[Question]) -> Bool[np.ndarray, " qu
     return fresh
 
 
-def calibrate(lens: Lens, store: Scored, guarantees: Guarantees) -> tuple[Lens, int]:
+def calibrate(
+    lens: Lens,
+    model: Model,
+    questions: Sequence[Question],
+    guarantees: Guarantees,
+    *,
+    work_dir: str | Path | None = None,
+) -> Lens:
+    """Return the lens with prediction sets of a stated coverage, a rule when to abstain, or both.
+
+    The questions must be labelled and such as the lens has never seen; those that it has are left out. With `work_dir` their
+    scores are kept there, and an interrupted calibration goes on.
+
+        lens = coral_lens.calibrate(lens, model, held_out, coral_lens.Guarantees(coverage=0.9, risk=0.2))
+    """
+    fresh_of(lens, questions)
+    with lens.scored(model, questions, work_dir=Path(work_dir) if work_dir else None) as store:
+        return calibrate_on(lens, store, guarantees)[0]
+
+
+def calibrate_on(lens: Lens, store: Scored, guarantees: Guarantees) -> tuple[Lens, int]:
     """Return the lens with its sets and abstention, and how many questions were left out because it had seen them.
 
     The questions that calibrate it are remembered, so that no evaluation counts them.

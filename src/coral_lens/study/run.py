@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coral_lens.data.settings import Style
+from coral_lens.engine.loading import load_model
 from coral_lens.lens.fit import check_questions
 from coral_lens.lens.rules import base_probs
 from coral_lens.lens.settings import FitSettings
@@ -27,9 +28,10 @@ from coral_lens.metrics.scores import score
 from coral_lens.progress import Bar, silent
 from coral_lens.records import predictions_of
 from coral_lens.report.pages.study import ReportedRun, write_study
+from coral_lens.report.runs import Run, load_run
 from coral_lens.report.tables.run import ABOUT_ALL, subject_of
 from coral_lens.storage.files import digest, file_name, read_json, versions, write_json
-from coral_lens.study.config import Study
+from coral_lens.study.config import Study, load_study
 from coral_lens.study.costs import FILE as COST_FILE
 from coral_lens.study.costs import method_cost, read_steps, scoring_cost, write_costs
 from coral_lens.study.evaluate import FORMAT, LEAK_GUARD, Measurement, write_run
@@ -99,7 +101,33 @@ def prepare_study(study: Study, data: Path | None) -> Prepared:
     return Prepared(study, methods, load, plan)
 
 
-def run_study(prepared: Prepared, folders: Folders, *, open_model: Callable[[str], Model], bar: Bar = silent) -> Path:
+def run_study(
+    study: Study | str | Path,
+    out: str | Path | None = None,
+    *,
+    work: str | Path | None = None,
+    data: str | Path | None = None,
+    bar: Bar = silent,
+) -> tuple[Run, ...]:
+    """Run a study to its report, from wherever it was stopped; return the run of each model and training mixture.
+
+    A study is a TOML file, the name of a ready-made one (`probe1-small`), or what `load_study` returned. Results go to the folder
+    `out`, by default the study's name; states, lenses and predictions to `work`, which studies may share. `data` is a folder with
+    TASK/SPLIT.jsonl files, looked into before the embedded data and the hub.
+    """
+    wanted = study if isinstance(study, Study) else load_study(study)
+    target = Path(out or wanted.name)
+    folders = Folders(
+        target, Path(work) if work else target.with_name(f"{target.name}.work"), Path(data) if data else None
+    )
+    run_prepared(prepare_study(wanted, folders.data), folders, open_model=load_model, bar=bar)
+    mixtures = [file_name(mixture.name) for mixture in wanted.mixture]
+    return tuple(load_run(folders.runs_of(name) / mixture) for name in wanted.models for mixture in mixtures)
+
+
+def run_prepared(
+    prepared: Prepared, folders: Folders, *, open_model: Callable[[str], Model], bar: Bar = silent
+) -> Path:
     """Run a study to its end, from wherever an earlier run was stopped, and write its report; return the page."""
     record = prepared.record()
     check_folders(folders, holds="study.json", kind="study")

@@ -19,6 +19,7 @@ from coral_lens.lens.probes.mlp import HIDDEN, LayerData, MlpSettings, MlpTraini
 from coral_lens.lens.probes.registry import mlp_settings, setting_of
 from coral_lens.lens.probes.search import GRID, PAPER_GRID, Found, SearchBudget, in_turns, planned_epochs, search_mlp
 from coral_lens.lens.probes.standardise import r_squared
+from coral_lens.storage.resumable import locked_file
 
 PLANTED = 5
 LAYERS = (3, 5, 4, 1)
@@ -175,6 +176,12 @@ def test_a_cut_line_and_a_lost_probe_are_made_again(tmp_path: Path) -> None:
     assert journal.read_bytes().count(b"\n") == written.count(b"\n")
     journal.with_suffix(".safetensors").unlink()
     assert same_bytes(search(journal=journal), first)
+
+
+def test_a_second_process_may_not_write_to_the_same_journal(tmp_path: Path) -> None:
+    with locked_file(tmp_path / "search.jsonl"), pytest.raises(CoralError, match="is being written by another process"):
+        search(journal=tmp_path / "search.jsonl")
+    assert not (tmp_path / "search.jsonl").exists()
 
 
 def test_the_journal_of_another_search_is_refused(tmp_path: Path) -> None:

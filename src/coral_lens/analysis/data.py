@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from coral_lens.analysis.files import RowJournal
+from coral_lens.analysis.files import kept_rows
 from coral_lens.analysis.held_out import Seen, parts_of_task, tasks_of
 from coral_lens.analysis.scores import SHOWN, row_from, scores_of
 from coral_lens.engine.activations import ActivationStore, JoinedStore
@@ -97,8 +97,8 @@ def analyse_transfer(
         raise CoralError(
             f"A transfer matrix needs stores of two tasks or more. Got {tasks[0]} only; give another --store."
         )
-    rows, done = [], RowJournal(journal)
-    with bar("fitting lenses", len(tasks), "tasks") as advance:
+    rows: list[TransferRow] = []
+    with kept_rows(journal) as done, bar("fitting lenses", len(tasks), "tasks") as advance:
         for train in tasks:
             fitted_on = parts_of_task(stores, train, held_out=False)
             seen = Seen(fitted_on.questions)
@@ -165,11 +165,11 @@ def analyse_curves(
 
     `journal` is a file in which rows are kept: a killed analysis goes on where it was.
     """
-    tasks, rows, done = tasks_of(stores), [], RowJournal(journal)
+    tasks, rows = tasks_of(stores), list[CurveRow]()
     pools = {task: parts_of_task(stores, task, held_out=False).questions for task in tasks}
     planned = [(task, n, draw) for task in tasks for n, draw in drawings(task, len(pools[task]), draws)]
     tests = {task: Seen(pools[task]).unseen(parts_of_task(stores, task, held_out=True)) for task in tasks}
-    with bar("fitting lenses", len(planned), "lenses") as advance:
+    with kept_rows(journal) as done, bar("fitting lenses", len(planned), "lenses") as advance:
         for task, n, draw in planned:
             drawn = parts_of_task(stores, task, held_out=False, limit=n, seed=draw)
             key = ["curve", task, n, draw, key_of(settings, drawn, tests[task])]

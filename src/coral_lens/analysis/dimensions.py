@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float, Int
 
-from coral_lens.analysis.files import ArrayJournal
+from coral_lens.analysis.files import kept_arrays
 from coral_lens.analysis.folds import Folded, identity_of
 from coral_lens.analysis.scores import r2_draws, scores_from
 from coral_lens.analysis.settings import DimensionSettings
@@ -76,11 +76,10 @@ def analyse_dimensions(
     With `work` a killed analysis goes on where it was.
     """
     settings = settings or DimensionSettings()
-    journal = ArrayJournal(work, [*identity_of(store, data), settings.most, settings.standardise])
     rows: list[DimensionRow] = []
     groups: list[GroupSummary] = []
-    layers = store.layers
-    with bar("analysing dimensions", len(layers), "layers") as advance:
+    layers, identity = store.layers, [*identity_of(store, data), settings.most, settings.standardise]
+    with kept_arrays(work, identity) as journal, bar("analysing dimensions", len(layers), "layers") as advance:
         for start in range(0, len(layers), GROUP):
             some = layers[start : start + GROUP]
             draws, explained = [], []

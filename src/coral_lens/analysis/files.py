@@ -6,8 +6,8 @@ import csv
 import io
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,17 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from coral_lens.storage.files import canonical, digest, digest_bytes, versions, write_atomic, write_json
+from coral_lens.storage.files import (
+    append_line,
+    canonical,
+    digest,
+    digest_bytes,
+    lines_of,
+    versions,
+    write_atomic,
+    write_json,
+)
+from coral_lens.storage.resumable import locked, locked_file
 
 
 def write_analysis(name: str, record: Any, folder: Path) -> dict[str, Any]:
@@ -27,42 +37,76 @@ def write_analysis(name: str, record: Any, folder: Path) -> dict[str, Any]:
     return plain
 
 
+# A later step of an analysis may depend on the results of an earlier one, so what is kept is found by a key that says what it
+# depends on, and not by the number of a piece that was planned beforehand.
+
+
+@contextmanager
+def kept_rows(path: Path | None) -> Iterator[RowJournal]:
+    """Open the rows in a file, which no other process may add to; without a file nothing is kept."""
+    with locked_file(path) if path else nullcontext():
+        yield RowJournal(path)
+
+
 class RowJournal:
     """Rows of an analysis that takes long, kept as they are made: a line for what each depends on, and its rows."""
 
     def __init__(self, path: Path | None) -> None:
-        self.path = path
+        self.path, self._clean = path, True
         self.entries: dict[str, Any] = {}
-        for line in path.read_bytes().splitlines() if path and path.exists() else ():
-            with suppress(ValueError, KeyError, TypeError):  # a damaged line is one that is not there
-                entry = json.loads(line)
-                if digest(entry["rows"]) == entry["sha256"]:
-                    self.entries[entry["key"]] = entry["rows"]
+        for line in lines_of(path) if path else ():
+            entry = parse_rows(line)
+            if entry is None:
+                self._clean = False
+            else:
+                self.entries[entry[0]] = entry[1]
 
     def rows(self, key: Any, make: Callable[[], list[Any]]) -> list[Any]:
         """Return the plain rows for what `key` says, made if they are not there."""
         name = digest(key)
         if name not in self.entries:
             self.entries[name] = jsonable([asdict(row) for row in make()])
-            if self.path:
-                lines = [canonical({"key": k, "rows": r, "sha256": digest(r)}) for k, r in self.entries.items()]
-                write_atomic(self.path, "".join(f"{line}\n" for line in lines).encode())
+            if self.path and self._clean:
+                append_line(self.path, self._line(name))
+            elif self.path:
+                write_atomic(self.path, b"".join(map(self._line, self.entries)))
+                self._clean = True
         return list(self.entries[name])
+
+    def _line(self, name: str) -> bytes:
+        rows = self.entries[name]
+        return (canonical({"key": name, "rows": rows, "sha256": digest(rows)}) + "\n").encode()
+
+
+def parse_rows(line: bytes) -> tuple[str, Any] | None:
+    """Return the key and the rows of a line, or None if it is cut or damaged."""
+    try:
+        entry = json.loads(line if line.endswith(b"\n") else b"")
+        return (entry["key"], entry["rows"]) if digest(entry["rows"]) == entry["sha256"] else None
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+@contextmanager
+def kept_arrays(folder: Path | None, identity: Any) -> Iterator[ArrayJournal]:
+    """Open the arrays in a folder, which no other process may add to; without a folder nothing is kept."""
+    with locked(folder) if folder else nullcontext():
+        yield ArrayJournal(folder, identity)
 
 
 class ArrayJournal:
     """Arrays of an analysis that takes long, kept as they are made: a file for what they depend on, made again if damaged."""
 
     def __init__(self, folder: Path | None, identity: Any) -> None:
-        """`identity` is what all arrays depend on; without a folder nothing is kept."""
+        """`identity` is what all arrays depend on."""
         self.folder, self.identity = folder, identity
 
     def arrays(self, key: Any, make: Callable[[], Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
         """Return the arrays for what `key` says, made if they are not there."""
-        found = self.load(key)
-        if found is None:
-            self.save(key, found := dict(make()))
-        return found
+        arrays = self.load(key)
+        if arrays is None:
+            self.save(key, arrays := dict(make()))
+        return arrays
 
     def path(self, key: Any) -> Path | None:
         """Return the file for a key."""
@@ -115,13 +159,13 @@ def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def flattened(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return a nested row with names such as `chosen.ece_low`."""
-    found: dict[str, Any] = {}
+    columns: dict[str, Any] = {}
     for name, value in row.items():
         if isinstance(value, Mapping) and {"value", "low", "high"} <= set(value):
-            found |= {f"{prefix}{name}": value["value"]}
-            found |= {f"{prefix}{name}_{part}": value[part] for part in value if part != "value"}
+            columns |= {f"{prefix}{name}": value["value"]}
+            columns |= {f"{prefix}{name}_{part}": value[part] for part in value if part != "value"}
         elif isinstance(value, Mapping):
-            found |= flattened(value, f"{prefix}{name}.")
+            columns |= flattened(value, f"{prefix}{name}.")
         else:
-            found[f"{prefix}{name}"] = " ".join(map(str, value)) if isinstance(value, list) else value
-    return found
+            columns[f"{prefix}{name}"] = " ".join(map(str, value)) if isinstance(value, list) else value
+    return columns

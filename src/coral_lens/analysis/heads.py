@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from jaxtyping import Float
 
-from coral_lens.analysis.files import ArrayJournal
+from coral_lens.analysis.files import kept_arrays
 from coral_lens.analysis.folds import Folded, identity_of
 from coral_lens.analysis.scores import r2_draws, scores_from
 from coral_lens.analysis.stacked import Stack, StackData, fit_stack, stack_bytes
@@ -186,8 +186,9 @@ def analyse_heads(
     """Train a network on every head of a store, five folds each; with `work` a killed analysis goes on where it was."""
     blocks = blocks_of(store)
     n_heads = store.heads(blocks[0]).shape[1]
-    found, journal = [], ArrayJournal(work, [*identity_of(store, data), asdict(settings)])
-    with bar("training heads", len(blocks) * n_heads * data.n_folds, "networks") as advance:
+    found, n_networks = [], len(blocks) * n_heads * data.n_folds
+    identity = [*identity_of(store, data), asdict(settings)]
+    with kept_arrays(work, identity) as journal, bar("training heads", n_networks, "networks") as advance:
         for some in stacks(blocks, n_heads):
             kept = journal.load(list(some))
             if kept is None:

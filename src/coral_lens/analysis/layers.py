@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from coral_lens.analysis.files import ArrayJournal
+from coral_lens.analysis.files import ArrayJournal, kept_arrays
 from coral_lens.analysis.folds import (
     Folded,
     Steering,
@@ -123,8 +123,11 @@ def analyse_layers(
     sizes = [m for m in TOP if m <= len(layers)]
     rows, width = store.layer(layers[0]).shape
     refuse_too_wide(rows, width * max([1, *sizes]), data.n_folds)
-    blind, journal = data.blind(), ArrayJournal(work, identity_of(store, data))
-    with bar("analysing layers", len(layers) + len(sizes), "fits") as advance:
+    blind = data.blind()
+    with (
+        kept_arrays(work, identity_of(store, data)) as journal,
+        bar("analysing layers", len(layers) + len(sizes), "fits") as advance,
+    ):
         steered: list[Steering] = []
         exits: list[Steering] = []
         for layer in layers:

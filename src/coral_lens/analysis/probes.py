@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from coral_lens.analysis.files import RowJournal
+from coral_lens.analysis.files import kept_rows
 from coral_lens.analysis.held_out import Seen, applied, kept, parts_of_task, tasks_of
 from coral_lens.analysis.scores import N_BOOT, SHOWN, row_from, scores_of
 from coral_lens.analysis.settings import ProbePlan
@@ -96,7 +96,7 @@ def analyse_probes(
 
     `journal` is a file in which the rows of networks are kept: a killed comparison goes on where it was.
     """
-    plan, done = plan or ProbePlan(), RowJournal(journal)
+    plan = plan or ProbePlan()
     fitted_on = parts_of_task(stores, train, held_out=False)
     seen = Seen(fitted_on.questions)
     tests = {task: seen.unseen(parts_of_task(stores, task, held_out=True)) for task in tasks_of(stores)}
@@ -108,7 +108,7 @@ def analyse_probes(
     bench = Comparison(data, asked, ridge, tests, train, settings.base)
     rows = bench.rows(ridge, "ridge") + bench.rows(try_layers(data, "listwise", ridge.recipe.layers, asked), "listwise")
     networks = planned_networks(plan)
-    with bar("fitting probes", len(networks) * plan.seeds, "networks") as advance:
+    with kept_rows(journal) as done, bar("fitting probes", len(networks) * plan.seeds, "networks") as advance:
         for (name, setting), seed in product(networks, range(plan.seeds)):
             recipe = Recipe("mlp", ridge.recipe.layers, (), (setting,), seed)
             found = done.rows([*identity, name, asdict(recipe)], bench.later(recipe, name))

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from itertools import groupby, product
 from pathlib import Path
@@ -26,8 +26,8 @@ from safetensors.torch import load, save
 
 from coral_lens.errors import CoralError
 from coral_lens.lens.probes.mlp import LayerData, MlpSettings, MlpTraining, NetworkProbe
-from coral_lens.storage.files import canonical, digest, digest_bytes, disk_errors, versions, write_atomic
-from coral_lens.storage.resumable import thread_count
+from coral_lens.storage.files import append_line, canonical, digest, digest_bytes, lines_of, versions, write_atomic
+from coral_lens.storage.resumable import locked_file, thread_count
 
 __all__ = ["GRID", "PAPER_GRID", "Found", "LayerData", "SearchBudget", "Trial", "planned_epochs", "search_mlp"]
 
@@ -129,9 +129,9 @@ def search_mlp(
             f"A search needs layers, each once, and settings. Got {list(layers)} and {len(grid)} setting(s)."
         )
     search = Search(data, tuple(layers), tuple(grid), seed, budget, progress or (lambda n: None))
-    search.journal = Journal(journal, search.identity()) if journal else None
     workers = min(torch.get_num_threads(), MOST_SIDE_BY_SIDE)
-    with thread_count(1), ThreadPoolExecutor(workers) as pool:
+    with locked_file(journal) if journal else nullcontext(), thread_count(1), ThreadPoolExecutor(workers) as pool:
+        search.journal = SearchJournal(journal, search.identity()) if journal else None
         alive = list(range(len(layers) * len(grid)))
         for rung in range(len(budget.rungs)):
             search.climb(alive, rung, pool)
@@ -164,7 +164,7 @@ class Search:
     seed: int
     budget: SearchBudget
     progress: Callable[[int], None]
-    journal: Journal | None = None
+    journal: SearchJournal | None = None
     standings: list[dict[int, Standing]] = field(default_factory=list)
     """Per rung, what its trials had reached."""
     paused: Paused | None = None
@@ -318,14 +318,13 @@ class Paused:
         return self._trainings.pop(trial, None)
 
 
-class Journal:
+class SearchJournal:
     """A file with a line per trial and rung, and beside it the probe of the best finalist so far."""
 
     def __init__(self, path: Path, identity: dict[str, Any]) -> None:
         self.path, self.probe_path = path, path.with_suffix(".safetensors")
         self.entries: dict[int, dict[int, Standing]] = {}
-        head = (canonical({"search": digest(identity)}) + "\n").encode()
-        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+        head, lines = (canonical({"search": digest(identity)}) + "\n").encode(), lines_of(path)
         if lines and lines[0].endswith(b"\n") and lines[0] != head:
             raise CoralError(
                 f"{path} is the journal of another search: other layers, settings, states or versions. Delete it or name "
@@ -345,10 +344,7 @@ class Journal:
     def add(self, rung: int, trial: int, standing: Standing) -> None:
         """Write a line."""
         line = canonical([rung, trial, standing.epochs, standing.r2, standing.probe]) + "\n"
-        with disk_errors(self.path), self.path.open("ab") as file:
-            file.write(line.encode())
-            file.flush()
-            os.fsync(file.fileno())
+        append_line(self.path, line.encode())
 
     def save_probe(self, probe: NetworkProbe) -> str:
         """Write the probe and return its digest."""

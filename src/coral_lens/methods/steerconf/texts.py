@@ -10,7 +10,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -18,8 +17,8 @@ from coral_lens.engine.generation import Generated, generate_answers
 from coral_lens.engine.settings import GenerationSettings
 from coral_lens.errors import CoralError
 from coral_lens.methods.interface import FitContext
-from coral_lens.storage.files import canonical, digest, digest_bytes, read_json, versions, write_atomic, write_json
-from coral_lens.storage.resumable import locked, thread_count
+from coral_lens.storage.files import canonical, digest, digest_bytes, versions, write_atomic
+from coral_lens.storage.resumable import Resumable
 
 PIECE = 64
 """Prompts in a piece: what is lost when a run is killed, and the most that are answered at a time."""
@@ -30,43 +29,50 @@ def written(
 ) -> list[list[Generated]]:
     """Return the model's answers to prompts, from the disk as far as they were written before."""
     model = context.model()
-    about = {
-        "prompts": list(prompts),
-        "settings": asdict(settings),
-        "weights": model.fingerprint["weights"],
-        "piece": PIECE,
-    }
-    folder = context.folder / "texts" / f"{name}-{digest(about)[:8]}"
-    answers: list[list[Generated]] = []
-    with (
-        locked(folder),
-        thread_count(threads_of(folder, about)),
-        context.bar(name, len(prompts), "questions") as advance,
-    ):
-        for start in range(0, len(prompts), PIECE):
-            path = folder / f"texts-{start // PIECE:05d}.jsonl"
-            some = prompts[start : start + PIECE]
-            found = read_piece(path)
-            if found is None or len(found) != len(some):
-                found = generate_answers(model, some, settings=settings)
-                write_piece(path, found)
-            answers += found
-            advance(len(found))
-    return answers
+    about = {"settings": asdict(settings), "weights": model.fingerprint["weights"], "piece": PIECE}
+    folder = context.folder / "texts" / f"{name}-{digest(about | {'prompts': list(prompts)})[:8]}"
+    pieces = [prompts[start : start + PIECE] for start in range(0, len(prompts), PIECE)]
+    work = Resumable(
+        folder,
+        about | {"n_prompts": len(prompts), "threads": torch.get_num_threads(), "versions": versions()},
+        pieces,
+        lambda piece, advance: generate_answers(model, piece, settings=settings, progress=advance),
+        size=len,
+        form=lambda place: TextFiles(place, [len(piece) for piece in pieces]),
+        manifest="about.json",
+    )
+    with context.bar(name, len(prompts), "questions") as advance:
+        work.run(advance)
+    return [answers for number in range(len(pieces)) for answers in read_piece(piece_path(folder, number)) or ()]
 
 
-def threads_of(folder: Path, about: dict[str, Any]) -> int:
-    """Return the number of threads that the texts of a folder are written with, and keep it."""
-    path = folder / "about.json"
-    if not path.exists():
-        small = {k: v for k, v in about.items() if k != "prompts"} | {"n_prompts": len(about["prompts"])}
-        write_json(path, {**small, "threads": torch.get_num_threads(), "versions": versions()})
-    return int(read_json(path)["threads"])
+class TextFiles:
+    """A file for each piece; one that is damaged, or of another number of prompts than its piece has, is not there."""
+
+    def __init__(self, folder: Path, sizes: Sequence[int]) -> None:
+        self.folder, self.sizes = folder, sizes
+
+    def intact(self) -> set[int]:
+        """Return the pieces that are there."""
+        pieces = {number: read_piece(piece_path(self.folder, number)) for number in range(len(self.sizes))}
+        return {i for i, answers in pieces.items() if answers is not None and len(answers) == self.sizes[i]}
+
+    def add(self, number: int, result: Sequence[Sequence[Generated]]) -> None:
+        """Write the answers to the prompts of a piece."""
+        write_piece(piece_path(self.folder, number), result)
+
+    def finish(self, n_pieces: int) -> None:
+        """Do nothing: there is no list of pieces to be put in order."""
+
+
+def piece_path(folder: Path, number: int) -> Path:
+    """Return the file of a piece."""
+    return folder / f"texts-{number:05d}.jsonl"
 
 
 def write_piece(path: Path, answers: Sequence[Sequence[Generated]]) -> None:
     """Write the answers to some prompts."""
-    lines = "".join(canonical([asdict(a) for a in some]) + "\n" for some in answers).encode()
+    lines = "".join(canonical([asdict(sample) for sample in samples]) + "\n" for samples in answers).encode()
     write_atomic(path, (canonical({"sha256": digest_bytes(lines)}) + "\n").encode() + lines)
 
 
@@ -80,7 +86,7 @@ def read_piece(path: Path) -> list[list[Generated]] | None:
             return None
         # bytes, because str.splitlines would also cut at U+2028 and its like
         return [
-            [Generated(a["text"], tuple(a["tokens"]), a["finished"]) for a in json.loads(line)]
+            [Generated(sample["text"], tuple(sample["tokens"]), sample["finished"]) for sample in json.loads(line)]
             for line in lines.splitlines()
         ]
     except (ValueError, KeyError, TypeError, CoralError):

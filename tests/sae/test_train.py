@@ -43,6 +43,7 @@ from coral_lens.sae.states import (
 )
 from coral_lens.sae.steer import SteerFeatures, Steering
 from coral_lens.sae.train import Weights, first_weights, folded, loss_of, resample, statistics_of, train
+from coral_lens.storage.resumable import locked
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -339,6 +340,12 @@ def test_a_killed_training_ends_with_the_bytes_of_an_undisturbed_one(
     assert files_of(tmp_path / "killed") == files_of(tmp_path / "whole")
     train(source, tmp_path / "other", replace(settings, seed=1), layer=1)
     assert files_of(tmp_path / "other") != files_of(tmp_path / "whole")
+
+
+def test_a_second_process_may_not_train_in_the_same_folder(tmp_path: Path) -> None:
+    with locked(tmp_path / "checkpoint"), pytest.raises(CoralError, match="is being written by another process"):
+        train(KnownStates(n=200), tmp_path, SMALL, layer=1)
+    assert [p.name for p in (tmp_path / "checkpoint").iterdir()] == [".lock"]
 
 
 def test_a_checkpoint_of_another_training_is_refused(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ from coral_lens.sae.quality import Recovered, fidelity, loss_recovered
 from coral_lens.sae.settings import Sampling, TrainingSettings
 from coral_lens.sae.states import Minibatches, Ordinary, PooledStates, StateSource, TokenStore, collect
 from coral_lens.storage.files import digest, digest_bytes, read_json, versions, write_atomic, write_json
-from coral_lens.storage.resumable import thread_count
+from coral_lens.storage.resumable import locked, thread_count
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
@@ -222,55 +222,88 @@ def folded(weights: Weights, statistics: Statistics, *, layer: int, k: int, abou
 # --------------------------------------------------------------------------------------------------------- the run
 
 
+@dataclass(frozen=True)
+class TrainingPlan:
+    """The states of a training, how they are z-scored, and the order in which they are read."""
+
+    states: Ordinary
+    statistics: Statistics
+    batches: Minibatches
+    settings: TrainingSettings
+
+    @property
+    def n_steps(self) -> int:
+        return sum(self.batches.sizes())
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What a checkpoint depends on."""
+        manifest = {k: v for k, v in self.states.manifest.items() if k not in ("threads", "versions")}
+        settings = json.loads(json.dumps(asdict(self.settings)))
+        return {"settings": settings, "states": digest(manifest), "threads": torch.get_num_threads()}
+
+
+def plan_training(source: StateSource, settings: TrainingSettings) -> TrainingPlan:
+    """Measure the states and put them into an order; refuse more active features than there are."""
+    ordinary = Ordinary.of(source, settings.massive)
+    statistics = statistics_of(ordinary)
+    fewest = len(statistics.mean) * min(settings.expansions)
+    if settings.k and settings.k > fewest:
+        raise CoralError(f"TopK of {settings.k} is more than the {fewest} features there are.")
+    batches = Minibatches(ordinary, statistics.counts, settings.batch_size, settings.epochs, settings.seed)
+    return TrainingPlan(ordinary, statistics, batches, settings)
+
+
 def train(
     source: StateSource, folder: Path, settings: TrainingSettings, *, layer: int, bar: Bar = silent
 ) -> dict[int, Autoencoder]:
     """Train one autoencoder per expansion, from the last checkpoint in `folder` on, and save them as FOLDER/4x and so on."""
-    ordinary = Ordinary.of(source, settings.massive)
-    statistics = statistics_of(ordinary)
-    width = len(statistics.mean)
-    if settings.k and settings.k > width * min(settings.expansions):
-        raise CoralError(
-            f"TopK of {settings.k} is more than the {width * min(settings.expansions)} features there are."
-        )
-    batches = Minibatches(ordinary, statistics.counts, settings.batch_size, settings.epochs, settings.seed)
-    n_steps = sum(batches.sizes())
-    record = {
-        "settings": json.loads(json.dumps(asdict(settings))),
-        "states": digest({k: v for k, v in source.manifest.items() if k not in ("threads", "versions")}),
-        "threads": torch.get_num_threads(),
-    }
-    checkpoints = Checkpoints(folder / "checkpoint", record)
-    start, found = checkpoints.latest()
-    sizes = {e: e * width for e in settings.expansions}
-    all_weights = found or {e: first_weights(width, n, seed=settings.seed + e) for e, n in sizes.items()}
+    plan = plan_training(source, settings)
+    with locked(folder / "checkpoint"):
+        weights = train_steps(plan, Checkpoints(folder / "checkpoint", plan.identity), bar=bar)
+        saes = {expansion: autoencoder_of(plan, expansion, one, layer=layer) for expansion, one in weights.items()}
+        for expansion, sae in saes.items():
+            sae.save(folder / f"{expansion}x")
+    return saes
+
+
+def train_steps(plan: TrainingPlan, checkpoints: Checkpoints, *, bar: Bar = silent) -> dict[int, Weights]:
+    """Take all steps that are left after the last checkpoint, and return the weights of each expansion."""
+    settings, n_steps, width = plan.settings, plan.n_steps, len(plan.statistics.mean)
+    start, weights = checkpoints.latest()
+    if not weights:
+        weights = {e: first_weights(width, e * width, seed=settings.seed + e) for e in settings.expansions}
     with bar("training", n_steps, "steps") as advance, thread_count(checkpoints.threads):
         advance(start)
-        for step, states in enumerate(batches.iterate(start=start), start):
-            z = statistics(states)
-            for weights in all_weights.values():
-                train_step(weights, z, settings, at=(step, n_steps))
+        for step, states in enumerate(plan.batches.iterate(start=start), start):
+            z = plan.statistics(states)
+            for of_expansion in weights.values():
+                train_step(of_expansion, z, settings, at=(step, n_steps))
             if (step + 1) % settings.checkpoint == 0 or step + 1 == n_steps:
-                checkpoints.write(step + 1, all_weights)
+                checkpoints.write(step + 1, weights)
             advance(1)
-    model = {k: source.manifest["model"][k] for k in ("name", "weights", "tokenizer", "dtype")}
-    seen = {"states": sum(statistics.counts.values()), "sampling": source.manifest["sampling"], "steps": n_steps}
-    result = {}
-    for expansion, weights in all_weights.items():
-        about = {
-            "model": model,
-            "expansion": expansion,
-            "training": {**record["settings"], **seen},
-            "versions": versions(),
-        }
-        made = folded(weights, statistics, layer=layer, k=settings.k, about=about)
-        result[expansion] = replace(made, norm_limit=ordinary.norm_limit)
-        result[expansion].save(folder / f"{expansion}x")
-    return result
+    return weights
+
+
+def autoencoder_of(plan: TrainingPlan, expansion: int, weights: Weights, *, layer: int) -> Autoencoder:
+    """Return the autoencoder that training has made, with the record of how."""
+    manifest, counts = plan.states.manifest, plan.statistics.counts
+    seen = {"states": sum(counts.values()), "sampling": manifest["sampling"], "steps": plan.n_steps}
+    about = {
+        "model": {k: manifest["model"][k] for k in ("name", "weights", "tokenizer", "dtype")},
+        "expansion": expansion,
+        "training": {**plan.identity["settings"], **seen},
+        "versions": versions(),
+    }
+    sae = folded(weights, plan.statistics, layer=layer, k=plan.settings.k, about=about)
+    return replace(sae, norm_limit=plan.states.norm_limit)
 
 
 class Checkpoints:
-    """The last finished checkpoint of a run: one file per expansion, named by a record that is written after them."""
+    """The last finished checkpoint of a run: one file per expansion, named by a record that is written after them.
+
+    No pieces: each step goes on from the weights of the one before, and only the last are kept.
+    """
 
     def __init__(self, folder: Path, about: dict[str, Any]) -> None:
         self.folder, self.path, self.about = folder, folder / "checkpoint.json", about

@@ -115,10 +115,10 @@ def refuse_model(name: str) -> None:
 
 def refuse_uncorrectable(arguments: Mapping[str, Any], configs: Sequence[Mapping[str, Any]]) -> None:
     """Refuse unknown arguments and, where a lens is to be used, tasks that it cannot correct and answers kept before."""
-    from coral_lens.harness.model import refuse_cache, refuse_unknown
+    from coral_lens.harness.model import refuse_cache, refuse_unknown_arguments
 
     settings = arguments["model_args"] or {}
-    refuse_unknown(settings)
+    refuse_unknown_arguments(settings)
     if settings.get("lens") is None or settings.get("gamma") == 0:
         return
     if arguments["use_cache"]:

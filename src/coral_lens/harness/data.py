@@ -11,7 +11,7 @@ else stay as lm-eval has them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 from coral_lens.data.task_data import MissingSplitError, Origin, Splits, origin_of
 from coral_lens.data.tasks import evaluation_split, number_of_shots, shot_split
 from coral_lens.errors import CoralError
+from coral_lens.harness.wrapping import replaced_methods
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class Sources:
         return self._read.setdefault(identity(origin), Splits(origin))
 
     def require(self, config: Mapping[str, Any], num_fewshot: int | None) -> None:
-        """Read what a run will need of a task, so that data which is nowhere is told before a model is loaded."""
+        """Read what a run will need of a task: data that is nowhere is told before a model is loaded."""
         if "custom_dataset" in config:
             return
         splits = self.splits(config)
@@ -60,14 +61,11 @@ def local_data(data_dir: str | Path | None = None, *, split: str | None = None) 
     from lm_eval.api.task import ConfigurableTask
 
     sources = Sources(Path(data_dir) if data_dir is not None else None, split)
-    wrapped = {
+    methods = {
         "download": reading(ConfigurableTask.download, sources),
         "fewshot_docs": excusing(ConfigurableTask.fewshot_docs),
     }
-    with ExitStack() as stack:
-        for name, function in wrapped.items():
-            stack.callback(setattr, ConfigurableTask, name, getattr(ConfigurableTask, name))
-            setattr(ConfigurableTask, name, function)
+    with replaced_methods(ConfigurableTask, methods):
         yield sources
 
 

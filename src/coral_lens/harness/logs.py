@@ -1,7 +1,7 @@
-"""Anyone's lm-eval logs (`--log_samples`) as Predictions, so that metrics, intervals and reports work on them.
+"""Anyone's lm-eval logs (`--log_samples`) as Predictions: metrics, intervals and reports then work on them.
 
-A log holds the log-likelihood of every option, which is all that calibration needs. It does not hold token counts, so that
-the base rules are `sum` (lm-eval's acc) and `char` (its acc_norm). Every complaint names file and line.
+A log holds the log-likelihood of every option, which is all that calibration needs. It does not hold token counts, so the
+base rules are `sum` (lm-eval's acc) and `char` (its acc_norm). Every complaint names file and line.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import ast
 import glob
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -27,13 +27,13 @@ from coral_lens.storage.files import digest_file, versions
 
 LogRule = Literal["sum", "char"]
 METHODS: dict[LogRule, str] = {"sum": "sum (acc)", "char": "char (acc_norm)"}
-"""What the rows of a table are called: our base rule and lm-eval's accuracy of the same answers."""
+"""The names of a table's rows: our base rule and lm-eval's accuracy of the same answers."""
 PATTERN = "samples_*.jsonl"
 _FILE_NAME = re.compile(r"samples_(.+?)(?:_\d{4}-\d{2}-\d{2}T[\d.:-]+)?")
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class LoggedSample:
     """One logged document of a multiple-choice task."""
 
     where: str
@@ -118,7 +118,7 @@ def is_normal(table: OptionTable) -> bool:
 
 def filtered(path: Path, wanted: str | None) -> list[tuple[str, dict[str, Any]]]:
     """Return the records of one filter, each with its file and line."""
-    records = list(read_lines(path))
+    records = read_lines(path)
     names = list(dict.fromkeys(str(record.get("filter", "none")) for _, record in records))
     chosen = wanted or ("none" if "none" in names else names[0])
     if chosen not in names or (wanted is None and chosen != "none" and len(names) > 1):
@@ -126,14 +126,14 @@ def filtered(path: Path, wanted: str | None) -> list[tuple[str, dict[str, Any]]]
     return [(where, record) for where, record in records if str(record.get("filter", "none")) == chosen]
 
 
-def read_lines(path: Path) -> Iterable[tuple[str, dict[str, Any]]]:
+def read_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
     """Return the JSON objects of a file, each with its file and line."""
     try:
         # bytes, because str.splitlines would also cut at U+2028 and its like, which a document may hold
         lines = path.read_bytes().splitlines()
     except OSError as error:
         raise CoralError(f"{path} cannot be read: {error.strerror or error}.") from error
-    found = []
+    numbered = []
     for number, line in enumerate(lines, start=1):
         where = f"{path}, line {number}"
         try:
@@ -141,28 +141,28 @@ def read_lines(path: Path) -> Iterable[tuple[str, dict[str, Any]]]:
         except (ValueError, RecursionError) as error:
             raise CoralError(f"{where}: not valid JSON in UTF-8 ({error}).") from error
         if isinstance(record, dict):
-            found.append((where, record))
+            numbered.append((where, record))
         elif record is not None:
             raise CoralError(f"{where}: a JSON object is expected, found {type(record).__name__}.")
-    if not found:
+    if not numbered:
         raise CoralError(f"{path} holds no samples.")
-    return found
+    return numbered
 
 
-def sample_of(record: Mapping[str, Any], where: str) -> Sample:
+def sample_of(record: Mapping[str, Any], where: str) -> LoggedSample:
     """Read one logged document; the requests that `acc_mutual_info` adds are left out."""
     missing = [name for name in ("doc_id", "target") if record.get(name) is None]
     if missing:
         raise CoralError(f"{where}: {missing[0]!r} is missing; make the log with lm-eval's --log_samples.")
     logprobs = logprobs_of(record, where)
-    pairs = pairs_of(record.get("arguments"))
+    pairs = request_pairs(record.get("arguments"))
     if pairs and len(pairs) != len(logprobs):
         raise CoralError(f"{where}: {len(pairs)} requests have {len(logprobs)} answers; the log is damaged.")
     n = n_options(pairs) if pairs else len(logprobs)
     if n < 2:
         raise CoralError(f"{where}: not of a multiple-choice task, because it has one request only.")
     acc, metrics = record.get("acc"), record.get("metrics", ())
-    return Sample(
+    return LoggedSample(
         where=where,
         number=str(record["doc_id"]),
         pairs=pairs[:n],
@@ -175,21 +175,21 @@ def sample_of(record: Mapping[str, Any], where: str) -> Sample:
 
 def logprobs_of(record: Mapping[str, Any], where: str) -> tuple[float, ...]:
     """Return the log-likelihood of each request; lm-eval writes them as text, in one list more where not filtered."""
-    found = record.get("filtered_resps")
-    if not isinstance(found, list):
-        found = [some[0] for some in record.get("resps", ()) if some]
+    answers = record.get("filtered_resps")
+    if not isinstance(answers, list):
+        answers = [repeats[0] for repeats in record.get("resps", ()) if repeats]
     try:
-        values = tuple(float(logprob) for logprob, _ in found)
+        values = tuple(float(logprob) for logprob, _ in answers)
     except (TypeError, ValueError):
         raise CoralError(
-            f"{where}: its answers are not pairs of a log-likelihood and a flag, so that it is not of a multiple-choice task."
+            f"{where}: its answers are not pairs of a log-likelihood and a flag, so it is not of a multiple-choice task."
         ) from None
     if not values or any(np.isnan(x) or x == np.inf for x in values) or all(x == -np.inf for x in values):
         raise CoralError(f"{where}: its log-likelihoods {list(values)} are missing or make no distribution.")
     return values
 
 
-def pairs_of(arguments: Any) -> tuple[Pair, ...]:
+def request_pairs(arguments: Any) -> tuple[Pair, ...]:
     """Return contexts and continuations: in files under `gen_args_0`, `arg_0`; as lists in older ones and in memory."""
     rows = list(arguments.values()) if isinstance(arguments, dict) else arguments or []
     rows = [list(row.values()) if isinstance(row, dict) else row for row in rows]
@@ -199,7 +199,7 @@ def pairs_of(arguments: Any) -> tuple[Pair, ...]:
 # ------------------------------------------------------------------------------------------------------ right options
 
 
-def as_index(sample: Sample) -> int | None:
+def target_as_number(sample: LoggedSample) -> int | None:
     """Read the target as the number of an option."""
     try:
         number = int(target_of(sample))
@@ -208,13 +208,13 @@ def as_index(sample: Sample) -> int | None:
     return number if 0 <= number < len(sample.logprobs) else None
 
 
-def as_text(sample: Sample) -> int | None:
+def target_as_text(sample: LoggedSample) -> int | None:
     """Read the target as the text of an option."""
     target = target_of(sample)
     return sample.choices.index(target) if target in sample.choices else None
 
 
-def from_acc(sample: Sample) -> int | None:
+def answer_by_verdict(sample: LoggedSample) -> int | None:
     """Infer the right option from lm-eval's verdict: logs of tasks with options in the context do not name it."""
     if sample.acc is None or not in_contexts(sample.pairs):
         return None
@@ -223,11 +223,11 @@ def from_acc(sample: Sample) -> int | None:
     return 1 - sample.top if len(sample.logprobs) == 2 else None
 
 
-READINGS: tuple[Callable[[Sample], int | None], ...] = (as_index, as_text, from_acc)
-"""How a target may be meant. Files hold all targets as text, so that `2` may be the third option or the option `2`."""
+READINGS: tuple[Callable[[LoggedSample], int | None], ...] = (target_as_number, target_as_text, answer_by_verdict)
+"""How a target may be meant. Files hold all targets as text: `2` may be the third option or the option `2`."""
 
 
-def target_of(sample: Sample) -> Any:
+def target_of(sample: LoggedSample) -> Any:
     """Return the target; a list of one is that one, and a longer one is refused."""
     target = sample.target
     if isinstance(target, str) and target.startswith("["):
@@ -242,7 +242,7 @@ def target_of(sample: Sample) -> Any:
     return target[0]
 
 
-def answers_of(samples: Sequence[Sample]) -> list[int]:
+def answers_of(samples: Sequence[LoggedSample]) -> list[int]:
     """Return the right option of each sample: by the one reading that fits all of a file and lm-eval's own verdicts."""
     readings = [[read(s) for s in samples] for read in READINGS]
     fitting = [r for r in readings if all(map(agrees, samples, r))]
@@ -259,12 +259,12 @@ def answers_of(samples: Sequence[Sample]) -> list[int]:
     return [a for a in fitting[0] if a is not None]
 
 
-def agrees(sample: Sample, answer: int | None) -> bool:
+def agrees(sample: LoggedSample, answer: int | None) -> bool:
     """Whether an answer exists and is right exactly where lm-eval says so."""
     return answer is not None and (sample.acc is None or (sample.top == answer) == (sample.acc == 1.0))
 
 
-def question_of(sample: Sample, answer: int, task: str) -> Question:
+def question_of(sample: LoggedSample, answer: int, task: str) -> Question:
     """Return the question for people: what lm-eval asked, as it asked it."""
     contexts = [context for context, _ in sample.pairs]
     text, shown = (contexts[0], sample.choices) if contexts else ("", ())
@@ -280,18 +280,18 @@ def question_of(sample: Sample, answer: int, task: str) -> Question:
 
 def find_logs(sources: Sequence[str | Path]) -> list[Path]:
     """Return the files of samples that are named: files, folders that hold them, and patterns."""
-    found: list[Path] = []
+    logs: list[Path] = []
     for source in map(Path, sources):
         if source.is_dir():
-            some = sorted(source.rglob(PATTERN))
+            named = sorted(source.rglob(PATTERN))
         else:
-            some = [source] if source.exists() else [Path(p) for p in sorted(glob.glob(str(source)))]
-        if not some:
+            named = [source] if source.exists() else [Path(p) for p in sorted(glob.glob(str(source)))]
+        if not named:
             raise CoralError(
                 f"{source}: no such file, nor a folder with {PATTERN}; lm-eval writes them with --log_samples."
             )
-        found += some
-    return list(dict.fromkeys(found))
+        logs += named
+    return list(dict.fromkeys(logs))
 
 
 def run_of_logs(sources: Sequence[str | Path]) -> Run:
@@ -311,9 +311,8 @@ def load_logs(sources: Sequence[str | Path]) -> list[Evaluation]:
     by_questions: dict[tuple[Any, ...], list[Log]] = {}
     for path in paths:
         log = load_log(path)
-        by_questions.setdefault((log.task, tuple((q.id, len(q.options), q.answer) for q in log.questions)), []).append(
-            log
-        )
+        asked = tuple((q.id, len(q.options), q.answer) for q in log.questions)
+        by_questions.setdefault((log.task, asked), []).append(log)
     tasks = [task for task, _ in by_questions]
     evaluations = []
     for (task, _), logs in by_questions.items():

@@ -3,21 +3,22 @@
     with calibration():
         lm_eval.simple_evaluate(model="hf", ...)
 
-lm-eval 0.4.13 hard-codes which metrics a multiple-choice task has, so that a registered one would never be asked for;
-and its `brier_score` fails where questions have different numbers of options. The methods of its task class are therefore
-wrapped while the `with` runs. Tasks that score by a function of their own, or have several right options, stay as they are.
+lm-eval 0.4.13 hard-codes which metrics a multiple-choice task has, so a registered one would never be asked for; and its
+`brier_score` fails where questions have different numbers of options. The methods of its task class are therefore wrapped
+while the `with` runs. Tasks that score by a function of their own, or have several right options, stay as they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from coral_lens.data.tasks import right_option
 from coral_lens.errors import CoralError
+from coral_lens.harness.wrapping import replaced_methods
 from coral_lens.metrics.scores import METRICS, score
 from coral_lens.ragged import Options
 from coral_lens.records import UNKNOWN, Predictions
@@ -31,17 +32,14 @@ def calibration() -> Iterator[None]:
     """Add the metrics to every multiple-choice task that runs inside the block."""
     from lm_eval.api.task import ConfigurableTask
 
-    wrapped = {
+    methods = {
         "process_results": with_calibration(ConfigurableTask.process_results),
         "aggregation": extended(ConfigurableTask.aggregation, aggregations()),
         "higher_is_better": extended(
             ConfigurableTask.higher_is_better, {name: METRICS[name].higher_is_better for name in aggregations()}
         ),
     }
-    with ExitStack() as stack:
-        for name, function in wrapped.items():
-            stack.callback(setattr, ConfigurableTask, name, getattr(ConfigurableTask, name))
-            setattr(ConfigurableTask, name, function)
+    with replaced_methods(ConfigurableTask, methods):
         yield
 
 
@@ -56,14 +54,14 @@ def with_calibration(process_results: Callable[..., dict[str, Any]]) -> Callable
     """Wrap a task's `process_results`, which turns the answers to one document into its metrics."""
 
     def process(task: Any, doc: Any, results: Sequence[Any]) -> dict[str, Any]:
-        found = process_results(task, doc, results)
+        values = process_results(task, doc, results)
         item = item_of(task, doc, results) if is_plain(task) else None
         if item is None:
-            return found
+            return values
         answer, probs = item
         squares = sum((p - (i == answer)) ** 2 for i, p in enumerate(probs))
         # what the task itself computes comes last: a metric of its own by one of these names stays
-        return {"ece": item, "cwece": item, "brier": squares} | found
+        return {"ece": item, "cwece": item, "brier": squares} | values
 
     return process
 

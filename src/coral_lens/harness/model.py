@@ -2,7 +2,7 @@
 
     coral lm-eval run --model coral --model_args pretrained=smollm2,lens=my-lens --tasks arc_easy
 
-With a lens, the log-likelihood of each option is the log of its *corrected* probability, so that lm-eval's own `acc` and
+With a lens, the log-likelihood of each option is the log of its *corrected* probability, so lm-eval's own `acc` and
 `brier_score` are the steered ones. Without one, or with `gamma=0`, it is the model's own, equal to that of `--model hf`.
 Text is generated, and perplexity measured, by HFLM's own code: a lens has no part in either.
 """
@@ -82,10 +82,7 @@ class CoralLM(HFLM):  # type: ignore[misc]
         fitted = load_lens(lens) if isinstance(lens, str) else lens
         if fitted is None and (gamma is not None or other_model):
             raise CoralError("model_args: gamma and other_model are of a lens; give lens=... too.")
-        pretrained = pretrained or (fitted.model["name"] if fitted else None)
-        if pretrained is None:
-            raise CoralError("model_args must name a model: pretrained=..., or lens=... for the one it was fitted on.")
-        strength = strength_of(gamma)
+        pretrained, strength = pretrained or model_of(fitted), strength_of(gamma)
         if isinstance(pretrained, str):
             common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
             if fitted is not None:
@@ -122,7 +119,7 @@ class CoralLM(HFLM):  # type: ignore[misc]
     ) -> CoralLM:
         """Make one from the arguments of the command line; an unknown one is refused before anything is loaded."""
         given = {**arg_dict, **{k: v for k, v in (additional_config or {}).items() if v is not None}}
-        refuse_unknown(given)
+        refuse_unknown_arguments(given)
         return cls(**given)
 
     # ------------------------------------------------------------------------------------------------------- scoring
@@ -141,9 +138,9 @@ class CoralLM(HFLM):  # type: ignore[misc]
             # task by task and in the task's order, as `coral eval` does it: results then depend neither on the tasks that are
             # asked together nor on the order of requests
             ordered = sorted(documents, key=lambda d: (d.task, -1 if d.number is None else d.number))
-            for _, some in groupby(ordered, key=lambda d: d.task):
-                for document, found in self._answered(list(some), advance):
-                    for pair, places, answer in zip(document.pairs, document.answers_to, found, strict=True):
+            for _, of_task in groupby(ordered, key=lambda d: d.task):
+                for document, own in self._answered(list(of_task), advance):
+                    for pair, places, answer in zip(document.pairs, document.answers_to, own, strict=True):
                         for place in places:
                             answers[place] = answer
                         self.cache_hook.add_partial("loglikelihood", pair, answer)
@@ -159,12 +156,12 @@ class CoralLM(HFLM):  # type: ignore[misc]
             options, others = options_and_others(document.pairs)
             asked.setdefault(options, document.name)
             beyond |= {(pair,): document.name for pair in others}
-        found = self._score(asked, advance)
+        answers = self._score(asked, advance)
         raw = self._score(beyond, lambda _: None, steered=False)
         advance(len(documents) - len(asked))
         for document in documents:
             options, others = options_and_others(document.pairs)
-            yield document, found[options] + [raw[(pair,)][0] for pair in others]
+            yield document, answers[options] + [raw[(pair,)][0] for pair in others]
 
     def _score(
         self, questions: Mapping[OptionRequests, str], advance: Callable[[int], None], *, steered: bool = True
@@ -197,7 +194,7 @@ class CoralLM(HFLM):  # type: ignore[misc]
                 f"The prompts were made {have} the chat template, but the lens was fitted {want} it; "
                 f"{'leave out' if self._chat else 'add'} --apply_chat_template."
             )
-        if any(ragged(document) for document in documents):
+        if any(length_matters(document) for document in documents):
             self._warn(LENGTHS_WARNING)
         trained = {name.split(":")[0] for name in self.lens.training["tasks"]}
         if known := sorted(trained & {d.task for d in documents}):
@@ -255,7 +252,7 @@ class CoralLM(HFLM):  # type: ignore[misc]
         return info | {"model_fingerprint": self.coral.fingerprint, "lens": said}
 
 
-def refuse_unknown(given: Mapping[str, Any]) -> None:
+def refuse_unknown_arguments(given: Mapping[str, Any]) -> None:
     """Refuse arguments that the model does not have."""
     known = [name for name in signature(CoralLM.__init__).parameters if name != "self"]
     for name in given:
@@ -264,6 +261,13 @@ def refuse_unknown(given: Mapping[str, Any]) -> None:
                 f"model_args: {name!r} is not an argument of the model `{NAME}`.{nearest(name, known)} "
                 f"Known: {', '.join(known)}."
             )
+
+
+def model_of(lens: Lens | None) -> str:
+    """Return the name of the model that a lens was fitted on."""
+    if lens is None:
+        raise CoralError("model_args must name a model: pretrained=..., or lens=... for the one it was fitted on.")
+    return str(lens.model["name"])
 
 
 def corrected(lens: Lens, scored: ScoredRequests) -> np.ndarray:
@@ -286,14 +290,14 @@ def strength_of(gamma: Any) -> float | None:
 
 def refuse_early(lens: Lens, name: str, *, other_model: bool, settings: dict[str, Any]) -> None:
     """Refuse a lens of another model as far as configuration and tokenizer tell, before the weights are read."""
-    found = load_outline(name, **settings)
+    outline = load_outline(name, **settings)
     width, layer = len(lens.shift.standardiser.mean), max(lens.layers)
-    if layer > found.n_layers or width != found.width:
+    if layer > outline.n_layers or width != outline.width:
         raise CoralError(
             f"The lens was fitted on {lens.model['name']!r} and reads layer {layer} of width {width}, but {name!r} has "
-            f"{found.n_layers} layers of width {found.width}; give the model that the lens was fitted on."
+            f"{outline.n_layers} layers of width {outline.width}; give the model that the lens was fitted on."
         )
-    if found.tokenizer != lens.model["tokenizer"] and not other_model:
+    if outline.tokenizer != lens.model["tokenizer"] and not other_model:
         raise CoralError(
             f"The lens was fitted on {lens.model['name']!r}, whose tokenizer is another than that of {name!r}; give that "
             "model, or, if you know that they are alike, add other_model=True."
@@ -327,7 +331,7 @@ def refuse_lengths(lens: Lens, document: Document) -> None:
         )
 
 
-def ragged(document: Document) -> bool:
+def length_matters(document: Document) -> bool:
     """Whether dividing by length would matter: options of different lengths, or requests beyond the options."""
     options, others = options_and_others(document.pairs)
     lengths = {len(choice) for choice in choices_of([continuation for _, continuation in options])}

@@ -46,22 +46,22 @@ def documents_of(requests: Iterable[Any]) -> list[Document]:
     Not by context: two documents may share one, and the options of a document need not. Requests that do not name their
     document are grouped by context, which is enough to score them.
     """
-    found: dict[tuple[Any, ...], Document] = {}
+    documents: dict[tuple[Any, ...], Document] = {}
     for place, request in enumerate(requests):
         context, continuation = request.args[:2]
         task, number = request.task_name or "", request.doc_id
         key = (task, number) if number is not None else (task, None, context)
-        document = found.setdefault(key, Document(task, number))
+        document = documents.setdefault(key, Document(task, number))
         at = request.idx if number is not None else 0
         document.places.setdefault((at, (context, continuation)), []).append(place)
-    return list(found.values())
+    return list(documents.values())
 
 
 def refuse_without_options(document: Document) -> None:
     """Refuse requests that are not the options of one question: a correction depends on all of them."""
     if document.number is None:
         raise CoralError(
-            "With a lens, requests must name their task and document, so that the options of a question can be told; "
+            "With a lens, requests must name their task and document, or the options of a question cannot be told; "
             "make them with lm-eval's tasks, or leave the lens out."
         )
     if len(document.places) == 1:

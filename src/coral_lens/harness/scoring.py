@@ -1,7 +1,7 @@
 """Score lm-eval's requests through the engine: log-probabilities, greedy flags and, for a lens, pooled states.
 
-The strings are lm-eval's own and are encoded as its HFLM encodes them, so that the numbers are HFLM's; but options share
-their context here, so that it is computed once. Never decides what to answer: see lm_eval_model.
+The strings are lm-eval's own and are encoded as its HFLM encodes them, so the numbers are HFLM's; but options share their
+context here, and it is computed once. Never decides what to answer: see `model`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ OptionRequests = tuple[Pair, ...]
 
 @dataclass(frozen=True)
 class ScoredRequests:
-    """Scored questions, in the shape in which a lens reads a store (joined.Scored)."""
+    """Scored questions, in the shape in which a lens reads a store (records.Scored)."""
 
     table: OptionTable
     """Answers are unknown: requests do not tell them."""
@@ -82,9 +82,9 @@ def score_requests(
 ) -> ScoredRequests:
     """Score questions, each with a name for errors; `progress` is told how many more are done.
 
-    The states of `layers` are rounded as a store rounds them, so that a lens sees the same.
+    The states of `layers` are rounded as a store rounds them: a lens sees the same.
     """
-    rendered = [render(requests) for requests in questions]
+    rendered = [rendered_requests(requests) for requests in questions]
     encoded = zip(questions.values(), encode_pairs(rendered, model), strict=True)
     prompts = [fit_length(name, pairs, model.max_length) for name, pairs in encoded]
     warn_truncated(prompts)
@@ -113,7 +113,7 @@ def score_requests(
     return ScoredRequests(table, greedy, {layer: compact(s).float().numpy() for layer, s in states.items()})
 
 
-def render(requests: OptionRequests) -> Rendered:
+def rendered_requests(requests: OptionRequests) -> Rendered:
     """Return the strings of a question."""
     continuations = tuple(continuation for _, continuation in requests)
     return Rendered(tuple(context for context, _ in requests), continuations, choices_of(continuations))
@@ -131,14 +131,14 @@ def warn_truncated(prompts: Sequence[Prompt]) -> None:
 def greedy_options(model: Model, scored: ScoredBatch) -> Bool[np.ndarray, " option"]:
     """Return which options are what the model itself would write.
 
-    Few options begin with the likeliest token, and only of those is the rest looked at: the vocabulary head, which costs
+    Few options begin with the likeliest token, and the rest of these alone is looked at: the vocabulary head, which costs
     most, runs about once per question.
     """
     batch, final = scored.batch, scored.readings["final"]
     starts, ends = batch.answer_offsets[:-1], batch.answer_offsets[1:]
     # options with the same last context token are predicted from one state
-    _, first, which = np.unique(batch.stems.numpy(), return_index=True, return_inverse=True)
-    likeliest = likeliest_tokens(model, final[starts[torch.from_numpy(first)]])[torch.from_numpy(which)]
+    _, first, stem = np.unique(batch.stems.numpy(), return_index=True, return_inverse=True)
+    likeliest = likeliest_tokens(model, final[starts[torch.from_numpy(first)]])[torch.from_numpy(stem)]
     greedy = likeliest == batch.targets[starts]
     for option in greedy.nonzero().flatten().tolist():
         rest = slice(int(starts[option]) + 1, int(ends[option]))

@@ -33,8 +33,8 @@ def _paired_facts(a: Predictions, b: Predictions) -> tuple[Facts, Facts]:
     pair = f"{a.method!r} and {b.method!r} cannot be compared question by question"
     if a.ids != b.ids:
         alone = sorted(set(a.ids) ^ set(b.ids))
-        found = f"{len(alone)} question(s) are in one only (first: {alone[0]!r})" if alone else "their order differs"
-        raise CoralError(f"{pair}: {found}; predict the same split with both.")
+        reason = f"{len(alone)} question(s) are in one only (first: {alone[0]!r})" if alone else "their order differs"
+        raise CoralError(f"{pair}: {reason}; predict the same split with both.")
     different = np.flatnonzero(a.answers != b.answers)
     if len(different):
         raise CoralError(
@@ -71,26 +71,26 @@ def resampled(
     chosen = {m: metric_named(m).compute for m in metrics}
     facts = {name: _paired_facts(first, p)[1] for name, p in methods.items()}
     once = np.ones((1, len(first)))
-    found = {name: {m: [compute(f, once)] for m, compute in chosen.items()} for name, f in facts.items()}
+    values = {name: {m: [compute(f, once)] for m, compute in chosen.items()} for name, f in facts.items()}
     for weights in iter_weights(len(first), n_boot=n_boot, seed=seed, groups=first.groups):
         for name, f in facts.items():
             for m, compute in chosen.items():
-                found[name][m].append(compute(f, weights))
+                values[name][m].append(compute(f, weights))
     return {
         name: {m: Resampled(float(value[0]), np.concatenate(draws)) for m, (value, *draws) in by_metric.items()}
-        for name, by_metric in found.items()
+        for name, by_metric in values.items()
     }
 
 
 def paired_difference(a: Predictions, b: Predictions, metric: str, *, n_boot: int = 2000, seed: int = 0) -> Difference:
     """Return the difference in a metric, with both methods resampled on the same questions at a time.
 
-    The interval is a percentile one; for the ECEs it is shifted onto the estimate as in `metrics.centred`. The p-value
+    The interval is a percentile one; for the ECEs it is shifted onto the estimate as in `scores.centred`. The p-value
     is its inversion: twice the smaller share of resamples on either side of 0. Traps: it cannot be below
     2 / (n_boot + 1), so Holm over many comparisons needs many resamples; resamples without an AUROC are left out.
     """
-    found = resampled({"a": a, "b": b}, [metric], n_boot=n_boot, seed=seed)
-    return found["a"][metric].minus(found["b"][metric], kind=metric_named(metric).kind)
+    both = resampled({"a": a, "b": b}, [metric], n_boot=n_boot, seed=seed)
+    return both["a"][metric].minus(both["b"][metric], kind=metric_named(metric).kind)
 
 
 def mcnemar(a: Predictions, b: Predictions) -> float:

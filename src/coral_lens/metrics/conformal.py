@@ -149,7 +149,7 @@ class Conformal:
     randomised: bool = False
     """Whether sets are drawn, to cover the stated share exactly; then `prediction_sets` needs a generator as well."""
     regularisation: Regularisation | None = None
-    """Of RAPS; None for the others."""
+    """The penalty of RAPS; None for the other kinds."""
 
     def __post_init__(self) -> None:
         _check_kind(self.kind, regularised=self.regularisation is not None, randomised=self.randomised)
@@ -224,8 +224,8 @@ def prediction_sets(
     """
     _check_probs(p, options)
     if conformal.randomised != (rng is not None):
-        found, fix = ("with", "give a generator") if conformal.randomised else ("without", "leave out the generator")
-        raise CoralError(f"These {conformal.kind} sets were fitted {found} randomisation; {fix}.")
+        fitted, fix = ("with", "give a generator") if conformal.randomised else ("without", "leave out the generator")
+        raise CoralError(f"These {conformal.kind} sets were fitted {fitted} randomisation; {fix}.")
     u = None if rng is None else rng.random(len(options))
     scores = option_scores(p, options, kind=conformal.kind, regularisation=conformal.regularisation, u=u)
     inside: Bool[np.ndarray, " row"] = scores <= conformal.threshold + SLACK
@@ -260,9 +260,9 @@ def _check_probs(p: Float[np.ndarray, " row"], options: Options) -> None:
     sums = options.sum(p)
     bad = np.flatnonzero(~(np.abs(sums - 1.0) <= 1e-5))
     if len(bad) or (p < 0).any():
-        found = f"sum to {sums[bad[0]]:.6g} in question number {bad[0]}" if len(bad) else f"go down to {p.min():.6g}"
+        fault = f"sum to {sums[bad[0]]:.6g} in question number {bad[0]}" if len(bad) else f"go down to {p.min():.6g}"
         raise CoralError(
-            f"Probabilities must be 0 or more and sum to 1 over each question, but they {found}; softmax them."
+            f"Probabilities must be 0 or more and sum to 1 over each question, but they {fault}; softmax them."
         )
 
 

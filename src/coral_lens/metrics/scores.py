@@ -1,7 +1,7 @@
 """Scores of Predictions as fractions, each with a 95 % bootstrap interval over questions. Never prints, never plots.
 
 A metric is a function of the facts about the questions and of weights, one row per resample. A row of ones gives the
-value; rows of multinomial counts give its bootstrap, so that no resample is ever a step of a Python loop. Questions that
+value; rows of multinomial counts give its bootstrap: no resample is ever a step of a Python loop. Questions that
 belong together (those of one article) are drawn together: taken for independent, they would make intervals too narrow.
 """
 
@@ -179,7 +179,7 @@ def _ece_debiased(facts: Facts, weights: Weights) -> Values:
 def _cwece(facts: Facts, weights: Weights) -> Values:
     """The mean of the classes' ECE_c, each in proportion to the number of questions that have the class.
 
-    Weighting by N_c cancels the N_c below ECE_c, so that the sum of all |gaps| is divided by the number of rows. Where
+    Weighting by N_c cancels the N_c below ECE_c, so the sum of all |gaps| is divided by the number of rows. Where
     every question has n options this is the paper's (1/n) sum_c ECE_c.
     """
     cells = facts.option * facts.n_bins + equal_width_bins(facts.probs, n_bins=facts.n_bins)
@@ -287,8 +287,8 @@ def iter_weights(n_questions: int, *, n_boot: int, seed: int, groups: Sequence[s
         raise CoralError(f"n_boot must be at least 1. Got {n_boot} instead.")
     rng, member, n = np.random.default_rng(seed), np.arange(n_questions), n_questions
     if groups:
-        found, member = np.unique(np.asarray(groups), return_inverse=True)
-        n = len(found)
+        names, member = np.unique(np.asarray(groups), return_inverse=True)
+        n = len(names)
     for rows in _chunks(n_boot, n_questions):
         drawn = rng.integers(n, size=(rows, n)) + n * np.arange(rows)[:, None]
         counts = np.bincount(drawn.ravel(), minlength=rows * n).reshape(rows, n)

@@ -554,7 +554,7 @@ def test_what_is_available_offline_is_listed_with_its_sizes_and_source(tmp_path:
     for task in ("commonsense_qa", "commonsense_qa_cloze"):
         assert listed[task, "data folder"].splits == {"train": 4}
         assert listed[task, "embedded"].splits == {"validation": 1221}
-        assert listed[task, "embedded"].terms == "MIT"
+        assert listed[task, "embedded"].licence == "MIT"
     assert not any(task in ("not_a_task", "math_mc", "race") for task, _ in listed)
 
 

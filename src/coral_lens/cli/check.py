@@ -50,7 +50,7 @@ def tasks(
     table = Table("task", "questions by split", "source", "terms", box=None)
     for row in available_tasks(folder_of_data(data)):
         if search in row.task:
-            table.add_row(row.task, ", ".join(f"{s} {n:,}" for s, n in row.splits.items()), row.source, row.terms)
+            table.add_row(row.task, ", ".join(f"{s} {n:,}" for s, n in row.splits.items()), row.source, row.licence)
     Console().print(table)
 
 

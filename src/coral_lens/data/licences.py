@@ -1,8 +1,8 @@
-"""Under what terms the data of well-known tasks may be used. Names only: no question can be reached from here."""
+"""Licences of the data of well-known tasks. Names only: no question can be reached from here."""
 
 from __future__ import annotations
 
-TERMS = {
+LICENCES = {
     "arc_challenge": "CC BY-SA 4.0",
     "arc_easy": "CC BY-SA 4.0",
     "commonsense_qa": "MIT",
@@ -20,9 +20,9 @@ TERMS = {
     "social_iqa": "",
     "winogrande": "CC BY 4.0",
 }
-"""The well-known tasks, and the terms of their data where its authors state them."""
+"""The well-known tasks, and the licence of their data where its authors state one."""
 
 
-def terms_of(task: str) -> str:
-    """Return the terms of a task's data, or nothing where they are not known; MMLU's hold for each of its subjects."""
-    return TERMS.get(task) or (TERMS["mmlu"] if task.startswith("mmlu_") else "")
+def licence_of(task: str) -> str:
+    """Return the licence of a task's data, or nothing where it is not known; MMLU's holds for each of its subjects."""
+    return LICENCES.get(task) or (LICENCES["mmlu"] if task.startswith("mmlu_") else "")

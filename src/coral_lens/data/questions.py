@@ -152,9 +152,9 @@ def _question(path: Path, number: int, fields: dict[str, Any], *, digits_are_ind
 
 def _complaint(error: ValidationError, fields: dict[str, Any]) -> str:
     """Say what is wrong with a row, in one sentence."""
-    found = error.errors(include_url=False, include_input=False)
+    complaints = error.errors(include_url=False, include_input=False)
     # a misspelt field is both unknown and missing: name the spelling
-    first = min(found, key=lambda e: e["type"] != "extra_forbidden")
+    first = min(complaints, key=lambda e: e["type"] != "extra_forbidden")
     name = str(first["loc"][0]) if first["loc"] else "?"
     if first["type"] == "missing":
         present = ", ".join(map(repr, fields)) or "nothing"

@@ -113,15 +113,15 @@ class Splits(Mapping[str, Any]):
 
 def local_splits(origin: Origin) -> dict[str, Path]:
     """Return split -> file (in the user's folder) or Arrow folder (embedded), the former winning."""
-    found: dict[str, Path] = {}
+    splits: dict[str, Path] = {}
     if (folder := embedded_folder(origin)) is not None:
-        found |= {p.name: p for p in sorted(folder.iterdir()) if (p / "state.json").is_file()}
+        splits |= {p.name: p for p in sorted(folder.iterdir()) if (p / "state.json").is_file()}
     if origin.data_dir is not None:
         if not origin.data_dir.is_dir():
             raise CoralError(f"The data folder {origin.data_dir} does not exist or is not a folder.")
         for name in reversed(origin.folders):
-            found |= split_files(origin.data_dir / name)
-    return found
+            splits |= split_files(origin.data_dir / name)
+    return splits
 
 
 def split_files(folder: Path) -> dict[str, Path]:
@@ -212,11 +212,11 @@ def _from_hub(origin: Origin, split: str) -> Mapping[str, Any]:
     kwargs = {k: v for k, v in (origin.kwargs or {}).items() if k != "trust_remote_code"}
     try:
         with _hub_session():
-            found: Mapping[str, Any] = datasets.load_dataset(origin.path, origin.name, **kwargs)
+            splits: Mapping[str, Any] = datasets.load_dataset(origin.path, origin.name, **kwargs)
     except Exception as error:  # the hub's client raises a dozen unrelated types; all of them mean "not available"
         said = str(error).strip().splitlines() or [type(error).__name__]
         raise MissingSplitError(_missing(origin, split, f"downloading {origin.path} failed ({said[0]})")) from error
-    return found
+    return splits
 
 
 @contextmanager

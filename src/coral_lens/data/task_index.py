@@ -48,8 +48,7 @@ class Leaf:
 
 def leaves(name: str) -> list[Leaf]:
     """Return the task called `name`, or all tasks of that group or tag, in lm-eval's order."""
-    found = _expand(name, {}, ())
-    unique = {leaf.task: leaf for leaf in found}
+    unique = {leaf.task: leaf for leaf in _expand(name, {}, ())}
     return list(unique.values())
 
 
@@ -190,11 +189,11 @@ def _scan(root: Path) -> dict[str, Entry]:
 
 
 def _yaml_files(root: Path) -> Iterable[Path]:
-    found = []
+    paths = []
     for folder, inside, files in os.walk(root):
         inside[:] = [d for d in inside if d not in {"__pycache__", ".ipynb_checkpoints"}]
-        found += [Path(folder, f) for f in files if f.endswith(".yaml")]
-    return sorted(found, key=lambda p: p.as_posix())
+        paths += [Path(folder, f) for f in files if f.endswith(".yaml")]
+    return sorted(paths, key=lambda p: p.as_posix())
 
 
 def _names_in(path: Path, seen: dict[Path, dict[str, list[str]]]) -> dict[str, list[str]]:

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from coral_lens.data.licences import TERMS
+from coral_lens.data.licences import LICENCES
 from coral_lens.data.settings import TaskOptions
 from coral_lens.data.task_data import Splits, count_rows, local_splits, origin_of
 from coral_lens.data.task_index import Leaf, definition, is_task, leaves, manager
@@ -33,11 +33,10 @@ def load_task(name: str, options: TaskOptions | None = None) -> list[Question]:
     """Return the questions of an lm-eval task, of one of our own, or of all multiple-choice tasks of a group or tag."""
     options = options or TaskOptions()
     with _quiet():
-        found = leaves(name)
-        alone = len(found) == 1
-        chosen = [leaf for leaf in found if _is_multiple_choice(leaf, strict=alone)]
+        members = leaves(name)
+        chosen = [leaf for leaf in members if _is_multiple_choice(leaf, strict=len(members) == 1)]
         if not chosen:
-            raise CoralError(f"The group {name!r} holds {len(found)} tasks, but none of them is multiple-choice.")
+            raise CoralError(f"The group {name!r} holds {len(members)} tasks, but none of them is multiple-choice.")
         return [question for leaf in chosen for question in _questions(leaf, options)]
 
 
@@ -50,8 +49,8 @@ class AvailableTask:
     """Number of questions of each split."""
     source: str
     """`data folder` or `embedded`."""
-    terms: str
-    """Licence of the data, empty if not known."""
+    licence: str
+    """Of the data; empty if not known."""
 
 
 def available_tasks(data_dir: Path | None = None) -> list[AvailableTask]:
@@ -62,13 +61,13 @@ def available_tasks(data_dir: Path | None = None) -> list[AvailableTask]:
     folders = sorted(p.name for p in data_dir.iterdir() if p.is_dir()) if data_dir and data_dir.is_dir() else []
     rows = []
     with _quiet():
-        for name in sorted({*TERMS, *(f for f in folders if is_task(f))}):
+        for name in sorted({*LICENCES, *(f for f in folders if is_task(f))}):
             counts: dict[str, dict[str, int]] = {}
             for leaf in leaves(name):
                 for split, place in local_splits(origin_of(definition(leaf), data_dir)).items():
                     of_source = counts.setdefault("embedded" if place.is_dir() else "data folder", {})
                     of_source[split] = of_source.get(split, 0) + count_rows(place)
-            rows += [AvailableTask(name, splits, source, TERMS.get(name, "")) for source, splits in counts.items()]
+            rows += [AvailableTask(name, splits, source, LICENCES.get(name, "")) for source, splits in counts.items()]
     return rows
 
 
@@ -94,8 +93,8 @@ def shot_splits(known: Iterable[Definition], asked: int | None) -> list[str]:
 def definitions(name: str) -> list[Definition]:
     """Return what is known of a task, or of each multiple-choice task of a group or tag."""
     with _quiet():
-        found = leaves(name)
-        configs = [definition(leaf) for leaf in found if _is_multiple_choice(leaf, strict=len(found) == 1)]
+        members = leaves(name)
+        configs = [definition(leaf) for leaf in members if _is_multiple_choice(leaf, strict=len(members) == 1)]
     return [
         Definition(
             task=str(config["task"]),
@@ -133,9 +132,9 @@ def _questions(leaf: Leaf, options: TaskOptions) -> list[Question]:
     task = _build(leaf, {**_adapted(config, split=split, n_shots=n_shots), "custom_dataset": lambda **_: splits})
     task.set_fewshot_seed(options.seed)
     ids = _ids(task.task_docs, f"{leaf.task}/{split}")
-    asked = _Asked(task, leaf.task, split, n_shots, options)
+    reader = _TaskReader(task, leaf.task, split, n_shots, options)
     docs = islice(zip(ids, task.task_docs, strict=True), options.limit)
-    return [_question(asked, identity, doc) for identity, doc in docs]
+    return [_question(reader, identity, doc) for identity, doc in docs]
 
 
 def evaluation_split(config: Mapping[str, Any]) -> str:
@@ -201,8 +200,8 @@ def _ids(docs: Any, prefix: str) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """A task object and how it is asked."""
+class _TaskReader:
+    """A task object of lm-eval, and how its documents become questions."""
 
     task: Any
     name: str
@@ -217,12 +216,12 @@ class _Asked:
         return f"{self.task.VERSION}, {self.n_shots}{fixed} shots" if self.n_shots else str(self.task.VERSION)
 
 
-def _question(asked: _Asked, identity: str, doc: Mapping[str, Any]) -> Question:
-    task = asked.task
-    if asked.options.fixed_shots:
-        task.set_fewshot_seed(asked.options.seed)
+def _question(reader: _TaskReader, identity: str, doc: Mapping[str, Any]) -> Question:
+    task = reader.task
+    if reader.options.fixed_shots:
+        task.set_fewshot_seed(reader.options.seed)
     try:
-        rendered = _render(asked, doc)
+        rendered = _render(reader, doc)
         text = _text(task, doc)
         answer = right_option(task, doc, rendered.choices, identity)
     except CoralError:
@@ -238,27 +237,27 @@ def _question(asked: _Asked, identity: str, doc: Mapping[str, Any]) -> Question:
         # a few published questions have an empty option; it is scored as lm-eval scores it, and shown as such
         options=tuple(choice if choice.strip() else "(empty)" for choice in rendered.choices),
         answer=answer,
-        task=asked.name,
-        version=asked.version,
-        split=asked.split,
+        task=reader.name,
+        version=reader.version,
+        split=reader.split,
         rendered=rendered,
     )
 
 
-def _render(asked: _Asked, doc: Mapping[str, Any]) -> Rendered:
+def _render(reader: _TaskReader, doc: Mapping[str, Any]) -> Rendered:
     """Return lm-eval's own requests for a document, one per option."""
-    task, template = asked.task, asked.options.chat_template
+    task, template = reader.task, reader.options.chat_template
     chat = template is not None
     context = task.fewshot_context(
         doc,
-        num_fewshot=asked.n_shots,
+        num_fewshot=reader.n_shots,
         apply_chat_template=chat,
         fewshot_as_multiturn=chat,
         chat_template=template,
         gen_prefix=task.doc_to_prefix(doc),
     )
     requests = task.construct_requests(
-        doc=doc, ctx=context, metadata=(asked.name, 0, 1), apply_chat_template=chat, chat_template=template
+        doc=doc, ctx=context, metadata=(reader.name, 0, 1), apply_chat_template=chat, chat_template=template
     )
     choices = tuple(str(choice) for choice in task.doc_to_choice(doc))
     # the mutual-information metric adds unconditional requests after the ordinary ones
@@ -275,14 +274,14 @@ def _text(task: Any, doc: Mapping[str, Any]) -> str:
 
 def right_option(task: Any, doc: Mapping[str, Any], choices: Sequence[str], identity: str) -> int:
     """Return the right option by lm-eval's rule (an index, or the text of an option), or UNKNOWN."""
-    found = task.doc_to_text(doc) if task.multiple_input else task.doc_to_target(doc)
-    if isinstance(found, list):
-        if len(found) > 1:
-            raise CoralError(f"Question {identity!r} has {len(found)} right options; only one can be used.")
-        found = found[0] if found else UNKNOWN
-    if isinstance(found, str):
-        found = choices.index(found) if found in choices else UNKNOWN
-    return int(found) if found is not None and 0 <= found < len(choices) else UNKNOWN
+    target = task.doc_to_text(doc) if task.multiple_input else task.doc_to_target(doc)
+    if isinstance(target, list):
+        if len(target) > 1:
+            raise CoralError(f"Question {identity!r} has {len(target)} right options; only one can be used.")
+        target = target[0] if target else UNKNOWN
+    if isinstance(target, str):
+        target = choices.index(target) if target in choices else UNKNOWN
+    return int(target) if target is not None and 0 <= target < len(choices) else UNKNOWN
 
 
 def _group(doc: Mapping[str, Any]) -> str | None:

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from coral_lens.data.leaks import question_keys
-from coral_lens.data.licences import terms_of
+from coral_lens.data.licences import licence_of
 from coral_lens.data.splits import split_mask
 from coral_lens.engine.extract import Extraction, all_layers, extract
 from coral_lens.errors import CoralError
@@ -287,7 +287,7 @@ def provenance(store: Scored, data: TrainingData, chosen: Candidate, settings: F
     sources = {f"{q.task}:{q.split}" if q.split else q.task: q.task for q in questions}
     return {
         "tasks": dict(Counter(f"{q.task}:{q.split}" if q.split else q.task for q in questions)),
-        "terms": {source: terms_of(task) for source, task in sources.items()},
+        "terms": {source: licence_of(task) for source, task in sources.items()},
         # a network chosen by folds is that of the first round; only a lens of closed form is fitted on everything
         "n_train": len(questions) if chosen.parts is None else int((~data.rounds[0]).sum()),
         "n_validation": int(data.covered.sum()),

@@ -1,7 +1,7 @@
 """What methods cost: time to fit, and time to answer a question relative to scoring it once. Measured beside the results.
 
-Costs are never part of a result: two walks that end in the same bytes may have taken different times. Time that is lost when a
-walk is killed cannot be known, so that a step which was interrupted has no cost rather than a wrong one.
+Costs are never part of a result: two runs that end in the same bytes may have taken different times. Time that is lost when a
+run is killed cannot be known, so a step that was interrupted has no cost rather than a wrong one.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class CostRecord:
 def read_steps(path: Path) -> dict[str, Cost | None]:
     """Return the costs that a file holds, None for steps that were interrupted; none at all where there is no file."""
     try:
-        return {name: Cost(**found) if found else None for name, found in read_json(path).items()}
+        return {name: Cost(**cost) if cost else None for name, cost in read_json(path).items()}
     except (CoralError, TypeError):
         return {}
 

@@ -50,10 +50,10 @@ def evaluate(
     panel = LensPanel((lens,) if isinstance(lens, Lens) else tuple(lens))
     sets = questions if isinstance(questions, Mapping) else {label_of(questions): questions}
     for one in panel.lenses:
-        one.check(model, [q for asked in sets.values() for q in asked])
+        one.check(model, [q for test in sets.values() for q in test])
     guards = panel.guard if guard is None else panel.guard + guard
-    leaks = {name: leaks_of(name, asked, guards) for name, asked in sets.items()}
-    kept = {name: leaks[name].kept(asked) for name, asked in sets.items()}
+    leaks = {name: leaks_of(name, test, guards) for name, test in sets.items()}
+    kept = {name: leaks[name].kept(test) for name, test in sets.items()}
     provenance = {"versions": versions(), **panel.overridden, **leak_record(sets, leaks, guards)}
     return panel.measurement.run(iter_scored(panel, model, kept, work_dir), provenance)
 
@@ -223,11 +223,11 @@ def iter_scored(
 ) -> Iterator[QuestionSet]:
     """Score set after set; without `work_dir` the states of one are thrown away before the next is scored."""
     for name, questions in sets.items():
-        what = Extraction(layers=panel.layers(questions), style=panel.style)
+        extraction = Extraction(layers=panel.layers(questions), style=panel.style)
         folder = work_dir / file_name(name) if work_dir else None
         with (
             questions_bar(name, len(questions)) as advance,
-            score_questions(model, questions, what, folder=folder, progress=advance) as store,
+            score_questions(model, questions, extraction, folder=folder, progress=advance) as store,
         ):
             yield scored_set(name, questions, store)
 

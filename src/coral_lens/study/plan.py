@@ -129,10 +129,10 @@ def check_sources(study: Study) -> None:
     for source in study.sources:
         check_shots(source, known[source.task])
     for task in known:
-        asked = sorted({s.shots for s in study.sources if s.task == task})
-        if len(asked) > 1:
+        numbers = sorted({s.shots for s in study.sources if s.task == task})
+        if len(numbers) > 1:
             raise CoralError(
-                f"Study {study.name!r} asks {task} with {' and with '.join(map(str, asked))} shots; every use of a task must "
+                f"Study {study.name!r} asks {task} with {' and with '.join(map(str, numbers))} shots; every use of a task must "
                 "have the same prompts: set one number."
             )
     tested = {split for s in study.tested for split in splits_of(s, known[s.task])}

@@ -11,12 +11,10 @@ questions = coral_lens.load_questions("commonsense_qa_cloze:validation", coral_l
 folder = Path(tempfile.mkdtemp())
 with (folder / "train.jsonl").open("w") as file:
     for q in questions[:100]:
-        text = q.text.removeprefix("Question: ").removesuffix("\nAnswer:")
-        file.write(json.dumps({"question": text, "options": q.options, "answer": q.answer}) + "\n")
+        file.write(json.dumps({"question": q.wording.stem, "options": q.options, "answer": q.answer}) + "\n")
 with (folder / "new.jsonl").open("w") as file:
     for q in questions[100:]:
-        text = q.text.removeprefix("Question: ").removesuffix("\nAnswer:")
-        file.write(json.dumps({"question": text, "options": q.options}) + "\n")
+        file.write(json.dumps({"question": q.wording.stem, "options": q.options}) + "\n")
 
 model = coral_lens.load_model("smollm2")
 lens = coral_lens.fit(model, coral_lens.load_questions(folder / "train.jsonl"))

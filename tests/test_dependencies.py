@@ -228,12 +228,13 @@ PathFinder.find_spec = classmethod(
 from coral_lens.cli import app
 fit = "fit --model tiny --train train.jsonl --lens ridge --layers 1-2 --out lens"
 predict = "predict --lens lens --questions new.jsonl --out answers.jsonl"
-for command in (fit, predict):
+evaluate = "eval --lens lens --task new.jsonl"
+for command in (fit, predict, evaluate):
     app(command.split(), standalone_mode=False)
 """
 
 
-def test_fitting_and_predicting_on_your_own_files_need_no_extra(tiny: Model, tmp_path: Path) -> None:
+def test_fitting_predicting_and_measuring_on_your_own_files_need_no_extra(tiny: Model, tmp_path: Path) -> None:
     tiny.hf.save_pretrained(tmp_path / "tiny")
     tiny.tokenizer.save_pretrained(tmp_path / "tiny")
     rows = [{"question": f"{i} + 1?", "options": [str(i + 1), str(i), "none"], "answer": i % 3} for i in range(60)]
@@ -245,5 +246,6 @@ def test_fitting_and_predicting_on_your_own_files_need_no_extra(tiny: Model, tmp
         cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr
+    assert "temperature" in run.stdout
     answers = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text("utf-8").splitlines()]
     assert [len(a["probs"]) for a in answers] == [3] * 10

@@ -24,6 +24,9 @@ from coral_lens.engine.loading import load_model
 from coral_lens.engine.model import Model
 from coral_lens.errors import EXTRAS, CoralError, need
 from coral_lens.metrics.display import Shown
+from coral_lens.study.config import load_study
+from coral_lens.study.folders import Folders
+from coral_lens.study.run import prepare_study, run_alone, run_study
 
 PACKAGE = Path(coral_lens.__file__).parent
 ROOT = PACKAGE.parents[1]
@@ -208,6 +211,17 @@ def test_the_embedded_model_needs_gguf(monkeypatch: pytest.MonkeyPatch, tmp_path
     monkeypatch.setenv("CORAL_CACHE", str(tmp_path))
     with pytest.raises(CoralError, match=sentence("gguf")):
         load_model("smollm2")
+
+
+def test_a_study_says_so_before_a_model_is_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    block(monkeypatch, "report")
+    monkeypatch.chdir(ROOT / "tests" / "golden")
+    with pytest.raises(CoralError, match=sentence("report")):
+        run_study("study.toml", tmp_path / "out")
+    prepared = prepare_study(load_study(Path("study.toml")), None)
+    with pytest.raises(CoralError, match=sentence("report")):
+        run_alone(prepared, Folders(tmp_path / "out", tmp_path / "work"), open_model=pytest.fail)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_frame_needs_pandas(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from coral_lens.data.settings import Style
 from coral_lens.engine.loading import load_model
+from coral_lens.errors import need
 from coral_lens.lens.fit import check_questions
 from coral_lens.lens.rules import base_probs
 from coral_lens.lens.settings import FitSettings
@@ -129,6 +130,7 @@ def run_prepared(
     prepared: Prepared, folders: Folders, *, open_model: Callable[[str], Model], bar: Bar = silent
 ) -> Path:
     """Run a study to its end, from wherever an earlier run was stopped, and write its report; return the page."""
+    need("report", by="A study")
     record = prepared.record()
     check_folders(folders, holds="study.json", kind="study")
     claim(folders.out, record)
@@ -147,6 +149,7 @@ def run_prepared(
 
 def run_alone(prepared: Prepared, folders: Folders, *, open_model: Callable[[str], Model], bar: Bar = silent) -> Path:
     """Run a study of one model and one mixture, and leave its run in the folder for results itself; return that."""
+    need("report", by="A study")
     (name,), (plan,) = prepared.study.models, prepared.plan.mixtures
     check_folders(folders, holds="run.json", kind="run")
     return StudyRun(prepared, name, Surroundings(folders, open_model, bar)).run(plan, folders.out)

@@ -25,7 +25,7 @@ from coral_lens.engine.activations import ActivationStore, JoinedStore, Subset
 from coral_lens.engine.extract import Extraction, all_layers, extract
 from coral_lens.engine.loading import load_model
 from coral_lens.lens.artefact import Lens, load_lens
-from coral_lens.lens.choose import Recipe, fit_parts
+from coral_lens.lens.choose import Recipe, fit_recipe
 from coral_lens.lens.fit import fit_store, training_data
 from coral_lens.lens.settings import FitSettings
 from coral_lens.metrics.comparisons import paired_difference
@@ -130,12 +130,10 @@ def reseeded(lens: Lens, train: JoinedStore, seed: int) -> Lens:
     """Fit the network of a lens again from another start, with layer, setting and gamma as they were chosen."""
     settings = FitSettings(lens=lens.kind, base=lens.base, temper=False, layers=lens.layers)
     data, _ = training_data(train, settings)
-    recipe = Recipe(lens.kind, lens.layers, lens.inputs, tuple(lens.trace["chosen"]["settings"]), seed)
-    parts = fit_parts(data, recipe, ~data.rounds[0], data.rounds[0])
-    strength = lens.trace["chosen"]["gamma"] * parts.scale
-    return replace(
-        lens, probe=parts.probe, standardiser=parts.standardiser, base_weight=parts.base_weight, gamma=strength
-    )
+    recipe = Recipe(lens.kind, lens.layers, lens.correction.inputs, tuple(lens.trace["chosen"]["settings"]), seed)
+    correction = fit_recipe(data, recipe, ~data.rounds[0], data.rounds[0])
+    strength = lens.trace["chosen"]["gamma"] * correction.scale
+    return replace(lens, correction=replace(correction, scale=1.0), gamma=strength)
 
 
 def print_table(name: str, store: ActivationStore, fitted: dict[str, list[Lens]]) -> None:

@@ -66,7 +66,8 @@ def test_it_says_which_layers_would_have_done_as_well(lens: Lens, capsys: pytest
 def test_a_lens_that_does_nothing_says_so(lens: Lens, capsys: pytest.CaptureFixture[str]) -> None:
     still: dict[str, Any] = {**lens.trace, "chosen": {**lens.trace["chosen"], "gamma": 0.0}}
     assert "No strength of this lens beat" not in printed(capsys, lens)
-    said = printed(capsys, replace(lens, rule="residual", kind="ridge", tempering=None, trace=still))
+    papers = replace(lens.correction, rule="residual")
+    said = printed(capsys, replace(lens, correction=papers, kind="ridge", tempering=None, trace=still))
     assert "No strength of this lens beat the unsteered model on validation, so it does nothing." in said
     # without its scores, a listwise lens still scales the base
     said = printed(capsys, replace(lens, trace=still))

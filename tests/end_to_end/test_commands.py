@@ -321,7 +321,7 @@ def test_every_option_of_fit_reaches_the_settings(model: Path, coral: Coral, tmp
     asked = lens.training["settings"]
     assert (asked["folds"], asked["top_layers"], asked["inputs"], asked["depth"]) == (3, 2, ["centred", "rank"], 2)
     assert (asked["scale_base"], asked["temper"], asked["learning_curve"]) == (True, False, True)
-    assert (lens.layers, lens.inputs, lens.method) == ((1, 2), ("centred", "rank"), "listwise")
+    assert (lens.layers, lens.correction.inputs, lens.method) == ((1, 2), ("centred", "rank"), "listwise")
     assert f"{lens.trace['learning_curve']['enough']} training questions would have been enough" in outcome.out
 
 

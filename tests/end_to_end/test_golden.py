@@ -161,7 +161,7 @@ def test_what_was_saved_reads_as_it_did() -> None:
     values = {
         "log-probabilities": store.table.logprobs,
         "layer 2": store.layer(2),
-        "probe": np.concatenate([t.numpy().ravel() for t in lens.probe.tensors().values()]),
+        "probe": np.concatenate([t.numpy().ravel() for t in lens.correction.probe.tensors().values()]),
         "steered": next(reversed(run.evaluations[0].predictions.values())).probs,
     }
     assert {name: digest_bytes(np.ascontiguousarray(v).data)[:8] for name, v in values.items()} == READ

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.models import make_llama, make_model, make_tokenizer
+from support.planted import PlantedStore
 from support.questions import toy_questions
 
 from coral_lens.data.leaks import question_keys
@@ -25,11 +26,11 @@ from coral_lens.engine.model import Model, wrap
 from coral_lens.errors import CoralError
 from coral_lens.lens import choose as choosing
 from coral_lens.lens.artefact import Lens, load_lens
-from coral_lens.lens.fit import fit
-from coral_lens.lens.probes.listwise import tilt
+from coral_lens.lens.fit import fit, fit_store
 from coral_lens.lens.probes.mlp import MlpSettings
-from coral_lens.lens.rules import base_probs, steer
+from coral_lens.lens.rules import base_probs, steer, tilt
 from coral_lens.lens.settings import FitSettings
+from coral_lens.lens.shift import ShiftModel
 from coral_lens.records import UNKNOWN, Rendered
 from coral_lens.storage.files import digest, write_json
 
@@ -120,7 +121,7 @@ def test_a_saved_lens_keeps_all_it_knows(lens: Lens, saved: Path, fresh: Activat
     assert again.style == lens.style
     assert again.temperature == lens.temperature
     assert again.tempering == lens.tempering
-    assert (again.tempering is None) == (lens.rule == "residual")
+    assert (again.tempering is None) == (lens.correction.rule == "residual")
     assert again.shifts(fresh).tobytes() == lens.shifts(fresh).tobytes()
 
 
@@ -296,7 +297,7 @@ def test_no_override_makes_a_model_of_another_width_fit(lens: Lens) -> None:
 def test_no_override_gives_a_model_a_layer_that_it_has_not(lens: Lens, tiny: Model) -> None:
     other = make_model("llama", seed=1)
     with pytest.raises(CoralError, match="The lens reads layer 4"):
-        replace(lens, layers=(4,)).adopted(other)
+        replace(lens, correction=replace(lens.correction, layers=(4,))).adopted(other)
 
 
 # --------------------------------------------------------------------------------------------------------- predicting
@@ -309,13 +310,13 @@ def test_answers_are_the_steered_probabilities_of_the_equation(lens: Lens, tiny:
     table = fresh.table
     p = base_probs(table, lens.base)
     states = fresh.layer(lens.layers[0])
-    if lens.rule == "residual":
-        z = (states - lens.standardiser.mean) / lens.standardiser.scale
-        steered = steer(p, lens.probe.predict(z), table.options, gamma=lens.gamma)
+    by, probe = lens.correction.standardiser, lens.correction.probe
+    if lens.correction.rule == "residual":
+        z = (states - by.mean) / by.scale
+        steered = steer(p, probe.predict(z), table.options, gamma=lens.gamma)
     else:
-        z = (table.options.centre(states) - lens.standardiser.mean) / lens.standardiser.scale
-        scores = lens.probe.predict(z)
-        steered = tilt(p, scores, table.options, base_weight=lens.base_weight, gamma=lens.gamma)
+        z = (table.options.centre(states) - by.mean) / by.scale
+        steered = tilt(lens.correction.base_weight * np.log(p), probe.predict(z), table.options, gamma=lens.gamma)
     shifts, last = lens.shift(states, table.options), lens.apply(fresh)[lens.method]
     for i, (question, answer) in enumerate(zip(questions, answers, strict=True)):
         rows = table.options.of(i)
@@ -329,6 +330,24 @@ def test_answers_are_the_steered_probabilities_of_the_equation(lens: Lens, tiny:
         assert answer.option == question.options[answer.answer]
         assert answer.confidence == max(answer.probs)
         assert (answer.options_in_set, answer.abstain) == (None, None), "it was not calibrated for them"
+
+
+@pytest.mark.parametrize("kind", ["ridge", "listwise", "ensemble"])
+def test_each_layer_is_read_once_and_the_shift_computed_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lens = fit_store(PlantedStore(60, signal={0: 1.0, 1: 2.0}), FitSettings(lens=kind, temper=kind != "ridge"))
+    store = PlantedStore(20, signal={0: 1.0, 1: 2.0}, seed=3)
+    layers: list[int] = []
+    shifts: list[int] = []
+    layer, distances = PlantedStore.layer, ShiftModel.distances
+    monkeypatch.setattr(PlantedStore, "layer", lambda self, n: layers.append(n) or layer(self, n))
+    monkeypatch.setattr(ShiftModel, "distances", lambda self, at, of=None: shifts.append(1) or distances(self, at, of))
+    for call in (lens.answers, lens.apply, lens.predictions_on):
+        layers.clear()
+        shifts.clear()
+        call(store)
+        assert sorted(layers) == sorted(lens.layers), call
+        assert len(shifts) == 1, call
+    assert len(lens.layers) == (3 if kind == "ensemble" else 1)
 
 
 def test_questions_without_answers_are_answered_like_those_with(lens: Lens, tiny: Model) -> None:

@@ -10,65 +10,39 @@ import pytest
 from support.planted import COLUMN, LAYERS, WIDTH, PlantedStore, brier, data_of
 
 from coral_lens.errors import CoralError
-from coral_lens.lens.choose import (
-    GAMMAS,
-    SHRINKAGES,
-    Asked,
-    averaged,
-    choose,
-    cost_of,
-    fit_parts,
-    inputs_of,
-    moved,
-    try_layers,
-)
+from coral_lens.lens.choose import choose, fit_recipe, inputs_of, predict_all, try_layers
 from coral_lens.lens.fit import fit_store
-from coral_lens.lens.probes.listwise import tilt
-from coral_lens.lens.probes.registry import AUTO, KINDS
+from coral_lens.lens.probes.registry import AUTO, LENSES
 from coral_lens.lens.probes.ridge import LinearProbe
-from coral_lens.lens.rules import steer
+from coral_lens.lens.rules import GAMMAS, SHRINKAGES
 from coral_lens.lens.settings import FitSettings
-from coral_lens.ragged import Options
 
-ASKED = Asked(layers=LAYERS)
+SETTINGS = FitSettings(layers=LAYERS)
 CLOSED = ("ridge", "listwise", "ensemble")
-
-
-def test_moved_is_the_rule_that_the_lens_applies() -> None:
-    rng = np.random.default_rng(0)
-    options = Options.of_sizes([3, 4])
-    p, scores = options.softmax(rng.normal(size=7)), rng.normal(size=7)
-    assert (
-        moved("residual", p, np.log(p), scores, options, 1.5).tobytes()
-        == steer(p, scores, options, gamma=1.5).tobytes()
-    )
-    ours = moved("listwise", p, 0.7 * np.log(p), scores, options, 0.5)
-    assert ours == pytest.approx(tilt(p, scores, options, base_weight=0.7, gamma=0.5))
 
 
 @pytest.mark.parametrize("name", ["ridge", "listwise"])
 def test_the_layer_and_column_with_the_signal_are_chosen(name: str) -> None:
     data = data_of(PlantedStore(150, signal={1: 2.0}))
-    chosen, singles = choose(data, name, ASKED)
+    chosen, singles = choose(data, name, SETTINGS)
     assert chosen.recipe.layers == (1,)
     assert [c.recipe.layers for c in singles] == [(layer,) for layer in LAYERS]
-    assert chosen.parts is not None
-    assert isinstance(chosen.parts.probe, LinearProbe)
-    assert np.abs(chosen.parts.probe.weight).argmax() == COLUMN
-    assert cost_of(chosen, "brier") == min(cost_of(c, "brier") for c in singles)
+    assert chosen.correction is not None
+    assert isinstance(chosen.correction.probe, LinearProbe)
+    assert np.abs(chosen.correction.probe.weight).argmax() == COLUMN
+    assert chosen.cost("brier") == min(c.cost("brier") for c in singles)
 
 
 @pytest.mark.parametrize("name", CLOSED)
 def test_a_recipe_fitted_again_on_the_training_questions_is_the_lens_that_was_chosen(name: str) -> None:
     data = data_of(PlantedStore(100, signal={1: 2.0}))
-    chosen, _ = choose(data, name, ASKED)
+    chosen, _ = choose(data, name, SETTINGS)
     held_out = data.rounds[0]
-    again = fit_parts(data, chosen.recipe, ~held_out, held_out)
-    z = again.standardiser(data.features(chosen.recipe.layers, chosen.recipe.inputs))
+    again = predict_all(data, fit_recipe(data, chosen.recipe, ~held_out, held_out))
     rows = data.table.options.rows(held_out)
     # the listwise path starts each fit from the one before, so the minimum is the same but not its last digits
-    assert again.probe.predict(z)[rows] == pytest.approx(chosen.scores[rows], abs=2e-2)
-    assert (again.base_weight * np.log(data.p))[rows] == pytest.approx(chosen.base[rows], abs=2e-2)
+    assert again.scores[rows] == pytest.approx(chosen.predicted.scores[rows], abs=2e-2)
+    assert again.base[rows] == pytest.approx(chosen.predicted.base[rows], abs=2e-2)
 
 
 # ---------------------------------------------------------------------------------------------------------- ensemble
@@ -77,26 +51,22 @@ def test_a_recipe_fitted_again_on_the_training_questions_is_the_lens_that_was_ch
 def test_an_ensemble_is_the_mean_of_its_members() -> None:
     """One linear probe of the layers side by side gives the mean of the scores that the members give alone."""
     data = data_of(PlantedStore(100, signal={0: 1.0, 1: 2.0}))
-    chosen, singles = choose(data, "ensemble", ASKED)
+    chosen, singles = choose(data, "ensemble", SETTINGS)
     assert chosen.recipe.layers == LAYERS
-    assert chosen.scores == pytest.approx(np.mean([c.scores for c in singles], axis=0))
-    assert chosen.base == pytest.approx(np.mean([c.base for c in singles], axis=0))
-    parts = chosen.parts
-    assert parts is not None
-    side_by_side = parts.probe.predict(parts.standardiser(data.features(LAYERS, ("centred",))))
-    alone = [
-        c.parts.probe.predict(c.parts.standardiser(data.features(c.recipe.layers, ("centred",))))
-        for c in singles
-        if c.parts is not None
-    ]
-    assert side_by_side == pytest.approx(np.mean(alone, axis=0), abs=1e-5)
-    assert averaged([c.parts for c in singles if c.parts is not None]).base_weight == parts.base_weight
+    assert chosen.predicted.scores == pytest.approx(np.mean([c.predicted.scores for c in singles], axis=0))
+    assert chosen.predicted.base == pytest.approx(np.mean([c.predicted.base for c in singles], axis=0))
+    assert chosen.correction is not None
+    side_by_side = predict_all(data, chosen.correction)
+    alone = [predict_all(data, c.correction) for c in singles if c.correction is not None]
+    assert len(alone) == len(LAYERS)
+    assert side_by_side.scores == pytest.approx(np.mean([one.scores for one in alone], axis=0), abs=1e-5)
+    assert side_by_side.base == pytest.approx(np.mean([one.base for one in alone], axis=0))
 
 
 def test_an_ensemble_takes_its_best_layers_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(KINDS, "ensemble", replace(KINDS["ensemble"], average=2))
+    monkeypatch.setitem(LENSES, "ensemble", replace(LENSES["ensemble"], average=2))
     data = data_of(PlantedStore(150, signal={0: 2.0, 2: 2.0}))
-    chosen, singles = choose(data, "ensemble", ASKED)
+    chosen, singles = choose(data, "ensemble", SETTINGS)
     assert chosen.recipe.layers == (0, 2)
     assert len(chosen.recipe.settings) == 2
     assert len(singles) == 3
@@ -122,14 +92,14 @@ def test_an_ensemble_refuses_what_it_cannot_average(wrong: dict) -> None:
 def test_top_layers_are_read_side_by_side_in_their_order(name: str) -> None:
     store = PlantedStore(150, signal={0: 1.5, 2: 2.0})
     data = data_of(store)
-    chosen, _ = choose(data, name, replace(ASKED, top_layers=2))
+    chosen, _ = choose(data, name, replace(SETTINGS, top_layers=2))
     assert chosen.recipe.layers == (0, 2)
-    assert isinstance(chosen.parts.probe, LinearProbe)  # type: ignore[union-attr]
-    weight = np.abs(chosen.parts.probe.weight)  # type: ignore[union-attr]
+    assert isinstance(chosen.correction.probe, LinearProbe)  # type: ignore[union-attr]
+    weight = np.abs(chosen.correction.probe.weight)  # type: ignore[union-attr]
     assert len(weight) == 2 * WIDTH
     assert set(np.argsort(weight)[-2:]) == {COLUMN, WIDTH + COLUMN}
-    alone = try_layers(data, name, (0, 2), ASKED)
-    assert alone.scores.tobytes() == chosen.scores.tobytes()
+    alone = try_layers(data, name, (0, 2), SETTINGS)
+    assert alone.predicted.scores.tobytes() == chosen.predicted.scores.tobytes()
 
 
 def test_a_lens_of_two_layers_applies_them_side_by_side() -> None:
@@ -138,9 +108,9 @@ def test_a_lens_of_two_layers_applies_them_side_by_side() -> None:
     assert lens.layers == (0, 2)
     assert lens.name.startswith("listwise lens, layers 0, 2,")
     data = data_of(store)
-    chosen, _ = choose(data, "listwise", replace(ASKED, top_layers=2))
+    chosen, _ = choose(data, "listwise", replace(SETTINGS, top_layers=2))
     rows = store.table.options.rows(data.rounds[0])
-    expected = chosen.probs(data, chosen.best("brier")["gamma"])[rows]
+    expected = chosen.probs(chosen.best("brier")["gamma"])[rows]
     assert lens.apply(store)["listwise"][rows] == pytest.approx(expected, abs=1e-6)
 
 
@@ -162,7 +132,7 @@ def test_gamma_zero_is_kept_where_a_probe_is_useless() -> None:
     data = data_of(store)
     store.states[1][store.table.options.rows(data.rounds[0]), COLUMN] *= -1
     for name, grid in (("ridge", GAMMAS), ("listwise", SHRINKAGES)):
-        chosen, _ = choose(data, name, replace(ASKED, layers=(1,)))
+        chosen, _ = choose(data, name, replace(SETTINGS, layers=(1,)))
         assert [point["gamma"] for point in chosen.gammas] == list(grid)
         assert chosen.best("brier")["gamma"] == 0.0
     lens = fit_store(store, FitSettings(lens="ridge", layers=(1,)))
@@ -171,7 +141,7 @@ def test_gamma_zero_is_kept_where_a_probe_is_useless() -> None:
 
 def test_of_equal_gammas_the_smallest_is_taken() -> None:
     data = data_of(PlantedStore(40, signal={1: 2.0}))
-    chosen, _ = choose(data, "ridge", replace(ASKED, layers=(1,)))
+    chosen, _ = choose(data, "ridge", replace(SETTINGS, layers=(1,)))
     flat = replace(chosen, gammas=[{"gamma": g, "brier": 0.5, "accuracy": 0.5} for g in (1.0, 0.25, 2.0)])
     assert flat.best("brier")["gamma"] == 0.25
     assert flat.best("accuracy")["gamma"] == 0.25
@@ -179,9 +149,9 @@ def test_of_equal_gammas_the_smallest_is_taken() -> None:
 
 def test_a_score_where_more_is_better_is_maximised() -> None:
     data = data_of(PlantedStore(120, signal={1: 2.0}))
-    chosen, singles = choose(data, "listwise", replace(ASKED, criterion="accuracy"))
+    chosen, singles = choose(data, "listwise", replace(SETTINGS, criterion="accuracy"))
     assert chosen.best("accuracy")["accuracy"] == max(p["accuracy"] for c in singles for p in c.gammas)
-    assert cost_of(chosen, "accuracy") < 0
+    assert chosen.cost("accuracy") < 0
 
 
 # ------------------------------------------------------------------------------------------------------------- folds
@@ -191,15 +161,13 @@ def test_a_score_where_more_is_better_is_maximised() -> None:
 def test_with_folds_every_question_is_predicted_by_a_fit_that_did_not_see_it(name: str) -> None:
     """The reference: each fold's recipe fitted by hand on the other folds."""
     data = data_of(PlantedStore(60, signal={1: 2.0}), FitSettings(folds=3))
-    chosen, _ = choose(data, name, replace(ASKED, layers=(0, 1)))
+    chosen, _ = choose(data, name, replace(SETTINGS, layers=(0, 1)))
     assert data.covered.all()
-    assert chosen.parts is None
-    features = data.features(chosen.recipe.layers, chosen.recipe.inputs)
+    assert chosen.correction is None
     for mask in data.rounds:
-        parts = fit_parts(data, chosen.recipe, ~mask, mask)
+        expected = predict_all(data, fit_recipe(data, chosen.recipe, ~mask, mask))
         rows = data.table.options.rows(mask)
-        expected = parts.probe.predict(parts.standardiser(features[rows]))
-        assert chosen.scores[rows] == pytest.approx(expected, abs=2e-2)
+        assert chosen.predicted.scores[rows] == pytest.approx(expected.scores[rows], abs=2e-2)
 
 
 def test_the_answers_of_a_fold_do_not_change_what_is_predicted_there() -> None:
@@ -211,10 +179,10 @@ def test_the_answers_of_a_fold_do_not_change_what_is_predicted_there() -> None:
     answers = np.where(mask, 0, data.table.answers)
     other = replace(data, r=r, table=replace(data.table, answers=answers))
     for name in ("ridge", "listwise"):
-        kind = replace(KINDS[name], settings=KINDS[name].settings[2:3], across=None)
+        kind = replace(LENSES[name], settings=LENSES[name].settings[2:3], fit_folds=None)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(KINDS, name, kind)
-            first, second = (try_layers(d, name, (1,), ASKED) for d in (data, other))
+            patch.setitem(LENSES, name, kind)
+            first, second = (try_layers(d, name, (1,), SETTINGS).predicted for d in (data, other))
         assert first.scores[rows].tobytes() == second.scores[rows].tobytes()
         assert first.scores[~rows].tobytes() != second.scores[~rows].tobytes()
 
@@ -224,10 +192,10 @@ def test_a_lens_of_closed_form_chosen_by_folds_is_fitted_on_everything() -> None
     lens = fit_store(store, FitSettings(lens="ridge", layers=(1,), folds=3))
     assert (lens.training["n_train"], lens.training["n_validation"]) == (60, 60)
     mean = store.layer(1).mean(axis=0, dtype=np.float64)
-    assert lens.standardiser.mean == pytest.approx(mean, abs=1e-5)
+    assert lens.correction.standardiser.mean == pytest.approx(mean, abs=1e-5)
     single = fit_store(store, FitSettings(lens="ridge", layers=(1,)))
     assert (single.training["n_train"], single.training["n_validation"]) == (48, 12)
-    assert single.standardiser.mean != pytest.approx(mean, abs=1e-5)
+    assert single.correction.standardiser.mean != pytest.approx(mean, abs=1e-5)
 
 
 # -------------------------------------------------------------------------------------------------------------- kinds
@@ -248,7 +216,7 @@ def test_auto_with_ranks_lets_the_ensemble_go_without_them() -> None:
     store = PlantedStore(60, signal={0: 1.5, 1: 1.5, 2: 1.5})
     lens = fit_store(store, FitSettings(lens="auto", folds=2, inputs=("rank",), temper=False))
     assert lens.kind == "ensemble"
-    assert lens.inputs == ("centred",)
+    assert lens.correction.inputs == ("centred",)
     assert np.isfinite(lens.apply(store)[lens.method]).all()
 
 
@@ -264,16 +232,16 @@ def test_auto_with_ranks_lets_the_ensemble_go_without_them() -> None:
 )
 def test_inputs_are_recorded_and_used_again(name: str, asked: tuple[str, ...], recorded: tuple[str, ...]) -> None:
     store = PlantedStore(60, signal={1: 2.0})
-    assert inputs_of(KINDS[name], Asked(inputs=asked)) == recorded
+    assert inputs_of(LENSES[name], FitSettings(inputs=asked)) == recorded
     lens = fit_store(store, FitSettings(lens=name, layers=(1,), inputs=asked, temper=False))
-    assert lens.inputs == recorded
+    assert lens.correction.inputs == recorded
     assert lens.record()["inputs"] == list(recorded)
     assert lens.training["settings"]["inputs"] == asked
-    assert len(lens.standardiser.mean) == WIDTH + 6 * ("rank" in recorded)
+    assert len(lens.correction.standardiser.mean) == WIDTH + 6 * ("rank" in recorded)
     data = data_of(store)
-    chosen, _ = choose(data, name, Asked(inputs=asked, layers=(1,)))
+    chosen, _ = choose(data, name, FitSettings(inputs=asked, layers=(1,)))
     rows = store.table.options.rows(data.rounds[0])
-    expected = chosen.probs(data, chosen.best("brier")["gamma"])[rows]
+    expected = chosen.probs(chosen.best("brier")["gamma"])[rows]
     assert lens.apply(store)[lens.method][rows] == pytest.approx(expected, abs=1e-6)
 
 

@@ -9,7 +9,7 @@ import pytest
 from support.planted import PlantedStore, brier, data_of
 
 from coral_lens.lens.artefact import Lens
-from coral_lens.lens.choose import Asked, Candidate, choose
+from coral_lens.lens.choose import Candidate, choose
 from coral_lens.lens.do_no_harm import Mixture, fit_do_no_harm, within, without
 from coral_lens.lens.fit import fit_store
 from coral_lens.lens.settings import FitSettings
@@ -21,7 +21,7 @@ TASKS = {"a": 1.0, "b": 1.0, "c": 1.0}
 
 
 def chosen_of(data: TrainingData, name: str = "listwise", layers: tuple[int, ...] = (1,)) -> Candidate:
-    candidate: Candidate = choose(data, name, Asked(layers=layers))[0]
+    candidate: Candidate = choose(data, name, FitSettings(layers=layers))[0]
     return candidate
 
 
@@ -57,7 +57,7 @@ def test_within_holds_the_validation_questions_as_the_chosen_lens_predicts_them(
     found = within(mixture_of(data), chosen, 1.0)
     assert found.answers.tolist() == data.table.answers[data.rounds[0]].tolist()
     logits = found.evidence.base + found.evidence.lens
-    expected = np.log(chosen.probs(data, 1.0)[data.table.options.rows(data.rounds[0])])
+    expected = np.log(chosen.probs(1.0)[data.table.options.rows(data.rounds[0])])
     starts, sizes = found.evidence.options.starts, found.evidence.options.sizes
     gap = logits - expected
     assert gap == pytest.approx(np.repeat(gap[starts], sizes), abs=1e-9)  # equal but for a constant of each question

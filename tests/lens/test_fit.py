@@ -19,16 +19,14 @@ from coral_lens.engine.model import Model
 from coral_lens.errors import CoralError
 from coral_lens.lens import choose as choosing
 from coral_lens.lens.artefact import Lens
-from coral_lens.lens.choose import GAMMAS, SHRINKAGES
 from coral_lens.lens.fit import check_questions, fit, fit_store
 from coral_lens.lens.probes import mlp, ridge
 from coral_lens.lens.probes.listwise import DECAYS
 from coral_lens.lens.probes.mlp import MlpSettings
-from coral_lens.lens.probes.registry import AUTO, KINDS
+from coral_lens.lens.probes.registry import AUTO, LENSES
 from coral_lens.lens.probes.standardise import fit_standardiser
-from coral_lens.lens.rules import apply_temperature, base_probs
+from coral_lens.lens.rules import FLOOR, GAMMAS, SHRINKAGES, apply_temperature, base_probs
 from coral_lens.lens.settings import FitSettings
-from coral_lens.lens.tempering import SMALLEST
 from coral_lens.metrics.scores import score
 from coral_lens.ragged import Options
 from coral_lens.records import UNKNOWN, OptionTable, Predictions, Question
@@ -84,12 +82,12 @@ def small_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choosing, "GRID", (MlpSettings(max_epochs=3),))
     monkeypatch.setattr(choosing, "HIDDEN", (8,))
     one = {"weight_decay": 1.0, "hidden": (8,), "max_epochs": 3}
-    monkeypatch.setitem(KINDS, "listwise-mlp", replace(KINDS["listwise-mlp"], settings=(one,)))
+    monkeypatch.setitem(LENSES, "listwise-mlp", replace(LENSES["listwise-mlp"], settings=(one,)))
 
 
 def one_setting(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     """Leave validation no choice between settings."""
-    monkeypatch.setitem(KINDS, kind, replace(KINDS[kind], settings=KINDS[kind].settings[2:3]))
+    monkeypatch.setitem(LENSES, kind, replace(LENSES[kind], settings=LENSES[kind].settings[2:3]))
 
 
 def scores(lens: Lens, store: Planted, metric: str) -> dict[str, float]:
@@ -109,12 +107,12 @@ def scores(lens: Lens, store: Planted, metric: str) -> dict[str, float]:
 def test_the_layer_with_the_signal_is_chosen_and_the_probe_points_at_it(planted: Lens) -> None:
     assert planted.layers == (SIGNAL,)
     assert planted.gamma > 0
-    assert isinstance(planted.probe, ridge.LinearProbe)
-    assert np.abs(planted.probe.weight).argmax() == 4
+    assert isinstance(planted.correction.probe, ridge.LinearProbe)
+    assert np.abs(planted.correction.probe.weight).argmax() == 4
     r2 = {row["layer"]: row["r2"] for row in planted.trace["layers"]}
     others = [v for layer, v in r2.items() if layer != SIGNAL]
     assert r2[SIGNAL] > max(others) + 0.2
-    if planted.rule == "residual":
+    if planted.correction.rule == "residual":
         assert r2[SIGNAL] > 0.25 > 0.05 > max(others)
 
 
@@ -161,27 +159,27 @@ def test_a_listwise_lens_of_gamma_zero_is_a_temperature() -> None:
     lens = fit_store(store, FitSettings(layers=(SIGNAL,)))
     assert lens.gamma == 0.0
     p = lens.apply(store)
-    expected = store.table.options.softmax(lens.base_weight * np.log(p["base"]))
+    expected = store.table.options.softmax(lens.correction.base_weight * np.log(p["base"]))
     assert p["listwise"] == pytest.approx(expected, abs=1e-12)
 
 
 def test_the_trace_holds_what_every_layer_and_gamma_scored(planted: Lens) -> None:
     trace, shown = planted.trace, ("accuracy", "ece", "brier", "nll")
-    assert trace["rule"] == planted.rule
+    assert trace["rule"] == planted.correction.rule
     assert [row["layer"] for row in trace["layers"]] == list(LAYERS)
-    grid = {"residual": GAMMAS, "listwise": SHRINKAGES}[planted.rule]
+    grid = {"residual": GAMMAS, "listwise": SHRINKAGES}[planted.correction.rule]
     assert [point["gamma"] for point in trace["gammas"]] == list(grid)
     best = min(trace["gammas"], key=lambda point: point["brier"])
     assert best["gamma"] == planted.gamma == trace["chosen"]["gamma"]
     values = {m: {k: v["value"] for k, v in kept.items()} for m, kept in trace["validation"].items()}
     assert tuple(values) == tuple(dict.fromkeys(("base", "temperature", planted.plain_method, planted.method)))
     assert values[planted.plain_method] == {k: best[k] for k in shown}
-    if planted.rule == "residual":
+    if planted.correction.rule == "residual":
         assert values["base"] == {k: trace["gammas"][0][k] for k in shown}
     assert trace["chosen"]["layers"] == [SIGNAL]
     (setting,) = trace["chosen"]["settings"]
     known = {"residual": ("penalty", ridge.PENALTIES), "listwise": ("weight_decay", DECAYS)}
-    name, settings = known[planted.rule]
+    name, settings = known[planted.correction.rule]
     assert set(setting) == {name}
     assert setting[name] in settings
     assert trace["kinds"] == {planted.kind: best}
@@ -243,18 +241,21 @@ def test_validation_questions_change_neither_the_standardiser_nor_the_probe(
     mask = split_mask(store.questions, fraction=0.2, seed=0)
     settings = FitSettings(lens=kind, layers=(SIGNAL,))
     first, second = fit_store(store, settings), fit_store(changed_validation(store, mask), settings)
-    for a, b in ((first.standardiser, second.standardiser), (first.shift.standardiser, second.shift.standardiser)):
+    for a, b in (
+        (first.correction.standardiser, second.correction.standardiser),
+        (first.shift.standardiser, second.shift.standardiser),
+    ):
         assert a.mean.tobytes() == b.mean.tobytes()
         assert a.scale.tobytes() == b.scale.tobytes()
-    assert isinstance(first.probe, ridge.LinearProbe)
-    assert isinstance(second.probe, ridge.LinearProbe)
-    assert first.probe.weight.tobytes() == second.probe.weight.tobytes()
-    assert first.probe.bias == second.probe.bias
-    assert first.base_weight == second.base_weight
+    assert isinstance(first.correction.probe, ridge.LinearProbe)
+    assert isinstance(second.correction.probe, ridge.LinearProbe)
+    assert first.correction.probe.weight.tobytes() == second.correction.probe.weight.tobytes()
+    assert first.correction.probe.bias == second.correction.probe.bias
+    assert first.correction.base_weight == second.correction.base_weight
     assert first.trace["validation"] != second.trace["validation"]
     states = store.states[SIGNAL] if kind == "ridge" else store.table.options.centre(store.states[SIGNAL])
     train = states[store.table.options.rows(~mask)]
-    assert first.standardiser.mean.tobytes() == fit_standardiser(train).mean.tobytes()
+    assert first.correction.standardiser.mean.tobytes() == fit_standardiser(train).mean.tobytes()
 
 
 def test_training_questions_do_not_change_the_temperature() -> None:
@@ -267,7 +268,7 @@ def test_training_questions_do_not_change_the_temperature() -> None:
 
 
 @pytest.mark.usefixtures("small_networks")
-@pytest.mark.parametrize("lens", [*KINDS, "auto"])
+@pytest.mark.parametrize("lens", [*LENSES, "auto"])
 def test_the_same_seed_gives_the_same_lens_to_the_byte(tmp_path: Path, lens: str) -> None:
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         fit_store(Planted(100, strength=2.0), FitSettings(lens=lens, seed=seed)).save(tmp_path / name)
@@ -303,7 +304,7 @@ def test_the_mlp_tries_its_grid_on_the_best_layers_and_keeps_the_best_setting(
     monkeypatch.setattr(choosing, "NETWORK_LAYERS", 2)
     lens = fit_store(Planted(300, strength=2.0), FitSettings(lens="mlp"))
     assert searched == [(2, [replace(point, hidden=(16, 8)) for point in grid])]
-    assert isinstance(lens.probe, mlp.NetworkProbe)
+    assert isinstance(lens.correction.probe, mlp.NetworkProbe)
     assert lens.layers == (SIGNAL,)
     assert [row["layer"] for row in lens.trace["layers"]] == list(LAYERS), "ridge says which layers are worth it"
     assert lens.trace["chosen"]["settings"] == [
@@ -322,9 +323,9 @@ def test_depth_is_the_number_of_hidden_layers_and_a_linear_lens_has_none(
     monkeypatch.setattr(choosing, "GRID", (MlpSettings(max_epochs=2),))
     monkeypatch.setattr(choosing, "HIDDEN", (8, 4))
     fitted = fit_store(Planted(100, strength=2.0), FitSettings(lens=lens, depth=depth))
-    assert isinstance(fitted.probe, mlp.NetworkProbe)
-    assert fitted.probe.hidden == hidden
-    assert (fitted.kind, fitted.rule) == (lens, "residual")
+    assert isinstance(fitted.correction.probe, mlp.NetworkProbe)
+    assert fitted.correction.probe.hidden == hidden
+    assert (fitted.kind, fitted.correction.rule) == (lens, "residual")
 
 
 def test_searches_of_other_layers_or_depths_in_one_work_folder_do_not_meet(
@@ -403,8 +404,8 @@ def test_the_best_layers_are_read_side_by_side_where_several_are_asked_for() -> 
     store.states[0][:, 1] = store.states[SIGNAL][:, 4]
     lens = fit_store(store, FitSettings(lens="ridge", top_layers=2))
     assert lens.layers == (0, SIGNAL)
-    assert isinstance(lens.probe, ridge.LinearProbe)
-    assert set(np.abs(lens.probe.weight).argsort()[-2:]) == {1, WIDTH + 4}
+    assert isinstance(lens.correction.probe, ridge.LinearProbe)
+    assert set(np.abs(lens.correction.probe.weight).argsort()[-2:]) == {1, WIDTH + 4}
     assert lens.trace["chosen"]["layers"] == [0, SIGNAL]
 
 
@@ -437,8 +438,8 @@ def test_with_folds_every_question_chooses_and_the_lens_is_fitted_on_all(
     assert (lens.training["n_train"], lens.training["n_validation"]) == (200, 200)
     assert lens.layers == (SIGNAL,)
     states = store.states[SIGNAL] if kind == "ridge" else store.table.options.centre(store.states[SIGNAL])
-    assert lens.standardiser.mean.tobytes() == fit_standardiser(states).mean.tobytes()
-    assert lens.trace["chosen"]["settings"] == list(KINDS[kind].settings), "the one that there was"
+    assert lens.correction.standardiser.mean.tobytes() == fit_standardiser(states).mean.tobytes()
+    assert lens.trace["chosen"]["settings"] == list(LENSES[kind].settings), "the one that there was"
 
 
 @pytest.mark.parametrize("kind", ["ridge", "listwise"])
@@ -484,7 +485,8 @@ def test_a_lens_can_start_from_scaled_probabilities_and_still_shows_the_unscaled
     assert lens.apply(store)["base"].tobytes() == raw.tobytes()
     p = apply_temperature(raw, store.table.options, temperature=lens.base_temperature)
     assert lens.base_probs(store.table).tobytes() == p.tobytes()
-    nothing = replace(lens, gamma=0.0, base_weight=1.0).apply(store)[lens.plain_method]
+    unweighted = replace(lens.correction, base_weight=1.0)
+    nothing = replace(lens, gamma=0.0, correction=unweighted).apply(store)[lens.plain_method]
     assert nothing == pytest.approx(p, abs=1e-12)
 
 
@@ -497,7 +499,7 @@ def test_a_temperature_after_the_lens_is_fitted_on_validation_and_takes_the_plac
     lens = fit_store(store, FitSettings(lens=kind, then_temperature=True))
     assert lens.tempering is None
     assert tuple(lens.apply(store)) == ("base", "temperature", method)
-    q = np.maximum(plain.apply(store)[plain.method], SMALLEST)  # what was clipped to 0 is not infinitely unlikely
+    q = np.maximum(plain.apply(store)[plain.method], FLOOR)  # what was clipped to 0 is not infinitely unlikely
     expected = apply_temperature(q, store.table.options, temperature=lens.then_temperature)
     assert lens.apply(store)[method] == pytest.approx(expected, abs=1e-12)
     before, after = (one.trace["validation"][one.method]["nll"]["value"] for one in (plain, lens))

@@ -11,8 +11,7 @@ from coral_lens.lens.artefact import Lens, load_lens
 from coral_lens.lens.features import build_inputs
 from coral_lens.lens.fit import fit_store
 from coral_lens.lens.layer_view import FILE
-from coral_lens.lens.probes.listwise import tilt
-from coral_lens.lens.rules import correct_rows
+from coral_lens.lens.rules import correct_rows, tilt
 from coral_lens.lens.settings import FitSettings
 
 KNOWS = 1
@@ -33,11 +32,9 @@ def test_at_the_lenss_layer_it_is_the_lenss_own_probe(lens: Lens, fresh: Planted
     assert lens.view is not None
     assert lens.layers == (KNOWS,)
     p, options = lens.base_probs(fresh.table), fresh.table.options
-    x = build_inputs(fresh.layer(KNOWS), p, options, lens.inputs)
-    scores = lens.probe.predict(lens.standardiser(x))
-    expected = (
-        scores if lens.rule == "residual" else tilt(p, scores, options, base_weight=lens.base_weight, gamma=1.0) - p
-    )
+    ours = lens.correction
+    scores = ours.probe.predict(ours.standardiser(build_inputs(fresh.layer(KNOWS), p, options, ours.inputs)))
+    expected = scores if ours.rule == "residual" else tilt(ours.base_weight * np.log(p), scores, options, gamma=1.0) - p
     found = lens.view.changes(fresh, p)
     assert found.shape == (3, len(p))
     assert found[lens.view.layers.index(KNOWS)] == pytest.approx(expected, abs=1e-5)
@@ -58,7 +55,9 @@ def test_it_comes_back_from_the_disk_and_may_be_missing(lens: Lens, fresh: Plant
     p = lens.base_probs(fresh.table)
     again = load_lens(tmp_path / "lens").view
     assert again is not None
-    assert (again.layers, again.rule, again.inputs) == (lens.view.layers, lens.view.rule, lens.view.inputs)
+    assert [(c.layers, c.rule, c.inputs, c.base_weight) for c in again.corrections] == [
+        (c.layers, c.rule, c.inputs, c.base_weight) for c in lens.view.corrections
+    ]
     assert np.array_equal(again.changes(fresh, p), lens.view.changes(fresh, p))
     (tmp_path / "lens" / FILE).unlink()
     without = load_lens(tmp_path / "lens")

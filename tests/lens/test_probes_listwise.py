@@ -13,7 +13,8 @@ from support.questions import toy_questions
 
 from coral_lens.lens.artefact import load_lens
 from coral_lens.lens.fit import fit
-from coral_lens.lens.probes.listwise import fit_listwise_path, tilt
+from coral_lens.lens.probes.listwise import fit_listwise_path
+from coral_lens.lens.rules import tilt
 from coral_lens.lens.settings import FitSettings
 from coral_lens.ragged import Options
 
@@ -32,10 +33,11 @@ def planted(n: int, *, width: int = 6, seed: int = 0, signal: float = 2.0):
 def test_a_planted_direction_and_base_weight_are_found() -> None:
     z, p, options, answers, truth = planted(4000)
     (fit_,) = fit_listwise_path(z, p, options, answers, decays=(1e-4,))
-    assert fit_.weight[0] == pytest.approx(2.0, abs=0.15)
-    assert np.abs(fit_.weight[1:]).max() < 0.1
+    weight = fit_.probe.weight  # type: ignore[attr-defined]
+    assert weight[0] == pytest.approx(2.0, abs=0.15)
+    assert np.abs(weight[1:]).max() < 0.1
     assert fit_.base_weight == pytest.approx(0.5, abs=0.07)
-    found = tilt(p, z @ fit_.weight, options, base_weight=fit_.base_weight, gamma=1.0)
+    found = tilt(fit_.base_weight * np.log(p), z @ weight, options, gamma=1.0)
     assert np.abs(found - truth).mean() < 0.02
 
 
@@ -49,12 +51,12 @@ def test_two_options_are_a_logistic_regression_on_differences() -> None:
     (ours,) = fit_listwise_path(z, p, options, answers, decays=(decay,))
     reference = LogisticRegression(C=1 / (decay * n), fit_intercept=False, tol=1e-8, max_iter=1000)
     reference.fit(z[1::2] - z[::2], answers)
-    assert ours.weight == pytest.approx(reference.coef_[0], abs=2e-3)
+    assert ours.probe.weight == pytest.approx(reference.coef_[0], abs=2e-3)
 
 
 def test_stronger_decay_gives_smaller_weights() -> None:
     z, p, options, answers, _ = planted(300)
-    norms = [float(np.linalg.norm(f.weight)) for f in fit_listwise_path(z, p, options, answers)]
+    norms = [float(np.linalg.norm(f.probe.weight)) for f in fit_listwise_path(z, p, options, answers)]
     assert norms == sorted(norms)
 
 
@@ -64,18 +66,19 @@ def test_centring_leaves_no_mean_within_a_question_and_no_effect_on_a_linear_sco
     means = np.add.reduceat(centred, options.starts, axis=0)
     assert np.abs(means).max() < 1e-5
     weight = np.arange(6.0)
-    a, b = (tilt(p, x.astype(np.float64) @ weight, options, base_weight=1.0, gamma=1.0) for x in (z, centred))
+    a, b = (tilt(np.log(p), x.astype(np.float64) @ weight, options, gamma=1.0) for x in (z, centred))
     assert a == pytest.approx(b, abs=1e-5)
 
 
 @given(st.integers(0, 10_000), st.floats(0, 3), st.floats(0, 5))
 def test_probabilities_sum_to_one_and_gamma_zero_is_temperature(seed: int, gamma: float, base_weight: float) -> None:
     z, p, options, _, _ = planted(5, seed=seed)
-    probs = tilt(p, z[:, 0].astype(np.float64), options, base_weight=base_weight, gamma=gamma)
+    base, scores = base_weight * np.log(p), z[:, 0].astype(np.float64)
+    probs = tilt(base, scores, options, gamma=gamma)
     assert (probs > 0).all()
     assert np.add.reduceat(probs, options.starts) == pytest.approx(np.ones(5))
-    still = tilt(p, z[:, 0].astype(np.float64), options, base_weight=base_weight, gamma=0.0)
-    assert still == pytest.approx(options.softmax(base_weight * np.log(p)))
+    still = tilt(base, scores, options, gamma=0.0)
+    assert still == pytest.approx(options.softmax(base))
 
 
 def test_a_saved_listwise_lens_answers_alike(tiny, tmp_path) -> None:

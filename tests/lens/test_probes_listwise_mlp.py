@@ -11,7 +11,7 @@ import torch
 from support.planted import PlantedStore, data_of
 
 from coral_lens.lens.artefact import load_lens
-from coral_lens.lens.choose import Asked, choose
+from coral_lens.lens.choose import choose
 from coral_lens.lens.fit import fit_store
 from coral_lens.lens.probes.listwise import (
     ListwiseMlpSettings,
@@ -21,7 +21,7 @@ from coral_lens.lens.probes.listwise import (
     rows_of_sample,
 )
 from coral_lens.lens.probes.mlp import build_mlp
-from coral_lens.lens.probes.registry import KINDS
+from coral_lens.lens.probes.registry import LENSES
 from coral_lens.lens.settings import FitSettings
 from coral_lens.lens.training_data import Sample
 from coral_lens.ragged import Options
@@ -169,7 +169,7 @@ def test_a_signal_that_no_line_tells_is_found_by_the_network() -> None:
     found = fit_listwise_mlp(train, validation, SMALL, seed=0)
     network = cross_entropy(fresh, found.probe.predict(fresh.z), found.base_weight, found.scale)
     lines = fit_listwise_path(train.z, train.p, train.options, train.answers)
-    linear = min(cross_entropy(fresh, fresh.z @ one.weight, one.base_weight, 1.0) for one in lines)
+    linear = min(cross_entropy(fresh, one.probe.predict(fresh.z), one.base_weight, 1.0) for one in lines)
     scaled = min(cross_entropy(fresh, np.zeros(len(fresh.p)), a, 0.0) for a in np.linspace(0.0, 1.0, 21))
     assert linear > scaled - 0.02  # a line finds nothing beyond the temperature
     assert network < linear - 0.3
@@ -181,7 +181,7 @@ def test_a_signal_that_no_line_tells_is_found_by_the_network() -> None:
 
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = ({"weight_decay": 0.1, "hidden": (8,), "max_epochs": 6, "learning_rate": 1e-2},)
-    monkeypatch.setitem(KINDS, "listwise-mlp", replace(KINDS["listwise-mlp"], settings=settings))
+    monkeypatch.setitem(LENSES, "listwise-mlp", replace(LENSES["listwise-mlp"], settings=settings))
 
 
 def test_the_lens_steers_as_the_candidate_did_on_validation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,14 +191,14 @@ def test_the_lens_steers_as_the_candidate_did_on_validation(monkeypatch: pytest.
     settings = FitSettings(lens="listwise-mlp", layers=(0, 1), temper=False)
     lens = fit_store(store, settings)
     data = data_of(store, settings)
-    chosen, singles = choose(data, "listwise-mlp", Asked(layers=(0, 1)))
+    chosen, singles = choose(data, "listwise-mlp", FitSettings(layers=(0, 1)))
     assert len(singles) == 2
     assert lens.layers == chosen.recipe.layers == (1,)
     gamma = chosen.best("brier")["gamma"]
     assert gamma > 0
     validation = np.repeat(data.rounds[0], store.table.options.sizes)
     ours = lens.apply(store)["listwise"][validation]
-    assert ours == pytest.approx(chosen.probs(data, gamma)[validation], abs=1e-5)
+    assert ours == pytest.approx(chosen.probs(gamma)[validation], abs=1e-5)
 
 
 def test_a_saved_network_lens_answers_alike(monkeypatch: pytest.MonkeyPatch, tmp_path) -> None:

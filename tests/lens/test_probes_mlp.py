@@ -11,6 +11,7 @@ from support.planted import planted_rows
 from torch import nn
 
 from coral_lens.errors import CoralError
+from coral_lens.lens.correction import PROBES
 from coral_lens.lens.probes import mlp
 from coral_lens.lens.probes.mlp import (
     HIDDEN,
@@ -24,7 +25,6 @@ from coral_lens.lens.probes.mlp import (
     hidden_of_depth,
     mlp_loss,
 )
-from coral_lens.lens.probes.registry import PROBES
 from coral_lens.lens.probes.ridge import fit_ridge_path
 from coral_lens.lens.probes.standardise import r_squared
 

@@ -12,7 +12,7 @@ from sklearn.preprocessing import StandardScaler
 from support.planted import planted_rows, ragged_folds
 
 from coral_lens.errors import CoralError
-from coral_lens.lens.probes.registry import PROBES
+from coral_lens.lens.correction import PROBES
 from coral_lens.lens.probes.ridge import PENALTIES, LinearProbe, fit_ridge_folds, fit_ridge_path
 from coral_lens.lens.probes.standardise import Probe, fit_standardiser
 

@@ -107,7 +107,7 @@ def test_folds_are_not_called_other_questions(lens: Lens) -> None:
 
 def test_inputs_beyond_the_states_are_named(lens: Lens) -> None:
     assert "Inputs of the probe: pooled states, centred." in card_of(lens)
-    assert "Inputs of the probe: pooled states." in card_of(lens, inputs=())
+    assert "Inputs of the probe: pooled states." in card_of(lens, correction=replace(lens.correction, inputs=()))
 
 
 def test_a_saved_lens_has_its_card(lens: Lens, tmp_path: Path) -> None:

@@ -10,7 +10,17 @@ import scipy.special
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coral_lens.lens.rules import BASE_SCORES, base_probs, correct_rows, residuals, steer
+from coral_lens.lens.rules import (
+    BASE_SCORES,
+    RULES,
+    ProbeScores,
+    RuleName,
+    base_probs,
+    correct_rows,
+    log_of,
+    residuals,
+    steer,
+)
 from coral_lens.ragged import Options
 from coral_lens.records import UNKNOWN, OptionTable
 
@@ -138,3 +148,43 @@ def test_a_perfect_prediction_of_the_residual_at_gamma_one_is_the_truth() -> Non
     p = base_probs(RAGGED, "sum")
     steered = steer(p, residuals(RAGGED, p), RAGGED.options, gamma=1.0)
     np.testing.assert_allclose(steered, correct_rows(RAGGED), atol=1e-15)
+
+
+# ------------------------------------------------------------------------------------------------- the table of rules
+
+
+def drawn_scores(seed: int = 0) -> ProbeScores:
+    rng = np.random.default_rng(seed)
+    options = Options.of_sizes([3, 4])
+    p = options.softmax(rng.normal(size=7))
+    return ProbeScores(p, 0.7 * np.log(p), rng.normal(size=7), options)
+
+
+def test_the_residual_rule_is_the_papers_equation_and_predicts_residuals() -> None:
+    said = drawn_scores()
+    rule = RULES["residual"]
+    assert rule.correct(said, 1.5).tobytes() == steer(said.p, said.scores, said.options, gamma=1.5).tobytes()
+    assert rule.change(said) is said.scores
+
+
+def test_the_listwise_rule_is_a_softmax_of_both_parts_and_predicts_its_change_at_full_strength() -> None:
+    said = drawn_scores()
+    rule = RULES["listwise"]
+    grown = said.p**0.7 * np.exp(0.5 * said.scores)
+    sums = np.repeat([grown[:3].sum(), grown[3:].sum()], [3, 4])
+    assert rule.correct(said, 0.5) == pytest.approx(grown / sums)
+    assert rule.change(said) == pytest.approx(rule.correct(said, 1.0) - said.p)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_every_rule_may_leave_the_model_alone_and_knows_full_strength(name: RuleName) -> None:
+    rule, said = RULES[name], drawn_scores()
+    assert rule.gammas[0] == 0.0
+    assert 1.0 in rule.gammas
+    untouched = {"residual": said.p, "listwise": said.options.softmax(said.base)}[name]
+    assert rule.correct(said, 0.0).tobytes() == untouched.tobytes()
+
+
+def test_log_of_zero_is_finite_and_of_the_rest_the_logarithm() -> None:
+    assert log_of(np.array([0.5, 1.0])).tolist() == np.log([0.5, 1.0]).tolist()
+    assert np.isfinite(log_of(np.zeros(2))).all()

@@ -14,12 +14,11 @@ from support.questions import toy_questions
 from coral_lens.lens import tempering
 from coral_lens.lens.artefact import Lens
 from coral_lens.lens.fit import fit_store
-from coral_lens.lens.rules import steer
+from coral_lens.lens.rules import FLOOR, steer
 from coral_lens.lens.settings import FitSettings
 from coral_lens.lens.tempering import (
     FEWEST,
     MOST_DOMAINS,
-    SMALLEST,
     Evidence,
     Tempering,
     domains_of,
@@ -64,9 +63,9 @@ def test_without_weights_and_slopes_a_listwise_lens_is_itself(
     base = base_weight * np.log(options.softmax(logits))
     q = options.softmax(base + scores)
     found = PLAIN(evidence_of(base, q, np.full(len(sizes), shift), options))
-    if min(q.min(), options.softmax(base).min()) > SMALLEST:
+    if min(q.min(), options.softmax(base).min()) > FLOOR:
         assert found == pytest.approx(q, rel=1e-12)
-    assert np.abs(found - q).max() <= 6 * SMALLEST
+    assert np.abs(found - q).max() <= 6 * FLOOR
 
 
 @given(SIZES, st.integers(0, 1000), st.floats(0.0, 3.0))
@@ -77,7 +76,7 @@ def test_without_weights_and_slopes_the_papers_lens_is_itself_but_for_clipped_op
     p = options.softmax(logits)
     q = steer(p, r_hat, options, gamma=gamma)
     found = PLAIN(evidence_of(np.log(p), q, np.ones(len(sizes)), options))
-    assert np.abs(found - q).max() <= 6 * SMALLEST
+    assert np.abs(found - q).max() <= 6 * FLOOR
     assert (found > 0).all()
 
 
@@ -87,14 +86,14 @@ def test_an_option_that_base_and_lens_agree_to_be_hopeless_stays_so_at_any_weigh
     evidence = evidence_of(np.log(p), p, np.ones(1), options)
     assert evidence.lens == pytest.approx(np.zeros(3), abs=1e-9)
     for weight in (-4.0, 0.0, 0.5, 3.0):
-        assert tempered((0.0, 0.0, weight, 0.0), evidence)[2] <= 1.01 * SMALLEST
+        assert tempered((0.0, 0.0, weight, 0.0), evidence)[2] <= 1.01 * FLOOR
 
 
 def test_no_evidence_is_infinitely_strong() -> None:
     """The paper's rule clips to exactly 0; another task must still be able to find the option right."""
     evidence = evidence_of(np.log([0.5, 0.5]), np.array([1.0, 0.0]), np.ones(1), Options.of_sizes([2]))
-    assert np.abs(evidence.lens).max() == pytest.approx(-np.log(SMALLEST) / 2)
-    assert PLAIN(evidence)[1] == pytest.approx(SMALLEST, rel=1e-3)
+    assert np.abs(evidence.lens).max() == pytest.approx(-np.log(FLOOR) / 2)
+    assert PLAIN(evidence)[1] == pytest.approx(FLOOR, rel=1e-3)
 
 
 @given(SIZES, st.integers(0, 1000))
@@ -208,11 +207,11 @@ def lens() -> Lens:
 def test_a_lens_near_its_training_questions_is_tempered_without_slopes(lens: Lens) -> None:
     store = PlantedStore(40, signal={1: 2.0}, seed=5)
     p, options = lens.base_probs(store.table), store.table.options
-    q = lens.steered(p, lens.states(store), options)
+    q = lens.steered(p, lens.correction.states(store), options)
     assert lens.tempering is not None
     near = lens.tempered(p, q, np.linspace(0.2, 1.0, 40), options)
     flat = Tempering(lens.tempering.base, 0.0, lens.tempering.lens, 0.0)
-    evidence = evidence_of(lens.base_weight * np.log(p), q, np.full(40, 100.0), options)
+    evidence = evidence_of(lens.correction.base_part(p), q, np.full(40, 100.0), options)
     assert near == pytest.approx(flat(evidence), rel=1e-12)
 
 
@@ -232,7 +231,7 @@ def test_a_lens_without_tempering_leaves_its_probabilities_to_the_bit() -> None:
     found = lens.apply(store)
     assert list(found) == ["base", "temperature", "listwise"]
     p, options = lens.base_probs(store.table), store.table.options
-    assert found["listwise"].tobytes() == lens.steered(p, lens.states(store), options).tobytes()
+    assert found["listwise"].tobytes() == lens.steered(p, lens.correction.states(store), options).tobytes()
 
 
 # ------------------------------------------------------------------------------------------------ parts of the mixture

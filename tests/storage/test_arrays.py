@@ -19,7 +19,7 @@ from coral_lens.lens import choose as choosing
 from coral_lens.lens.artefact import Lens
 from coral_lens.lens.fit import fit_store
 from coral_lens.lens.probes.mlp import MlpSettings
-from coral_lens.lens.probes.registry import KINDS
+from coral_lens.lens.probes.registry import LENSES
 from coral_lens.lens.settings import FitSettings
 from coral_lens.ragged import Options
 from coral_lens.storage import arrays
@@ -129,13 +129,13 @@ def test_a_fit_whose_states_are_in_files_is_the_fit_from_memory_to_the_bit(
     settings: FitSettings, in_files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(choosing, "GRID", (MlpSettings(max_epochs=2),))
-    short = replace(KINDS["listwise-mlp"], settings=({"weight_decay": 1.0, "max_epochs": 2},))
-    monkeypatch.setitem(KINDS, "listwise-mlp", short)
+    short = replace(LENSES["listwise-mlp"], settings=({"weight_decay": 1.0, "max_epochs": 2},))
+    monkeypatch.setitem(LENSES, "listwise-mlp", short)
     from_files = fitted(settings)
     monkeypatch.setattr(arrays, "IN_MEMORY", 2**30)
     from_memory = fitted(settings)
     assert from_files.record() == from_memory.record()
-    for ours, theirs in ((from_files.probe, from_memory.probe), (from_files.shift, from_memory.shift)):
+    for ours, theirs in ((from_files.correction, from_memory.correction), (from_files.shift, from_memory.shift)):
         assert all(torch.equal(t, theirs.tensors()[name]) for name, t in ours.tensors().items())
     store = PlantedStore(20, signal={1: 2.0}, seed=9)
     expected = from_memory.apply(store)

@@ -16,11 +16,10 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from coral_lens.errors import CoralError
-from coral_lens.lens.choose import GAMMAS
 from coral_lens.lens.fit import check_questions
 from coral_lens.lens.probes.ridge import PENALTIES, column_scale, ridge_of, solve_shifted, sum_moments
 from coral_lens.lens.probes.standardise import fit_standardiser, r_squared, refuse_residuals
-from coral_lens.lens.rules import base_probs, correct_rows, residuals, steer
+from coral_lens.lens.rules import GAMMAS, base_probs, correct_rows, residuals, steer
 from coral_lens.lens.settings import BaseRule
 from coral_lens.lens.training_data import fold_masks
 from coral_lens.records import OptionTable, Predictions, Question, Scored, groups_of

@@ -10,18 +10,16 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 
 from coral_lens.data.leaks import Guard, guard_of
 from coral_lens.data.splits import split_mask
 from coral_lens.engine.activations import ActivationStore, JoinedStore, Subset
 from coral_lens.errors import CoralError
-from coral_lens.lens.choose import Candidate, moved
-from coral_lens.lens.features import build_inputs
+from coral_lens.lens.choose import Candidate
 from coral_lens.lens.rules import base_probs
 from coral_lens.lens.settings import BaseRule
 from coral_lens.records import FAMILY, Predictions, Question, Scored, family_of, predictions_of
-from coral_lens.storage.arrays import side_by_side
 
 Row = tuple[str, str, str]
 """A dataset, a split and the row's own name."""
@@ -158,18 +156,7 @@ def applied(
     candidate: Candidate, store: Scored, gamma: float, base: BaseRule, method: str = "candidate"
 ) -> Predictions:
     """Return what a fitted candidate makes of other questions at some strength."""
-    parts, recipe = candidate.parts, candidate.recipe
-    assert parts is not None, "a candidate of one round keeps its fit"
-    p = base_probs(store.table, base)
-    scores = scores_on(candidate, store, p)
-    logs = parts.base_weight * np.log(np.maximum(p, 1e-300))
-    return predictions_of(method, store, moved(recipe.rule, p, logs, scores, store.table.options, gamma))
-
-
-def scores_on(candidate: Candidate, store: Scored, p: Float[np.ndarray, " row"]) -> Float[np.ndarray, " row"]:
-    """Return what a candidate's probe says of every option."""
-    parts, recipe = candidate.parts, candidate.recipe
-    assert parts is not None, "a candidate of one round keeps its fit"
-    states = side_by_side(store.layer, recipe.layers)
-    inputs = build_inputs(states, p, store.table.options, recipe.inputs)
-    return parts.scale * parts.probe.predict(parts.standardiser(inputs))
+    correction = candidate.correction
+    assert correction is not None, "a candidate of one round keeps its fit"
+    p, states = base_probs(store.table, base), correction.states(store)
+    return predictions_of(method, store, correction.apply(p, states, store.table.options, gamma=gamma))

@@ -19,11 +19,11 @@ from coral_lens.analysis.scores import N_BOOT, SHOWN, row_from, scores_of
 from coral_lens.analysis.settings import ProbePlan
 from coral_lens.data.splits import split_mask
 from coral_lens.engine.activations import ActivationStore, JoinedStore
-from coral_lens.lens.choose import GAMMAS, Asked, Candidate, Recipe, choose, predict_rounds, try_layers
-from coral_lens.lens.fit import training_data
+from coral_lens.lens.choose import Candidate, Recipe, choose, predict_rounds, try_layers
+from coral_lens.lens.fit import training_data, with_layers
 from coral_lens.lens.probes.mlp import HIDDEN, MlpSettings
-from coral_lens.lens.rules import base_probs
-from coral_lens.lens.settings import BaseRule, FitSettings
+from coral_lens.lens.rules import GAMMAS, base_probs
+from coral_lens.lens.settings import FitSettings
 from coral_lens.lens.training_data import TrainingData
 from coral_lens.metrics.comparisons import Difference, paired_difference, resampled
 from coral_lens.metrics.scores import METRICS, Score, score, score_of
@@ -102,11 +102,10 @@ def analyse_probes(
     tests = {task: seen.unseen(parts_of_task(stores, task, held_out=True)) for task in tasks_of(stores)}
     identity = [digest([s.manifest for s in (fitted_on, *tests.values())]), train, asdict(settings)]
     data, _ = training_data(fitted_on, settings)
-    layers = settings.layers or fitted_on.layers
-    asked = Asked(criterion=settings.criterion, layers=layers, seed=settings.seed)
-    ridge, singles = choose(data, "ridge", asked)
-    bench = Comparison(data, asked, ridge, tests, train, settings.base)
-    rows = bench.rows(ridge, "ridge") + bench.rows(try_layers(data, "listwise", ridge.recipe.layers, asked), "listwise")
+    plain = replace(with_layers(settings, fitted_on), inputs=(), top_layers=1)
+    ridge, singles = choose(data, "ridge", plain)
+    bench = Comparison(data, plain, ridge, tests, train)
+    rows = bench.rows(ridge, "ridge") + bench.rows(try_layers(data, "listwise", ridge.recipe.layers, plain), "listwise")
     networks = planned_networks(plan)
     with kept_rows(journal) as done, bar("fitting probes", len(networks) * plan.seeds, "networks") as advance:
         for (name, setting), seed in product(networks, range(plan.seeds)):
@@ -147,31 +146,30 @@ class Comparison:
     """What every probe of one analysis is measured on and against."""
 
     data: TrainingData
-    asked: Asked
+    settings: FitSettings
     ridge: Candidate
     tests: dict[str, JoinedStore]
     train: str
-    rule: BaseRule
 
     def base(self, tested: Scored) -> Any:
         """Return the unsteered model's predictions."""
-        return predictions_of("base", tested, base_probs(tested.table, self.rule))
+        return predictions_of("base", tested, base_probs(tested.table, self.settings.base))
 
     def rows(self, candidate: Candidate, name: str) -> list[ProbeRow]:
         """Test a probe everywhere, at the strength chosen on its own validation questions."""
-        gamma = candidate.best(self.asked.criterion)["gamma"]
+        gamma = candidate.best(self.settings.criterion)["gamma"]
         return [self.row(candidate, gamma, name, task, tested) for task, tested in self.tests.items()]
 
     def later(self, recipe: Recipe, name: str) -> Callable[[], list[ProbeRow]]:
         """Return what trains a network and tests it everywhere, when it is called."""
-        return lambda: self.rows(predict_rounds(self.data, recipe, self.asked), name)
+        return lambda: self.rows(predict_rounds(self.data, recipe, self.settings.criterion), name)
 
     def row(self, candidate: Candidate, gamma: float, name: str, task: str, tested: JoinedStore) -> ProbeRow:
         """Test a probe on one task."""
         setting = candidate.recipe.settings[0] if candidate.recipe.kind == "mlp" else {}
-        ours = applied(candidate, tested, gamma, self.rule)
-        chosen = self.ridge.best(self.asked.criterion)["gamma"]
-        theirs = applied(self.ridge, tested, chosen, self.rule)
+        ours = applied(candidate, tested, gamma, self.settings.base)
+        chosen = self.ridge.best(self.settings.criterion)["gamma"]
+        theirs = applied(self.ridge, tested, chosen, self.settings.base)
         return ProbeRow(
             probe=name,
             seed=candidate.recipe.seed,
@@ -184,7 +182,7 @@ class Comparison:
             layer=candidate.recipe.layers[0],
             gamma=gamma,
             validation_r2=candidate.r2,
-            validation_brier=candidate.best(self.asked.criterion)["brier"],
+            validation_brier=candidate.best(self.settings.criterion)["brier"],
             scores=scores_of(ours),
             gain={metric: paired_difference(ours, theirs, metric, n_boot=N_BOOT) for metric in SHOWN},
         )
@@ -194,14 +192,14 @@ class Comparison:
         half = split_mask(tested.questions, fraction=0.5, seed=0)
         choosing, rest = kept(tested, half), kept(tested, ~half)
         tried = [(c, g) for c in singles for g in GAMMAS]
-        costs = [score(applied(c, choosing, g, self.rule), "brier") for c, g in tried]
+        costs = [score(applied(c, choosing, g, self.settings.base), "brier") for c, g in tried]
         best, gamma = tried[int(np.argmin(costs))]
         row = self.row(best, gamma, "ridge, layer and gamma re-chosen on the target", task, rest)
         return replace(row, validation_brier=min(costs))
 
     def by_gamma(self, task: str, tested: JoinedStore) -> list[GammaRow]:
         """Score ridge at every strength, and against a strength of 1."""
-        predictions = {str(g): applied(self.ridge, tested, g, self.rule) for g in GAMMAS}
+        predictions = {str(g): applied(self.ridge, tested, g, self.settings.base) for g in GAMMAS}
         drawn = resampled(predictions, SHOWN, n_boot=N_BOOT)
         found, kinds = [], {metric: METRICS[metric].kind for metric in SHOWN}
         for gamma in GAMMAS:

@@ -54,7 +54,7 @@ def print_fit(lens: Lens) -> None:
         f"{training['n_validation']}. The scores above (with 95 % intervals) flatter it; measure it with `coral eval`."
     )
     if chosen["gamma"] == 0:
-        typer.echo(NOTHING[lens.rule])
+        typer.echo(NOTHING[lens.correction.rule])
     print_flatness(lens)
     if curve := lens.trace.get("learning_curve"):
         print_curve(curve)

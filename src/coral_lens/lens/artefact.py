@@ -10,11 +10,11 @@ It refuses a model other than its own. Never pickle.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,16 +27,13 @@ from coral_lens.data.leaks import KEYS, question_keys
 from coral_lens.data.settings import Style
 from coral_lens.engine.extract import Extraction, score_questions
 from coral_lens.errors import CoralError
-from coral_lens.lens.features import build_inputs
+from coral_lens.lens.correction import Correction
 from coral_lens.lens.layer_view import LayerView, load_view
-from coral_lens.lens.probes.listwise import tilt
-from coral_lens.lens.probes.registry import PROBES
-from coral_lens.lens.probes.standardise import Probe, Standardiser, predict_states
 from coral_lens.lens.publish import card, local_folder, public_name, without_paths
-from coral_lens.lens.rules import Rule, apply_temperature, base_probs, steer
+from coral_lens.lens.rules import RULES, apply_temperature, base_probs, cool
 from coral_lens.lens.settings import BaseRule
 from coral_lens.lens.shift import ShiftModel
-from coral_lens.lens.tempering import SMALLEST, Tempering, evidence_of
+from coral_lens.lens.tempering import Tempering, evidence_of
 from coral_lens.metrics.conformal import Abstention, Conformal, abstains, prediction_sets
 from coral_lens.progress import Progress
 from coral_lens.ragged import Options
@@ -49,8 +46,18 @@ if TYPE_CHECKING:
 
 
 FORMAT = 2
-METHODS: dict[Rule, str] = {"residual": "coral", "listwise": "listwise"}
-"""What a lens's predictions are called: the paper's correction, and the lens that goes beyond it."""
+KEYS_IN_ORDER = ("format", "kind", "rule", "layers", "inputs", "gamma", "base_weight", "base", "base_temperature",
+                 "then_temperature", "style", "probe", "tempering", "temperature", "sets", "abstention", "keys", "model",
+                 "training", "trace")  # fmt: skip
+"""Of lens.json. What is not of the correction is a field of the lens, as it is or by `RECORDS`."""
+RECORDS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
+    "style": (asdict, lambda record: Style(**record)),
+    "tempering": (asdict, lambda record: Tempering(**record)),
+    "sets": (Conformal.to_dict, Conformal.from_dict),
+    "abstention": (Abstention.to_dict, Abstention.from_dict),
+}
+"""How fields of a lens that are records are written as JSON and read again; None stays None."""
+AS_IT_IS = (lambda value: value, lambda value: value)
 
 
 @dataclass(frozen=True)
@@ -73,29 +80,35 @@ class Answer:
     """Whether the answer is too uncertain for the stated risk, if the lens was calibrated for one."""
 
 
+class Reading(NamedTuple):
+    """What a lens makes of the questions of a store."""
+
+    probs: dict[str, Float[np.ndarray, " row"]]
+    """The option probabilities of each method: base, temperature, the plain lens, and the tempered one."""
+    shifts: Float[np.ndarray, " question"]
+    """How far each question lies from the training questions."""
+
+
 @dataclass(frozen=True)
 class Lens:
     """Turns pooled states and base probabilities into steered probabilities."""
 
     kind: str
     """Its row in the table of lenses: ridge, mlp, listwise, ..."""
-    rule: Rule
-    layers: tuple[int, ...]
-    """The layers that it reads side by side; nearly always one."""
-    inputs: tuple[str, ...]
-    """What the probe sees beyond plain states: `centred`, `rank`."""
+    correction: Correction
+    """What it does to probabilities, but for the strength. Its scale is 1: gamma counts in units of the probe's output."""
     gamma: float
-    base_weight: float
-    """Of log p under the listwise rule; the paper's rule does not use it."""
+    """The strength of the correction."""
     base: BaseRule
+    """The score whose softmax is the base probability."""
     base_temperature: float
     """The base probabilities are scaled by this before anything else; 1 is the paper's way."""
     then_temperature: float
     """The steered probabilities are scaled by this afterwards; 1 is the paper's way."""
     style: Style
-    standardiser: Standardiser
-    probe: Probe
+    """How it asks questions that bring no template of their own."""
     shift: ShiftModel
+    """How far a question lies from those that it was fitted on."""
     tempering: Tempering | None
     """How the correction weakens with the shift; None leaves it as it is, as in the paper."""
     temperature: float
@@ -120,18 +133,26 @@ class Lens:
     """The probes of single layers among which its own was chosen; for people, never for steering."""
 
     @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers that it reads side by side; nearly always one."""
+        return self.correction.layers
+
+    @property
     def name(self) -> str:
-        what = {"residual": f"{self.kind} probe", "listwise": f"{self.kind} lens"}[self.rule]
+        """What it is, in words."""
+        noun = RULES[self.correction.rule].noun
         where = f"layer {self.layers[0]}" if len(self.layers) == 1 else f"layers {', '.join(map(str, self.layers))}"
-        return f"{what}, {where}, gamma {self.gamma:g}" + (", tempered by shift" if self.tempering else "")
+        tempered = ", tempered by shift" if self.tempering else ""
+        return f"{self.kind} {noun}, {where}, gamma {self.gamma:g}{tempered}"
 
     @property
     def plain_method(self) -> str:
         """What its untempered predictions are called."""
-        return METHODS[self.rule] + (" + temperature" if self.then_temperature != 1.0 else "")
+        return RULES[self.correction.rule].method + (" + temperature" if self.then_temperature != 1.0 else "")
 
     @property
     def method(self) -> str:
+        """What its predictions are called."""
         return f"{self.plain_method} tempered" if self.tempering else self.plain_method
 
     def base_probs(self, table: OptionTable) -> Float[np.ndarray, " row"]:
@@ -145,12 +166,8 @@ class Lens:
         self, p: Float[np.ndarray, " row"], states: Float[np.ndarray, "row width"], options: Options
     ) -> Float[np.ndarray, " row"]:
         """Return the corrected probabilities, before tempering, from base ones and pooled states of its layers."""
-        scores = predict_states(self.probe, self.standardiser, build_inputs(states, p, options, self.inputs))
-        if self.rule == "residual":
-            q = steer(p, scores, options, gamma=self.gamma)
-        else:
-            q = tilt(p, scores, options, base_weight=self.base_weight, gamma=self.gamma)
-        return q if self.then_temperature == 1.0 else cooled(q, options, temperature=self.then_temperature)
+        q = self.correction.apply(p, states, options, gamma=self.gamma)
+        return cool(q, options, temperature=self.then_temperature)
 
     def tempered(
         self,
@@ -162,28 +179,31 @@ class Lens:
         """Return the plain lens's probabilities q weakened by each question's shift."""
         if self.tempering is None:
             return q
-        weight = self.base_weight if self.rule == "listwise" else 1.0
-        return self.tempering(evidence_of(weight * np.log(np.maximum(p, 1e-300)), q, shift, options))
-
-    def states(self, store: Scored) -> Float[np.ndarray, "row width"]:
-        """Return the states of its layers, side by side."""
-        return side_by_side(store.layer, self.layers)
+        return self.tempering(evidence_of(self.correction.base_part(p), q, shift, options))
 
     def shifts(self, store: Scored) -> Float[np.ndarray, " question"]:
         """Return how far each question lies from the training questions."""
         return self.shift(store.layer(self.layers[0]), store.table.options)
 
+    def read(self, store: Scored) -> Reading:
+        """Return what it makes of the questions of a store. Each layer is read once."""
+        table, options = store.table, store.table.options
+        raw, p = base_probs(table, self.base), self.base_probs(table)
+        first = store.layer(self.layers[0])
+        shifts = self.shift(first, options)
+        states = side_by_side(lambda layer: first if layer == self.layers[0] else store.layer(layer), self.layers)
+        plain = self.steered(p, states, options)
+        probs = {
+            "base": raw,
+            "temperature": apply_temperature(raw, options, temperature=self.temperature),
+            self.plain_method: plain,
+            self.method: self.tempered(p, plain, shifts, options),
+        }
+        return Reading(probs, shifts)
+
     def apply(self, store: Scored) -> dict[str, Float[np.ndarray, " row"]]:
         """Return the option probabilities of each method: base, temperature, the plain lens, and the tempered one."""
-        table = store.table
-        raw, p = base_probs(table, self.base), self.base_probs(table)
-        plain = self.steered(p, self.states(store), table.options)
-        return {
-            "base": raw,
-            "temperature": apply_temperature(raw, table.options, temperature=self.temperature),
-            self.plain_method: plain,
-            self.method: self.tempered(p, plain, self.shifts(store), table.options),
-        }
+        return self.read(store).probs
 
     @property
     def extraction(self) -> Extraction:
@@ -221,14 +241,14 @@ class Lens:
 
     def answers(self, store: Scored) -> list[Answer]:
         """Answer the questions of a store."""
-        table, probs, shifts = store.table, self.apply(store), self.shifts(store)
-        surest = table.options.max(probs[self.method])
-        in_set = prediction_sets(self.sets, probs[self.method], table.options) if self.sets else None
-        unsure = abstains(self.abstention, surest) if self.abstention else None
+        options, (probs, shifts) = store.table.options, self.read(store)
+        q = probs[self.method]
+        in_set = prediction_sets(self.sets, q, options) if self.sets else None
+        unsure = abstains(self.abstention, options.max(q)) if self.abstention else None
         answers = []
         for i, question in enumerate(store.questions):
-            rows = table.options.of(i)
-            steered, base = probs[self.method][rows], probs["base"][rows]
+            rows = options.of(i)
+            steered, base = q[rows], probs["base"][rows]
             best = int(steered.argmax())
             answers.append(
                 Answer(
@@ -302,11 +322,9 @@ class Lens:
         target = Path(folder)
         refuse_other_folder(target)
         tensors = {
-            "standardiser.mean": torch.from_numpy(self.standardiser.mean),
-            "standardiser.scale": torch.from_numpy(self.standardiser.scale),
             "training.seen": torch.from_numpy(self.seen),
             "training.calibrated_on": torch.from_numpy(self.calibrated_on),
-            **self.probe.tensors(),
+            **self.correction.tensors(),
             **self.shift.tensors(),
         }
         with fresh_folder(target) as temporary:
@@ -326,37 +344,33 @@ class Lens:
 
     def record(self) -> dict[str, Any]:
         """Return the JSON part of the lens."""
-        return {
-            "format": FORMAT,
-            "kind": self.kind,
-            "rule": self.rule,
-            "layers": list(self.layers),
-            "inputs": list(self.inputs),
-            "gamma": self.gamma,
-            "base_weight": self.base_weight,
-            "base": self.base,
-            "base_temperature": self.base_temperature,
-            "then_temperature": self.then_temperature,
-            "style": asdict(self.style),
-            "probe": self.probe.kind,
-            "tempering": asdict(self.tempering) if self.tempering else None,
-            "temperature": self.temperature,
-            "sets": self.sets.to_dict() if self.sets else None,
-            "abstention": self.abstention.to_dict() if self.abstention else None,
-            "keys": self.keys,
-            "model": self.model,
-            "training": self.training,
-            "trace": self.trace,
-        }
+        record = {"format": FORMAT} | self.correction.to_json()
+        for name in names_in_json():
+            value, (write, _) = getattr(self, name), RECORDS.get(name, AS_IT_IS)
+            record[name] = None if value is None else write(value)
+        return {key: record[key] for key in KEYS_IN_ORDER}
+
+    @staticmethod
+    def from_record(record: dict[str, Any], tensors: dict[str, torch.Tensor], view: LayerView | None) -> Lens:
+        """Make a lens again from its JSON part, its tensors and its layer view."""
+        values: dict[str, Any] = {}
+        for name in names_in_json():
+            value, (_, read) = record[name], RECORDS.get(name, AS_IT_IS)
+            values[name] = None if value is None else read(value)
+        return Lens(
+            correction=Correction.from_json(record, tensors),
+            shift=ShiftModel.from_tensors(tensors),
+            seen=tensors["training.seen"].numpy(),
+            # lenses of older versions have the keys of both among those seen
+            calibrated_on=tensors.get("training.calibrated_on", torch.zeros(0, dtype=torch.int64)).numpy(),
+            view=view,
+            **values,
+        )
 
 
-def cooled(q: Float[np.ndarray, " row"], options: Options, *, temperature: float) -> Float[np.ndarray, " row"]:
-    """Scale steered probabilities by a temperature.
-
-    Trap: the paper's rule clips at 0. If that counted as 0 here, one right option among them would ask for a temperature
-    without end.
-    """
-    return apply_temperature(np.maximum(q, SMALLEST), options, temperature=temperature)
+def names_in_json() -> list[str]:
+    """Return the fields of a lens that are in its JSON; the others are tensors, or have a file of their own."""
+    return [field.name for field in fields(Lens) if field.name in KEYS_IN_ORDER]
 
 
 def refuse_other_folder(target: Path) -> None:
@@ -381,30 +395,6 @@ def load_lens(folder: str | Path) -> Lens:
         tensors = load_file(path)
     except (OSError, ValueError, SafetensorError) as error:  # ValueError: a number that is no number any more
         raise CoralError(f"{source} cannot be read ({error}); fit or copy the lens again.") from None
-    return Lens(
-        kind=record["kind"],
-        rule=record["rule"],
-        layers=tuple(record["layers"]),
-        inputs=tuple(record["inputs"]),
-        gamma=record["gamma"],
-        base_weight=record["base_weight"],
-        base=record["base"],
-        base_temperature=record["base_temperature"],
-        then_temperature=record["then_temperature"],
-        style=Style(**record["style"]),
-        standardiser=Standardiser(tensors["standardiser.mean"].numpy(), tensors["standardiser.scale"].numpy()),
-        probe=PROBES[record["probe"]](tensors),
-        shift=ShiftModel.from_tensors(tensors),
-        tempering=Tempering(**record["tempering"]) if record["tempering"] else None,
-        temperature=record["temperature"],
-        model=record["model"],
-        training=record["training"],
-        seen=tensors["training.seen"].numpy(),
-        trace=record["trace"],
-        sets=Conformal.from_dict(record["sets"]) if record["sets"] else None,
-        abstention=Abstention.from_dict(record["abstention"]) if record["abstention"] else None,
-        # lenses of older versions have the keys of both among those seen
-        calibrated_on=tensors.get("training.calibrated_on", torch.zeros(0, dtype=torch.int64)).numpy(),
-        keys=record.get("keys", 1),
-        view=load_view(source),
-    )
+    return Lens.from_record(
+        {"keys": 1} | record, tensors, load_view(source)
+    )  # lenses of older versions do not say which

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
-from coral_lens.lens.choose import Candidate, fit_parts, moved
+from coral_lens.lens.choose import Candidate, fit_recipe, predict_all
+from coral_lens.lens.rules import ProbeScores
 from coral_lens.lens.shift import ShiftModel, fit_shift, places
 from coral_lens.lens.tempering import FEWEST, Evidence, Tempering, domains_of, evidence_of, fit_tempering
 from coral_lens.lens.training_data import TrainingData
@@ -76,29 +77,26 @@ def within(mixture: Mixture, chosen: Candidate, gamma: float) -> Simulated:
     for mask in data.rounds:
         model = mixture.shift(~mask, mask)
         shifts[mask] = model.of(mixture.at, np.flatnonzero(mask))
-    return simulated(data, chosen.base, chosen.probs(data, gamma), shifts, data.covered)
+    return simulated(data, chosen.predicted, chosen.probs(gamma), shifts, data.covered)
 
 
 def without(mixture: Mixture, chosen: Candidate, gamma: float, name: str) -> Simulated:
     """Return what a lens that was fitted without a part of the mixture says of that part."""
     data, recipe = mixture.data, chosen.recipe
     kept, held_out = mixture.domains != name, data.rounds[0]
-    parts = fit_parts(data, recipe, kept & ~held_out, kept & held_out)
-    scores = parts.scores(data.features(recipe.layers, recipe.inputs))
-    base = parts.base_weight * np.log(np.maximum(data.p, 1e-300))
-    probs = moved(recipe.rule, data.p, base, scores, data.options, gamma)
+    predicted = predict_all(data, fit_recipe(data, recipe, kept & ~held_out, kept & held_out))
     shifts = mixture.shift(kept & ~held_out, kept & held_out).of(mixture.at)
-    return simulated(data, base, probs, shifts, ~kept)
+    return simulated(data, predicted, recipe.rule.correct(predicted, gamma), shifts, ~kept)
 
 
 def simulated(
     data: TrainingData,
-    base: Float[np.ndarray, " row"],
+    predicted: ProbeScores,
     probs: Float[np.ndarray, " row"],
     shifts: Float[np.ndarray, " question"],
     mask: Questions,
 ) -> Simulated:
     """Return the evidence on the marked questions."""
     rows = data.options.rows(mask)
-    evidence = evidence_of(base[rows], probs[rows], shifts[mask], data.options.take(mask))
+    evidence = evidence_of(predicted.base[rows], probs[rows], shifts[mask], data.options.take(mask))
     return Simulated(evidence, data.table.answers[mask], shifts[mask])

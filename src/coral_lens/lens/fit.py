@@ -15,26 +15,25 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from coral_lens.data.leaks import question_keys
 from coral_lens.data.licences import licence_of
 from coral_lens.data.splits import split_mask
 from coral_lens.engine.extract import Extraction, all_layers, extract
 from coral_lens.errors import CoralError
-from coral_lens.lens.artefact import Lens, cooled, load_lens
-from coral_lens.lens.choose import SHOWN, Asked, Candidate, Parts, choose, cost_of, fit_parts, screen_of
+from coral_lens.lens.artefact import Lens, load_lens
+from coral_lens.lens.choose import SHOWN, Candidate, Work, choose, fit_recipe, screening_lens
+from coral_lens.lens.correction import Correction
 from coral_lens.lens.do_no_harm import fit_do_no_harm
-from coral_lens.lens.layer_view import LayerFit, LayerView, view_of
+from coral_lens.lens.layer_view import view_of
 from coral_lens.lens.learning_curve import brier_by_question, learning_curve
 from coral_lens.lens.probes.registry import AUTO
-from coral_lens.lens.rules import apply_temperature, base_probs, fit_temperature, residuals
+from coral_lens.lens.rules import FLOOR, apply_temperature, base_probs, cool, residuals, temperature_on
 from coral_lens.lens.settings import FEWEST, FitSettings
-from coral_lens.lens.tempering import SMALLEST
 from coral_lens.lens.training_data import TrainingData, fold_masks
 from coral_lens.metrics.scores import measure
 from coral_lens.progress import Bar, silent
-from coral_lens.ragged import Options
 from coral_lens.records import UNKNOWN, Question, Scored
 from coral_lens.storage.files import digest, versions
 
@@ -60,11 +59,11 @@ def fit(
     """
     settings = settings or FitSettings()
     check_questions(questions)
-    what = Extraction(layers=settings.layers or all_layers(model), style=settings.style)
+    extraction = Extraction(layers=settings.layers or all_layers(model), style=settings.style)
     with TemporaryDirectory(prefix="coral-") as temporary:
         folder = Path(work_dir) if work_dir else Path(temporary)
         with bar("extracting", len(questions), "questions") as advance:
-            store = extract(model, questions, folder, what=what, progress=advance)
+            store = extract(model, questions, folder, what=extraction, progress=advance)
         return fit_store(store, settings, journal=folder / "search.jsonl" if work_dir else None, bar=bar)
 
 
@@ -94,29 +93,25 @@ def fit_store(
     `journal` is a file in which a search for a network keeps what it has done; `bar` shows how far the fit is.
     """
     check_questions(store.questions)
+    settings = with_layers(settings, store)
     data, base_temperature = training_data(store, settings)
-    asked = Asked(
-        criterion=settings.criterion,
-        inputs=settings.inputs,
-        layers=settings.layers or store.layers,
-        top_layers=settings.top_layers,
-        depth=settings.depth,
-        seed=settings.seed,
-        journal=journal,
-        bar=bar,
-    )
-    kinds = AUTO if settings.lens == "auto" else (settings.lens,)
-    found: list[tuple[Candidate, list[Candidate]]] = []
+    choices: list[tuple[Candidate, list[Candidate]]] = []
     tried: dict[str, list[Candidate]] = {}
-    for kind in kinds:
-        # an ensemble goes without ranks, so that what was tried with them is not its own
-        known = tried.get(screen_of(kind)) if "rank" not in settings.inputs else None
-        found.append(choose(data, kind, asked, known))
-        tried[screen_of(kind)] = found[-1][1]
-    chosen, singles = min(found, key=lambda f: cost_of(f[0], settings.criterion))
+    for kind in AUTO if settings.lens == "auto" else (settings.lens,):
+        # an ensemble goes without ranks, so what was tried with them is not its own
+        known = tried.get(screening_lens(kind)) if "rank" not in settings.inputs else None
+        choices.append(choose(data, kind, settings, Work(journal, bar), known))
+        tried[screening_lens(kind)] = choices[-1][1]
+    chosen, singles = min(choices, key=lambda choice: choice[0].cost(settings.criterion))
     first = data.rounds[0]
-    parts = chosen.parts or fit_parts(data, chosen.recipe, np.ones(len(first), dtype=bool), first)
-    return make_lens(store, data, chosen, parts, Fit(settings, base_temperature, singles, [f[0] for f in found]))
+    correction = chosen.correction or fit_recipe(data, chosen.recipe, np.ones(len(first), dtype=bool), first)
+    compared = [candidate for candidate, _ in choices]
+    return make_lens(store, data, chosen, correction, Fit(settings, base_temperature, singles, compared))
+
+
+def with_layers(settings: FitSettings, store: Scored) -> FitSettings:
+    """Return the settings with the layers to try named."""
+    return replace(settings, layers=settings.layers or store.layers)
 
 
 def load_or_fit(
@@ -126,7 +121,7 @@ def load_or_fit(
     if (folder / "lens.json").exists():
         with suppress(CoralError):
             old = load_lens(folder)
-            wanted = json.loads(json.dumps(asdict(replace(settings, layers=settings.layers or store.layers))))
+            wanted = json.loads(json.dumps(asdict(with_layers(settings, store))))
             if (old.training["store"], old.training["settings"]) == (digest(store.manifest), wanted):
                 return old
     lens = fit_store(store, settings, journal=journal, bar=bar)
@@ -145,16 +140,9 @@ def training_data(store: Scored, settings: FitSettings) -> tuple[TrainingData, f
     p, temperature = base_probs(table, settings.base), 1.0
     if settings.scale_base:
         train = ~rounds[0] if folds == 1 else np.ones(len(questions), dtype=bool)
-        temperature = temperature_on(p, table.options, table.answers, train)
+        temperature = temperature_on(p, table, train)
         p = apply_temperature(p, table.options, temperature=temperature)
     return TrainingData(questions, table, p, residuals(table, p), store.layer, rounds), temperature
-
-
-def temperature_on(
-    p: Float[np.ndarray, " row"], options: Options, answers: np.ndarray, mask: Bool[np.ndarray, " question"]
-) -> float:
-    """Fit a temperature on some questions."""
-    return fit_temperature(p[options.rows(mask)], options.take(mask), answers[mask])
 
 
 @dataclass(frozen=True)
@@ -165,47 +153,41 @@ class Fit:
     base_temperature: float
     singles: Sequence[Candidate]
     """The lenses of single layers."""
-    found: Sequence[Candidate]
-    """The best of each kind that was compared."""
+    compared: Sequence[Candidate]
+    """The best of each kind of lens."""
 
 
 # ----------------------------------------------------------------------------------------------------------- the lens
 
 
-def make_lens(store: Scored, data: TrainingData, chosen: Candidate, parts: Parts, fit: Fit) -> Lens:
+def make_lens(store: Scored, data: TrainingData, chosen: Candidate, correction: Correction, fit: Fit) -> Lens:
     """Put the chosen candidate together with its controls and its provenance."""
     settings, recipe = fit.settings, chosen.recipe
     best = chosen.best(settings.criterion)
     shift, tempering, simulated = fit_do_no_harm(
         data, chosen, best["gamma"], temper=settings.tempers(recipe.kind), seed=settings.seed
     )
-    options, answers = data.options, data.table.answers
     raw = base_probs(data.table, settings.base)
-    plain = chosen.probs(data, best["gamma"])
-    floored = np.maximum(plain, SMALLEST)
-    then = temperature_on(floored, options, answers, data.covered) if settings.then_temperature else 1.0
+    floored = np.maximum(chosen.probs(best["gamma"]), FLOOR)
+    then = temperature_on(floored, data.table, data.covered) if settings.then_temperature else 1.0
     identity = {k: store.manifest["model"][k] for k in ("name", "weights", "tokenizer", "dtype")}
     lens = Lens(
         kind=recipe.kind,
-        rule=recipe.rule,
-        layers=recipe.layers,
-        inputs=recipe.inputs,
-        gamma=best["gamma"] * parts.scale,
-        base_weight=parts.base_weight,
+        correction=replace(correction, scale=1.0),
+        gamma=best["gamma"] * correction.scale,
         base=settings.base,
         base_temperature=fit.base_temperature,
         then_temperature=then,
         style=settings.style,
-        standardiser=parts.standardiser,
-        probe=parts.probe,
         shift=shift,
         tempering=tempering,
-        temperature=temperature_on(raw, options, answers, data.covered),
+        temperature=temperature_on(raw, data.table, data.covered),
         model=identity,
         training=provenance(store, data, chosen, settings),
         seen=np.unique(question_keys(store.questions)),
         trace={},
-        view=layer_view(fit.singles),
+        # the probes of single layers as they were fitted to choose among them; with folds there are none to keep
+        view=view_of([c.correction for c in fit.singles if c.correction is not None]),
     )
     trace = trace_of(lens, data, chosen, fit) | simulated
     if settings.learning_curve:
@@ -213,24 +195,12 @@ def make_lens(store: Scored, data: TrainingData, chosen: Candidate, parts: Parts
     return replace(lens, trace=trace)
 
 
-def layer_view(singles: Sequence[Candidate]) -> LayerView | None:
-    """Return the probes of single layers as they were fitted to choose among them; with folds there are none to keep."""
-    fits = [
-        LayerFit(c.recipe.layers[0], c.parts.standardiser, c.parts.probe, c.parts.base_weight, c.parts.scale)
-        for c in singles
-        if c.parts is not None
-    ]
-    return view_of(fits, singles[0].recipe.rule, singles[0].recipe.inputs) if fits else None
-
-
 def trace_of(lens: Lens, data: TrainingData, chosen: Candidate, fit: Fit) -> dict[str, Any]:
     """Return how the choice was made: the validation scores of layers, gammas, kinds and of the controls."""
     criterion = fit.settings.criterion
     options = data.options
     raw = base_probs(data.table, lens.base)
-    plain = chosen.probs(data, chosen.best(criterion)["gamma"])
-    if lens.then_temperature != 1.0:
-        plain = cooled(plain, options, temperature=lens.then_temperature)
+    plain = cool(chosen.probs(chosen.best(criterion)["gamma"]), options, temperature=lens.then_temperature)
     shifts = lens.shift(data.layer(lens.layers[0]), options)
     methods = {
         "base": raw,
@@ -240,7 +210,7 @@ def trace_of(lens: Lens, data: TrainingData, chosen: Candidate, fit: Fit) -> dic
     }
     return {
         "criterion": criterion,
-        "rule": lens.rule,
+        "rule": lens.correction.rule,
         "chosen": {
             "layers": list(lens.layers),
             "r2": chosen.r2,
@@ -258,7 +228,7 @@ def trace_of(lens: Lens, data: TrainingData, chosen: Candidate, fit: Fit) -> dic
             for c in fit.singles
         ],
         "gammas": chosen.gammas,
-        "kinds": {c.recipe.kind: c.best(criterion) for c in fit.found},
+        "kinds": {c.recipe.kind: c.best(criterion) for c in fit.compared},
         "as_good": as_good_layers(data, fit.singles, criterion),
         "validation": {method: with_intervals(data, probs) for method, probs in methods.items()},
     }
@@ -267,8 +237,7 @@ def trace_of(lens: Lens, data: TrainingData, chosen: Candidate, fit: Fit) -> dic
 def as_good_layers(data: TrainingData, singles: Sequence[Candidate], criterion: str) -> list[int]:
     """Return the layers whose Brier score is within one standard error of the best one's, question by question."""
     per_question = {
-        c.recipe.layers[0]: brier_by_question(data, c.probs(data, c.best(criterion)["gamma"]), data.covered)
-        for c in singles
+        c.recipe.layers[0]: brier_by_question(data, c.probs(c.best(criterion)["gamma"]), data.covered) for c in singles
     }
     best = min(per_question, key=lambda layer: per_question[layer].mean())
     behind = {layer: v - per_question[best] for layer, v in per_question.items()}
@@ -289,9 +258,9 @@ def provenance(store: Scored, data: TrainingData, chosen: Candidate, settings: F
         "tasks": dict(Counter(f"{q.task}:{q.split}" if q.split else q.task for q in questions)),
         "terms": {source: licence_of(task) for source, task in sources.items()},
         # a network chosen by folds is that of the first round; only a lens of closed form is fitted on everything
-        "n_train": len(questions) if chosen.parts is None else int((~data.rounds[0]).sum()),
+        "n_train": len(questions) if chosen.correction is None else int((~data.rounds[0]).sum()),
         "n_validation": int(data.covered.sum()),
-        "settings": asdict(replace(settings, layers=settings.layers or store.layers)),
+        "settings": asdict(settings),
         "store": digest(store.manifest),
         "questions": store.manifest["questions"],
         "versions": versions(),

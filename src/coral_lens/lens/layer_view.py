@@ -2,7 +2,7 @@
 
     layers.safetensors    in the lens's folder; a lens without it works just the same
 
-They were fitted on the training questions while the layer was being chosen, so that they cost nothing more. Never steers.
+They were fitted on the training questions while the layer was being chosen, so they cost nothing more. Never steers.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as save_tensors
 
 from coral_lens.errors import CoralError
-from coral_lens.lens.features import build_inputs
-from coral_lens.lens.probes.listwise import tilt
+from coral_lens.lens.correction import Correction
 from coral_lens.lens.probes.ridge import LinearProbe
-from coral_lens.lens.probes.standardise import Probe, Standardiser
-from coral_lens.lens.rules import Rule
+from coral_lens.lens.probes.standardise import Standardiser
+from coral_lens.lens.rules import RULES
 from coral_lens.records import Scored
 from coral_lens.storage.files import canonical, write_atomic
 
@@ -32,75 +31,50 @@ FILE = "layers.safetensors"
 
 @dataclass(frozen=True)
 class LayerView:
-    """A linear probe for each layer, with the standardiser folded into it."""
+    """A linear correction for each layer alone, with the standardiser folded into its probe."""
 
-    rule: Rule
-    inputs: tuple[str, ...]
-    layers: tuple[int, ...]
-    weight: Float[np.ndarray, "layer feature"]
-    bias: Float[np.ndarray, " layer"]
-    base_weight: Float[np.ndarray, " layer"]
-    """Of log p under the listwise rule."""
+    corrections: tuple[Correction, ...]
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers in order, one for each correction."""
+        return tuple(c.layers[0] for c in self.corrections)
+
+    @property
+    def n_weights(self) -> int:
+        """The inputs of all layers together."""
+        return sum(len(c.standardiser.mean) for c in self.corrections)
 
     def changes(self, store: Scored, p: Float[np.ndarray, " row"]) -> Float[np.ndarray, "layer row"]:
         """Return for each layer the residual that its own probe predicts for each option.
 
         Under the paper's rule that is the probe's output; under the listwise rule, the change of probability at full strength.
         """
-        options = store.table.options
-        found = np.empty((len(self.layers), len(p)))
-        for i, layer in enumerate(self.layers):
-            x = build_inputs(store.layer(layer), p, options, self.inputs)
-            scores = x.astype(np.float64) @ self.weight[i].astype(np.float64) + self.bias[i]
-            if self.rule == "residual":
-                found[i] = scores
-            else:
-                found[i] = tilt(p, scores, options, base_weight=float(self.base_weight[i]), gamma=1.0) - p
-        return found
+        changes = np.empty((len(self.corrections), len(p)))
+        for i, one in enumerate(self.corrections):
+            changes[i] = RULES[one.rule].change(one.scores(p, one.states(store), store.table.options))
+        return changes
 
     def save(self, folder: Path) -> None:
         """Write the file."""
+        probes = [c.probe for c in self.corrections if isinstance(c.probe, LinearProbe)]
         tensors = {
-            "weight": torch.from_numpy(self.weight),
-            "bias": torch.from_numpy(self.bias),
-            "base_weight": torch.from_numpy(self.base_weight),
+            "weight": torch.from_numpy(np.stack([p.weight.astype(np.float32) for p in probes])),
+            "bias": torch.tensor([p.bias for p in probes], dtype=torch.float64),
+            "base_weight": torch.tensor([c.base_weight for c in self.corrections], dtype=torch.float64),
             "layers": torch.tensor(self.layers),
         }
+        first = self.corrections[0]
         # one entry, because safetensors writes several in any order, and the same lens must be the same bytes
-        about = {"view": canonical({"rule": self.rule, "inputs": self.inputs})}
+        about = {"view": canonical({"rule": first.rule, "inputs": first.inputs})}
         write_atomic(folder / FILE, save_tensors(tensors, metadata=about))
 
 
-@dataclass(frozen=True)
-class LayerFit:
-    """What was fitted on one layer alone."""
-
-    layer: int
-    standardiser: Standardiser
-    probe: Probe
-    base_weight: float
-    scale: float
-
-
-def view_of(fits: Sequence[LayerFit], rule: Rule, inputs: tuple[str, ...]) -> LayerView | None:
-    """Fold each layer's standardiser into its probe; None where probes are not linear."""
-    weights, biases = [], []
-    for one in fits:
-        if not isinstance(one.probe, LinearProbe):
-            return None
-        weight = one.scale * one.probe.weight / one.standardiser.scale
-        weights.append(weight.astype(np.float32))
-        biases.append(one.scale * one.probe.bias - float(one.standardiser.mean @ weight))
-    if not fits:
+def view_of(corrections: Sequence[Correction]) -> LayerView | None:
+    """Return the view that corrections of single layers make; None where there are none, or their probes are not linear."""
+    if not corrections or not all(isinstance(c.probe, LinearProbe) for c in corrections):
         return None
-    return LayerView(
-        rule,
-        inputs,
-        tuple(one.layer for one in fits),
-        np.stack(weights),
-        np.array(biases),
-        np.array([one.base_weight for one in fits]),
-    )
+    return LayerView(tuple(c.folded() for c in corrections))
 
 
 def load_view(folder: Path) -> LayerView | None:
@@ -114,11 +88,17 @@ def load_view(folder: Path) -> LayerView | None:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError, TypeError, ValueError, KeyError) as error:
         raise CoralError(f"{path} cannot be read ({error}); remove it: the lens works without it.") from None
+    weights = tensors["weight"].astype(np.float64)
     return LayerView(
-        about["rule"],
-        tuple(about["inputs"]),
-        tuple(int(layer) for layer in tensors["layers"]),
-        tensors["weight"],
-        tensors["bias"],
-        tensors["base_weight"],
+        tuple(
+            Correction(
+                rule=about["rule"],
+                layers=(int(layer),),
+                inputs=tuple(about["inputs"]),
+                standardiser=Standardiser.identity(weights.shape[1]),
+                probe=LinearProbe(weights[i], float(tensors["bias"][i])),
+                base_weight=float(tensors["base_weight"][i]),
+            )
+            for i, layer in enumerate(tensors["layers"])
+        )
     )

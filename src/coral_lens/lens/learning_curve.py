@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from coral_lens.lens.choose import SHOWN, Candidate, fit_parts, moved
+from coral_lens.lens.choose import SHOWN, Candidate, fit_recipe, predict_all
+from coral_lens.lens.rules import correct_rows
 from coral_lens.lens.training_data import TrainingData
 
 SIZES = (0.1, 0.2, 0.4, 0.7, 1.0)
@@ -24,28 +25,19 @@ def learning_curve(data: TrainingData, chosen: Candidate, gamma: float, *, seed:
     points, losses = [], []
     for share in SIZES:
         n = max(2, round(share * len(train)))
-        some = np.zeros(len(held_out), dtype=bool)
-        some[order[:n]] = True
-        probs = predicted(data, chosen, gamma, some)
+        fitted_on = np.zeros(len(held_out), dtype=bool)
+        fitted_on[order[:n]] = True
+        correction = fit_recipe(data, chosen.recipe, fitted_on, held_out)
+        probs = chosen.recipe.rule.correct(predict_all(data, correction), gamma)
         points.append({"questions": n, **data.scores(probs, SHOWN, held_out)})
         losses.append(brier_by_question(data, probs, held_out))
     return {"points": points, "enough": points[first_as_good(losses)]["questions"]}
 
 
-def predicted(data: TrainingData, chosen: Candidate, gamma: float, train: np.ndarray) -> np.ndarray:
-    """Return the probabilities of every row from a fit on some training questions."""
-    recipe = chosen.recipe
-    parts = fit_parts(data, recipe, train, data.rounds[0])
-    scores = parts.scores(data.features(recipe.layers, recipe.inputs))
-    base = parts.base_weight * np.log(np.maximum(data.p, 1e-300))
-    return moved(recipe.rule, data.p, base, scores, data.options, gamma)
-
-
 def brier_by_question(data: TrainingData, probs: np.ndarray, mask: np.ndarray) -> np.ndarray:
     """Return the Brier score of each marked question."""
-    right = np.zeros(len(probs))
-    right[data.options.starts + data.table.answers] = 1.0
-    return data.options.take(mask).sum(((probs - right) ** 2)[data.options.rows(mask)])
+    errors = (probs - correct_rows(data.table)) ** 2
+    return data.options.take(mask).sum(errors[data.options.rows(mask)])
 
 
 def first_as_good(losses: list[np.ndarray]) -> int:

@@ -1,22 +1,33 @@
-"""Base probabilities, residuals and the paper's correction, over questions with any number of options. Only arithmetic.
+"""The rules by which a probe's scores correct probabilities. Only arithmetic, over questions with any number of options.
 
-Temperature scaling of the base probabilities: one number, which moves confidence and never the answer."""
+    residual    p' = max(p + gamma * (r_hat - mean r_hat), 0), renormalised     `steer`, the paper's Eq. 4
+    listwise    p' = softmax(base_weight * log p + gamma * score)               `tilt`, beyond the paper
+
+A new rule is an entry of `RULES`. Beside them stand what they start from (the base probabilities p and the residuals
+y - p that a probe learns) and temperature scaling: one number, which moves confidence and never the answer.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from coral_lens.lens.settings import BaseRule
 from coral_lens.ragged import Options
 from coral_lens.records import UNKNOWN, OptionTable
 
-Rule = Literal["residual", "listwise"]
-"""How a probe's output moves probabilities: `residual`, the paper's p + gamma * r_hat, clipped; `listwise`, beyond the
-paper: softmax(base_weight * log p + gamma * score)."""
+RuleName = Literal["residual", "listwise"]
+
+FLOOR = 1e-4
+"""Smaller corrected probabilities, such as one that the paper's rule clipped to 0, count as this where logarithms are taken:
+no evidence is infinitely strong."""
+
+
+# ------------------------------------------------------------------------------------- base probabilities and residuals
 
 BASE_SCORES: dict[str, Callable[[OptionTable], Float[np.ndarray, " row"]]] = {
     "sum": lambda t: t.logprobs,
@@ -29,6 +40,11 @@ BASE_SCORES: dict[str, Callable[[OptionTable], Float[np.ndarray, " row"]]] = {
 def base_probs(table: OptionTable, rule: BaseRule) -> Float[np.ndarray, " row"]:
     """Return the unsteered model's distribution over the options of each question."""
     return table.options.softmax(BASE_SCORES[rule](table))
+
+
+def log_of(p: Float[np.ndarray, " row"]) -> Float[np.ndarray, " row"]:
+    """Return log p, finite where p is 0."""
+    return np.log(np.maximum(p, 1e-300))
 
 
 def correct_rows(table: OptionTable) -> Float[np.ndarray, " row"]:
@@ -44,6 +60,9 @@ def residuals(table: OptionTable, p: Float[np.ndarray, " row"]) -> Float[np.ndar
     return correct_rows(table) - p
 
 
+# -------------------------------------------------------------------------------------------------------- the two rules
+
+
 def steer(
     p: Float[np.ndarray, " row"], r_hat: Float[np.ndarray, " row"], options: Options, *, gamma: float
 ) -> Float[np.ndarray, " row"]:
@@ -54,23 +73,97 @@ def steer(
     return options.normalise(np.maximum(p + gamma * options.centre(r_hat), 0.0))
 
 
-# ---------------------------------------------------------------------------------------------------- temperature
+def tilt(
+    base: Float[np.ndarray, " row"], scores: Float[np.ndarray, " row"], options: Options, *, gamma: float
+) -> Float[np.ndarray, " row"]:
+    """Return softmax(base + gamma * scores) per question, `base` being the base's weight times log p.
+
+    Not in the paper. Gamma 0 leaves plain temperature scaling.
+    """
+    return options.softmax(base + gamma * scores)
+
+
+@dataclass(frozen=True)
+class ProbeScores:
+    """What a probe says of every option, with what a rule needs beside it to correct their probabilities."""
+
+    p: Float[np.ndarray, " row"]
+    """The base probabilities that are corrected."""
+    base: Float[np.ndarray, " row"]
+    """The base's part of the listwise rule's logits: its weight times log p."""
+    scores: Float[np.ndarray, " row"]
+    """The probe's output: under the paper's rule, r_hat."""
+    options: Options
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One way to correct probabilities."""
+
+    method: str
+    """The name of its predictions."""
+    noun: str
+    """What a lens of this rule is called in a sentence, after its kind."""
+    correct: Callable[[ProbeScores, float], Float[np.ndarray, " row"]]
+    """The corrected probabilities at strength gamma."""
+    change: Callable[[ProbeScores], Float[np.ndarray, " row"]]
+    """The change of probability that the scores stand for at full strength: the estimate of the residual."""
+    gammas: tuple[float, ...]
+    """The strengths to choose from."""
+
+
+GAMMAS = tuple(0.25 * k for k in range(13))
+"""The paper's 0.25 to 3.0, and 0: a probe that helps nowhere then does nothing."""
+SHRINKAGES = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""For the listwise rule, whose scores already have their scale; 0 is plain temperature scaling."""
+
+RULES: dict[RuleName, Rule] = {
+    "residual": Rule(
+        method="coral",
+        noun="probe",
+        correct=lambda s, gamma: steer(s.p, s.scores, s.options, gamma=gamma),
+        change=lambda s: s.scores,
+        gammas=GAMMAS,
+    ),
+    "listwise": Rule(
+        method="listwise",
+        noun="lens",
+        correct=lambda s, gamma: tilt(s.base, s.scores, s.options, gamma=gamma),
+        change=lambda s: tilt(s.base, s.scores, s.options, gamma=1.0) - s.p,
+        gammas=SHRINKAGES,
+    ),
+}
+
+
+# --------------------------------------------------------------------------------------------------------- temperature
 
 BOUNDS = (0.02, 50.0)
+"""The lowest and the highest temperature that is fitted."""
 
 
 def apply_temperature(
     p: Float[np.ndarray, " row"], options: Options, *, temperature: float
 ) -> Float[np.ndarray, " row"]:
     """Return softmax(log p / T) over the options of each question."""
-    return options.softmax(np.log(np.maximum(p, 1e-300)) / temperature)
+    return options.softmax(log_of(p) / temperature)
+
+
+def cool(q: Float[np.ndarray, " row"], options: Options, *, temperature: float) -> Float[np.ndarray, " row"]:
+    """Scale corrected probabilities by a temperature; 1 leaves them as they are.
+
+    Trap: the paper's rule clips at 0. If that counted as 0 here, one right option among them would ask for a temperature
+    without end.
+    """
+    if temperature == 1.0:
+        return q
+    return apply_temperature(np.maximum(q, FLOOR), options, temperature=temperature)
 
 
 def fit_temperature(p: Float[np.ndarray, " row"], options: Options, answers: Int[np.ndarray, " question"]) -> float:
     """Return the temperature with the lowest NLL. The NLL is convex in 1 / T, so a bounded search finds it."""
     from scipy.optimize import minimize_scalar
 
-    logs = np.log(np.maximum(p, 1e-300))
+    logs = log_of(p)
     # relative to the right option: the NLL is then a log-sum-exp, exact where a probability would underflow
     behind = logs - options.spread(logs[options.starts + answers])
 
@@ -79,3 +172,9 @@ def fit_temperature(p: Float[np.ndarray, " row"], options: Options, answers: Int
 
     low, high = (1.0 / b for b in reversed(BOUNDS))
     return float(1.0 / minimize_scalar(nll, bounds=(low, high), method="bounded", options={"xatol": 1e-6}).x)
+
+
+def temperature_on(p: Float[np.ndarray, " row"], table: OptionTable, mask: Bool[np.ndarray, " question"]) -> float:
+    """Return the temperature with the lowest NLL on the marked questions of a table."""
+    options = table.options
+    return fit_temperature(p[options.rows(mask)], options.take(mask), table.answers[mask])

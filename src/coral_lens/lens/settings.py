@@ -25,9 +25,9 @@ FEWEST = 20
 
 def lens_names() -> Iterable[str]:
     """Return the lenses that can be fitted."""
-    from coral_lens.lens.probes.registry import KINDS
+    from coral_lens.lens.probes.registry import LENSES
 
-    return (*KINDS, "auto")
+    return (*LENSES, "auto")
 
 
 def metric_names() -> Iterable[str]:
@@ -96,10 +96,10 @@ class FitSettings(Settings):
     """Seed of the split into training and validation questions, and of networks."""
 
     def __post_init__(self) -> None:
-        from coral_lens.lens.probes.registry import KINDS
+        from coral_lens.lens.probes.registry import LENSES
 
         super().__post_init__()
-        averages = self.lens != "auto" and KINDS[self.lens].average > 1
+        averages = self.lens != "auto" and LENSES[self.lens].average > 1
         if averages and ("rank" in self.inputs or self.top_layers > 1):
             raise CoralError(
                 f"{self.lens} averages probes of single layers: it takes neither rank inputs nor top layers."
@@ -109,11 +109,11 @@ class FitSettings(Settings):
 
     def tempers(self, kind: str) -> bool:
         """Return whether a lens of this kind is to be tempered."""
-        from coral_lens.lens.probes.registry import KINDS
+        from coral_lens.lens.probes.registry import LENSES
 
         if self.temper is not None:
             return self.temper
-        return KINDS[kind].rule == "listwise" and not self.then_temperature
+        return LENSES[kind].rule == "listwise" and not self.then_temperature
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from coral_lens.lens.probes.standardise import Standardiser, fit_standardiser, parts
+from coral_lens.lens.probes.standardise import Standardiser, fit_standardiser, iter_rows
 from coral_lens.ragged import Options
 from coral_lens.storage.arrays import allocate, question_chunks, release
 
@@ -42,24 +42,24 @@ class ShiftModel:
         return self.of(places(states, options))
 
     def of(
-        self, at: Float[np.ndarray, "question width"], some: Int[np.ndarray, " some"] | None = None
+        self, at: Float[np.ndarray, "question width"], questions: Int[np.ndarray, " some"] | None = None
     ) -> Float[np.ndarray, " some"]:
         """Return the shift of some questions at these places, or of all."""
-        return (self.distances(at, some) / self.typical).min(axis=1)
+        return (self.distances(at, questions) / self.typical).min(axis=1)
 
     def distances(
-        self, at: Float[np.ndarray, "question width"], some: Int[np.ndarray, " some"] | None = None
+        self, at: Float[np.ndarray, "question width"], questions: Int[np.ndarray, " some"] | None = None
     ) -> Float[np.ndarray, "some domain"]:
         """Return the distance of some questions, or of all, to each domain, per direction."""
-        found = np.empty((len(at) if some is None else len(some), len(self.means)))
-        for rows, part in parts(at, some):
-            z = self.standardiser(part).astype(np.float64)
+        distances = np.empty((len(at) if questions is None else len(questions), len(self.means)))
+        for place, chunk in iter_rows(at, questions):
+            z = self.standardiser(chunk).astype(np.float64)
             for i, mean in enumerate(self.means):
-                moved = z - mean
-                inside = moved @ self.basis
-                outside = np.maximum((moved**2).sum(axis=1) - (inside**2).sum(axis=1), 0.0)
-                found[rows, i] = ((inside**2 / self.variances).sum(axis=1) + outside / self.rest) / z.shape[1]
-        return found
+                away = z - mean
+                inside = away @ self.basis
+                outside = np.maximum((away**2).sum(axis=1) - (inside**2).sum(axis=1), 0.0)
+                distances[place, i] = ((inside**2 / self.variances).sum(axis=1) + outside / self.rest) / z.shape[1]
+        return distances
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what is kept of it in a lens."""
@@ -130,12 +130,12 @@ def moments_within(
     """Return the standardised mean of each domain, by number, and the covariance of questions around their domain's mean."""
     width = at.shape[1]
     means, covariance = np.zeros((number.max() + 1, width)), np.zeros((width, width))
-    for some, part in parts(at, train):
-        z = standardiser(part).astype(np.float64)
+    for place, chunk in iter_rows(at, train):
+        z = standardiser(chunk).astype(np.float64)
         for i in range(len(means)):
-            means[i] += z[number[some] == i].sum(axis=0)
+            means[i] += z[number[place] == i].sum(axis=0)
     means /= np.bincount(number)[:, None]
-    for some, part in parts(at, train):
-        within = standardiser(part).astype(np.float64) - means[number[some]]
+    for place, chunk in iter_rows(at, train):
+        within = standardiser(chunk).astype(np.float64) - means[number[place]]
         covariance += within.T @ within
     return means, covariance / len(train)

@@ -16,12 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
+from coral_lens.lens.rules import FLOOR, log_of
 from coral_lens.ragged import Options
 from coral_lens.records import Question
 from coral_lens.storage.arrays import row_chunks
 
-SMALLEST = 1e-4
-"""Smaller probabilities, such as one that the paper's rule clipped to 0, count as this: no evidence is infinitely strong."""
 FAR = 1.5
 """The shift from which a question counts as far: of held-out questions of the training tasks, nine in ten are nearer."""
 PRIOR = 1.0
@@ -74,7 +73,7 @@ def evidence_of(
     Trap: both have the same floor. If q alone had one, an option that base and lens agree to be hopeless would show
     strong evidence for it, and a lens's weight above the base's would make it the answer.
     """
-    kept, said = (np.log(np.maximum(x, SMALLEST)) for x in (options.softmax(base), q))
+    kept, said = (np.log(np.maximum(x, FLOOR)) for x in (options.softmax(base), q))
     # a constant per question changes no probability; without the mean, the two parts can be weighed against each other
     lens = options.centre(said - kept)
     distance = np.clip(np.log(np.maximum(shift, 1e-12)) / np.log(FAR), 0.0, 1.0)
@@ -104,12 +103,12 @@ def fit_tempering(parts: Sequence[tuple[Evidence, Int[np.ndarray, " _"], float]]
         total = 0.0
         for evidence, answers, weight in parts:
             right = tempered(theta, evidence)[evidence.options.starts + answers]
-            total -= weight * float(np.log(np.maximum(right, 1e-300)).sum())
+            total -= weight * float(log_of(right).sum())
         return total / n + float(theta @ theta) / (2 * PRIOR**2 * n_questions)
 
     bounds = [(-4.0, 3.0), (-4.0, 0.0), (-4.0, 3.0), (-4.0, 0.0)]
-    found = minimize(loss, np.array([0.0, -0.1, 0.0, -0.1]), method="L-BFGS-B", bounds=bounds).x
-    return Tempering(*map(float, found))
+    theta = minimize(loss, np.array([0.0, -0.1, 0.0, -0.1]), method="L-BFGS-B", bounds=bounds).x
+    return Tempering(*map(float, theta))
 
 
 def domains_of(questions: Sequence[Question], at: Float[np.ndarray, "question width"], *, seed: int) -> list[str]:
@@ -139,9 +138,9 @@ def clusters_of(at: Float[np.ndarray, "question width"], *, seed: int) -> list[s
 
     n = max(2, min(N_CLUSTERS, len(at) // FEWEST))
     every = -(-len(at) // MOST_CLUSTERED)
-    some = at[::every]
-    mean, scale = some.mean(axis=0), np.maximum(some.std(axis=0), 1e-6)
-    found = KMeans(n, n_init=4, random_state=seed).fit((some - mean) / scale)
+    drawn = at[::every]
+    mean, scale = drawn.mean(axis=0), np.maximum(drawn.std(axis=0), 1e-6)
+    clusters = KMeans(n, n_init=4, random_state=seed).fit((drawn - mean) / scale)
     if every == 1:
-        return [f"cluster {c}" for c in found.labels_]
-    return [f"cluster {c}" for rows in row_chunks(*at.shape) for c in found.predict((at[rows] - mean) / scale)]
+        return [f"cluster {c}" for c in clusters.labels_]
+    return [f"cluster {c}" for rows in row_chunks(*at.shape) for c in clusters.predict((at[rows] - mean) / scale)]

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, Int
 
 from coral_lens.errors import CoralError
 from coral_lens.lens.features import build_inputs
-from coral_lens.lens.probes.standardise import Standardiser, fit_standardiser, parts
+from coral_lens.lens.probes.standardise import Standardiser, fit_standardiser, iter_rows
 from coral_lens.metrics.scores import score
 from coral_lens.ragged import Options
 from coral_lens.records import OptionTable, Predictions, Question
@@ -58,7 +58,7 @@ class TrainingData:
     def features(self, layers: Sequence[int], inputs: Sequence[str]) -> Float[np.ndarray, "row feature"]:
         """Return the inputs of a probe that reads these layers side by side."""
         states = side_by_side(self.layer, layers)
-        if not all(np.isfinite(part).all() for _, part in parts(states)):
+        if not all(np.isfinite(chunk).all() for _, chunk in iter_rows(states)):
             raise CoralError(
                 f"The states of layer {' and '.join(map(str, layers))} are not all finite numbers; the model or its dtype "
                 "is broken there: extract again with --dtype float32, or leave the layer out with --layers."
@@ -71,8 +71,8 @@ class TrainingData:
         """Return the rows of the marked questions."""
         rows = np.flatnonzero(self.options.rows(mask))
         z = allocate(len(rows), features.shape[1])
-        for some, part in parts(features, rows):
-            by(part, out=z[some])
+        for place, chunk in iter_rows(features, rows):
+            by(chunk, out=z[place])
         return Sample(z, self.p[rows], self.r[rows], self.options.take(mask), self.table.answers[mask])
 
     def standardiser(

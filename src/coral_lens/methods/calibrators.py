@@ -23,8 +23,7 @@ from jaxtyping import Float, Int
 
 from coral_lens.data.settings import Style
 from coral_lens.errors import CoralError
-from coral_lens.lens.fit import temperature_on
-from coral_lens.lens.rules import apply_temperature, base_probs, correct_rows
+from coral_lens.lens.rules import apply_temperature, base_probs, correct_rows, temperature_on
 from coral_lens.methods.interface import FitContext, Method, Predict, QuestionSet, no_options, options_of
 from coral_lens.ragged import Options
 from coral_lens.records import Predictions, Question, predictions_of
@@ -43,7 +42,7 @@ def fit_nothing(context: FitContext, _: None) -> Predict:
 def fit_temperature(context: FitContext, _: None) -> Predict:
     """Scale the base probabilities by one temperature, fitted on the validation questions."""
     data = context.data
-    temperature = temperature_on(data.p, data.options, data.table.answers, data.covered)
+    temperature = temperature_on(data.p, data.table, data.covered)
 
     def predict(test: QuestionSet) -> dict[str, Predictions]:
         table = test.states.table

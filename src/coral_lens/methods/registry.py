@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from coral_lens.errors import CoralError, nearest
-from coral_lens.lens.probes.registry import KINDS
+from coral_lens.lens.probes.registry import LENSES
 from coral_lens.methods.calibrators import BASE, ISOTONIC, TEMPERATURE, VECTOR_SCALING
 from coral_lens.methods.ccps.method import CCPS
 from coral_lens.methods.controls import BASE_ONLY, RANDOM, UNTRAINED
@@ -45,7 +45,7 @@ BASELINES: dict[str, Method] = {
     "ccps": CCPS,
     "corrsteer": CORRSTEER,
 }
-METHODS: dict[str, Method] = BASELINES | dict.fromkeys((*KINDS, "auto"), LENS)
+METHODS: dict[str, Method] = BASELINES | dict.fromkeys((*LENSES, "auto"), LENS)
 
 
 def read_method(entry: MethodEntry) -> Any:

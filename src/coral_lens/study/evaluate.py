@@ -155,7 +155,7 @@ class LensPanel:
     @cached_property
     def looked(self) -> int:
         """Number of the lens whose view is kept: the first listwise one, which reports are about, or the first."""
-        return min(range(len(self.lenses)), key=lambda i: self.lenses[i].rule != "listwise")
+        return min(range(len(self.lenses)), key=lambda i: self.lenses[i].correction.rule != "listwise")
 
     @property
     def style(self) -> Style:
@@ -190,7 +190,7 @@ class LensPanel:
         view = self.lenses[self.looked].view
         if view is None:
             return ()
-        size = 2 * view.weight.size * sum(len(q.options) for q in questions)
+        size = 2 * view.n_weights * sum(len(q.options) for q in questions)
         return view.layers if size <= VIEW_BYTES else ()
 
     def predict(self, test: QuestionSet) -> dict[str, Predictions]:

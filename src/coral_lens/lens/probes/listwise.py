@@ -1,12 +1,9 @@
-"""The listwise lens: softmax_j(a * log p_j + w . z_j) over the options of each question, fitted by cross-entropy.
+"""Listwise probes: softmax_j(a * log p_j + c * f(z_j)) over the options of each question, fitted by cross-entropy.
 
-Not in the paper. It optimises a proper score of the whole distribution instead of each option's residual, learns a
-temperature of the base on the way (1 / a), and never clips a probability to 0. States are centred within the question first:
-what all its options share cannot tell them apart.
-
-The listwise lens with a network: softmax_j(a * log p_j + c * f(z_j)), f the paper's kind of network with a tanh output.
-
-The output is bounded, so the correction of an option never exceeds c, which is learned like the weight a of the base.
+Not in the paper. They optimise a proper score of the whole distribution instead of each option's residual, learn a
+temperature of the base on the way (1 / a), and never clip a probability to 0. States are centred within the question first:
+what all its options share cannot tell them apart. f is linear, with c = 1, or the paper's kind of network with a tanh output:
+the correction of an option then never exceeds c, which is learned like a.
 """
 
 from __future__ import annotations
@@ -22,35 +19,19 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from coral_lens.lens.probes.mlp import NetworkProbe, build_mlp
+from coral_lens.lens.probes.ridge import LinearProbe
+from coral_lens.lens.probes.standardise import FittedProbe
+from coral_lens.lens.rules import log_of
 from coral_lens.lens.training_data import Sample
 from coral_lens.ragged import Options
 from coral_lens.storage.arrays import chunks, question_chunks, release
+
+# ---------------------------------------------------------------------------------------------------------- linear probes
 
 DECAYS = (10.0, 3.0, 1.0, 0.3, 0.1)
 """Weight decays, strongest first: each fit starts from the one before."""
 STOPS = {"maxiter": 60, "ftol": 1e-7, "gtol": 1e-5}
 """When L-BFGS stops."""
-
-
-def tilt(
-    p: Float[np.ndarray, " row"],
-    scores: Float[np.ndarray, " row"],
-    options: Options,
-    *,
-    base_weight: float,
-    gamma: float,
-) -> Float[np.ndarray, " row"]:
-    """Return softmax(base_weight * log p + gamma * scores) per question; gamma 0 leaves plain temperature scaling."""
-    return options.softmax(base_weight * np.log(np.maximum(p, 1e-300)) + gamma * scores)
-
-
-@dataclass(frozen=True)
-class ListwiseFit:
-    """Weights of one fit."""
-
-    weight: Float[np.ndarray, " width"]
-    base_weight: float
-    decay: float
 
 
 def fit_listwise_path(
@@ -59,14 +40,14 @@ def fit_listwise_path(
     options: Options,
     answers: Int[np.ndarray, " question"],
     decays: Sequence[float] = DECAYS,
-) -> list[ListwiseFit]:
+) -> list[FittedProbe]:
     """Minimise mean cross-entropy + decay / 2 * |w|^2 over w and a >= 0, for every weight decay, by L-BFGS.
 
     The problem is convex, so the path of starts changes only how fast the minimum is found.
     """
     from scipy.optimize import minimize
 
-    log_p = np.log(np.maximum(p, 1e-300))
+    log_p = log_of(p)
     right = options.starts + answers
     n = len(answers)
 
@@ -76,20 +57,20 @@ def fit_listwise_path(
         q = options.softmax(a * log_p + scores.astype(np.float64))
         error = q.copy()
         error[right] -= 1.0
-        value = -np.log(np.maximum(q[right], 1e-300)).mean() + 0.5 * decay * float(weight @ weight)
+        value = -log_of(q[right]).mean() + 0.5 * decay * float(weight @ weight)
         slope = sum((error[rows].astype(z.dtype) @ z[rows]).astype(np.float64) for rows in chunks(z))
         return value, np.append(slope / n + decay * weight, error @ log_p / n)
 
     theta = np.append(np.zeros(z.shape[1]), 1.0)
     bounds = [(None, None)] * z.shape[1] + [(0.0, None)]
-    fits = []
+    path = []
     for decay in decays:
         theta = minimize(loss, theta, args=(decay,), jac=True, method="L-BFGS-B", bounds=bounds, options=STOPS).x
-        fits.append(ListwiseFit(theta[:-1].copy(), float(theta[-1]), decay))
-    return fits
+        path.append(FittedProbe(LinearProbe(theta[:-1].copy(), 0.0), base_weight=float(theta[-1])))
+    return path
 
 
-# ---------------------------------------------------------------------------------------------------- listwise_mlp
+# --------------------------------------------------------------------------------------------------------------- networks
 
 
 @dataclass(frozen=True)
@@ -111,16 +92,7 @@ LISTWISE_GRID: tuple[dict[str, Any], ...] = tuple({"weight_decay": decay} for de
 
 
 @dataclass(frozen=True)
-class ListwiseNetwork:
-    """A fitted network with the two numbers that stand beside it."""
-
-    probe: NetworkProbe
-    base_weight: float
-    scale: float
-
-
-@dataclass(frozen=True)
-class _Rows:
+class QuestionRows:
     """The rows of some questions as tensors."""
 
     z: Float[Tensor, "row feature"]
@@ -129,7 +101,7 @@ class _Rows:
     right: Int[Tensor, " question"]
 
 
-def fit_listwise_mlp(train: Sample, validation: Sample, settings: ListwiseMlpSettings, *, seed: int) -> ListwiseNetwork:
+def fit_listwise_mlp(train: Sample, validation: Sample, settings: ListwiseMlpSettings, *, seed: int) -> FittedProbe:
     """Minimise cross-entropy with AdamW; what is kept is a copy of the state with the best validation loss."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -143,9 +115,9 @@ def fit_listwise_mlp(train: Sample, validation: Sample, settings: ListwiseMlpSet
         best, kept, stale = float("inf"), (copy.deepcopy(network.state_dict()), logs.detach().clone()), 0
         for _ in range(settings.max_epochs):
             network.train()
-            for some in torch.randperm(len(train.answers)).split(settings.batch_size):
+            for batch in torch.randperm(len(train.answers)).split(settings.batch_size):
                 optimiser.zero_grad(set_to_none=True)
-                loss(network, logs, rows_of_sample(train, some.numpy())).backward()
+                loss(network, logs, rows_of_sample(train, batch.numpy())).backward()
                 optimiser.step()
                 release(train.z)
             value = mean_loss(network, logs, validation)
@@ -156,7 +128,7 @@ def fit_listwise_mlp(train: Sample, validation: Sample, settings: ListwiseMlpSet
                 break
     network.load_state_dict(kept[0])
     base_weight, scale = kept[1].double().exp().tolist()
-    return ListwiseNetwork(NetworkProbe(network.eval(), tuple(settings.hidden)), base_weight, scale)
+    return FittedProbe(NetworkProbe(network.eval(), tuple(settings.hidden)), base_weight, scale)
 
 
 @torch.no_grad()
@@ -171,13 +143,13 @@ def mean_loss(network: torch.nn.Module, logs: Tensor, sample: Sample) -> float:
     return total / len(sample.answers)
 
 
-def rows_of_sample(sample: Sample, questions: Int[np.ndarray, " some"]) -> _Rows:
+def rows_of_sample(sample: Sample, questions: Int[np.ndarray, " some"]) -> QuestionRows:
     """Return the rows of some questions of a sample, in that order."""
     starts, sizes = sample.options.starts[questions], sample.options.sizes[questions]
     first = np.cumsum(sizes) - sizes
     rows = np.repeat(starts - first, sizes) + np.arange(sizes.sum())
     log_p = np.log(np.maximum(sample.p[rows], 1e-30)).astype(np.float32)
-    return _Rows(
+    return QuestionRows(
         torch.from_numpy(np.asarray(sample.z[rows], np.float32)),
         torch.from_numpy(log_p),
         torch.from_numpy(np.repeat(np.arange(len(questions)), sizes)),
@@ -185,7 +157,7 @@ def rows_of_sample(sample: Sample, questions: Int[np.ndarray, " some"]) -> _Rows
     )
 
 
-def loss(network: torch.nn.Module, logs: Tensor, rows: _Rows) -> Float[Tensor, ""]:
+def loss(network: torch.nn.Module, logs: Tensor, rows: QuestionRows) -> Float[Tensor, ""]:
     """Return the mean cross-entropy of the right options."""
     weights = logs.exp()
     logits = weights[0] * rows.log_p + weights[1] * network(rows.z)[:, 0]

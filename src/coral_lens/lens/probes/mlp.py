@@ -14,7 +14,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from coral_lens.errors import CoralError
-from coral_lens.lens.probes.standardise import column_means, parts, r_squared, refuse_residuals
+from coral_lens.lens.probes.standardise import column_means, iter_rows, r_squared, refuse_residuals
 from coral_lens.storage.arrays import release
 
 HIDDEN = (1024, 512, 256, 128)
@@ -121,8 +121,8 @@ def mlp_loss(r: Float[Tensor, " row"], r_hat: Float[Tensor, " row"], *, output_p
 def outputs(network: nn.Sequential, z: Float[np.ndarray, "row width"]) -> Float[Tensor, " row"]:
     """Return what a network makes of states, without dropout."""
     network.eval()
-    found = [network(torch.from_numpy(part.astype(np.float32)))[:, 0] for _, part in parts(z)]
-    return torch.cat([torch.zeros(0), *found])
+    predicted = [network(torch.from_numpy(chunk.astype(np.float32)))[:, 0] for _, chunk in iter_rows(z)]
+    return torch.cat([torch.zeros(0), *predicted])
 
 
 @dataclass(frozen=True)

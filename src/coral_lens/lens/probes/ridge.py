@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from coral_lens.errors import CoralError
-from coral_lens.lens.probes.standardise import column_means, parts, refuse_residuals
+from coral_lens.lens.probes.standardise import column_means, iter_rows, refuse_residuals
 
 PENALTIES = tuple(float(x) for x in np.logspace(0, 7, 15))
 """Ridge penalties, in units of one row's weight."""
@@ -27,7 +27,7 @@ class LinearProbe:
     kind = "ridge"
 
     def predict(self, z: Float[np.ndarray, "row width"]) -> Float[np.ndarray, " row"]:
-        predicted = [part.astype(np.float64) @ self.weight for _, part in parts(z)]
+        predicted = [chunk.astype(np.float64) @ self.weight for _, chunk in iter_rows(z)]
         return np.concatenate([np.zeros(0), *predicted]) + self.bias
 
     def tensors(self) -> dict[str, Tensor]:
@@ -77,12 +77,12 @@ class RidgeRows:
         """Return the moments of some rows, in float64 and chunk by chunk."""
         width = self.z.shape[1]
         total, gram, cross, target = np.zeros(width), np.zeros((width, width)), np.zeros(width), 0.0
-        for some, states in parts(self.z, index):
-            part = states - self.z_mean
-            residual = self.r[index[some]] - self.r_mean
-            total += part.sum(axis=0)
-            gram += part.T @ part
-            cross += part.T @ residual
+        for place, states in iter_rows(self.z, index):
+            shifted = states - self.z_mean
+            residual = self.r[index[place]] - self.r_mean
+            total += shifted.sum(axis=0)
+            gram += shifted.T @ shifted
+            cross += shifted.T @ residual
             target += float(residual.sum())
         return Moments(len(index), total, gram, cross, target)
 
@@ -170,18 +170,18 @@ def fit_ridge_folds(
     for name, index in members.items():
         others = everything - held_out.pop(name)
         weights, biases = ridge.solve(others, penalties, column_scale(others, everything, ridge.z_mean))
-        for some, states in parts(z, index):
-            predicted[:, index[some]] = (states.astype(np.float64) @ weights + biases).T
+        for place, states in iter_rows(z, index):
+            predicted[:, index[place]] = (states.astype(np.float64) @ weights + biases).T
     return predicted, linear_probes(*ridge.solve(everything, penalties, np.ones(z.shape[1])))
 
 
-def sum_moments(parts: Sequence[Moments]) -> Moments:
+def sum_moments(folds: Sequence[Moments]) -> Moments:
     """Return the moments of all rows from those of each fold."""
-    gram = parts[0].gram.copy()
-    for part in parts[1:]:
-        gram += part.gram
-    total, cross = np.sum([p.total for p in parts], axis=0), np.sum([p.cross for p in parts], axis=0)
-    return Moments(sum(p.n for p in parts), total, gram, cross, math.fsum(p.target for p in parts))
+    gram = folds[0].gram.copy()
+    for fold in folds[1:]:
+        gram += fold.gram
+    total, cross = np.sum([m.total for m in folds], axis=0), np.sum([m.cross for m in folds], axis=0)
+    return Moments(sum(m.n for m in folds), total, gram, cross, math.fsum(m.target for m in folds))
 
 
 def column_scale(m: Moments, everything: Moments, shift: Float[np.ndarray, " width"]) -> Float[np.ndarray, " width"]:

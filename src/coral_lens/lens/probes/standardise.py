@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -21,11 +21,11 @@ Rows = Int[np.ndarray, " some"]
 """Numbers of the rows of a matrix that are meant; None means all."""
 
 
-def parts(states: Float[np.ndarray, "row width"], rows: Rows | None = None) -> Iterator[tuple[slice, np.ndarray]]:
-    """Yield some rows of a matrix, chunk by chunk, each with its place among them."""
+def iter_rows(states: Float[np.ndarray, "row width"], rows: Rows | None = None) -> Iterator[tuple[slice, np.ndarray]]:
+    """Yield the wanted rows of a matrix, chunk by chunk, each chunk with its place among them."""
     n = len(states) if rows is None else len(rows)
-    for some in row_chunks(n, states.shape[1]):
-        yield some, states[some] if rows is None else states[rows[some]]
+    for place in row_chunks(n, states.shape[1]):
+        yield place, states[place] if rows is None else states[rows[place]]
         release(states)
 
 
@@ -35,10 +35,10 @@ def column_means(states: Float[np.ndarray, "row width"], rows: Rows | None = Non
     if not n:
         raise CoralError("There are no states to fit a probe on: 0 rows. Give more questions.")
     total = np.zeros(states.shape[1])
-    for some, part in parts(states, rows):
-        subtotal = part.sum(axis=0, dtype=np.float64)
+    for place, chunk in iter_rows(states, rows):
+        subtotal = chunk.sum(axis=0, dtype=np.float64)
         if not np.isfinite(subtotal).all():
-            refuse_numbers(part, first=some.start)
+            refuse_numbers(chunk, first=place.start)
         total += subtotal
     return total / n
 
@@ -71,18 +71,23 @@ class Standardiser:
     ) -> Float[np.ndarray, "row width"]:
         """Return standardised states in float32, or write them to `out`, which may be mapped from a file."""
         z = np.empty(states.shape, np.float32) if out is None else out
-        for some, part in parts(states):
-            z[some] = (part - self.mean) / self.scale
+        for place, chunk in iter_rows(states):
+            z[place] = (chunk - self.mean) / self.scale
             release(z)
         return z
+
+    @classmethod
+    def identity(cls, width: int) -> Standardiser:
+        """Return the one that leaves states as they are."""
+        return cls(np.zeros(width, np.float32), np.ones(width, np.float32))
 
 
 def fit_standardiser(states: Float[np.ndarray, "row width"], rows: Rows | None = None) -> Standardiser:
     """Return the standardiser of training states, from two passes in float64; `rows` are those that train."""
     mean = column_means(states, rows)
     squares = np.zeros_like(mean)
-    for _, part in parts(states, rows):
-        squares += ((part - mean) ** 2).sum(axis=0)
+    for _, chunk in iter_rows(states, rows):
+        squares += ((chunk - mean) ** 2).sum(axis=0)
     scale = np.sqrt(squares / (len(states) if rows is None else len(rows)))
     # each column against its own mean: beside a massive activation, an ordinary column is not constant
     scale[scale <= 1e-6 * np.abs(mean)] = 1.0
@@ -102,11 +107,21 @@ class Probe(Protocol):
         """Return the weights to save."""
 
 
+class FittedProbe(NamedTuple):
+    """A probe as a fit leaves it, with the two numbers that a listwise fit learns beside it."""
+
+    probe: Probe
+    base_weight: float = 1.0
+    """Of log p under the listwise rule."""
+    scale: float = 1.0
+    """Of the probe's output: gamma counts in units of it."""
+
+
 def predict_states(
     probe: Probe, standardiser: Standardiser, states: Float[np.ndarray, "row width"], rows: Rows | None = None
 ) -> Float[np.ndarray, " some"]:
     """Return what a probe predicts of states that are not standardised yet."""
-    predicted = [probe.predict(standardiser(part)) for _, part in parts(states, rows)]
+    predicted = [probe.predict(standardiser(chunk)) for _, chunk in iter_rows(states, rows)]
     return np.concatenate([np.zeros(0), *predicted])
 
 

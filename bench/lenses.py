@@ -130,9 +130,9 @@ def reseeded(lens: Lens, train: JoinedStore, seed: int) -> Lens:
     """Fit the network of a lens again from another start, with layer, setting and gamma as they were chosen."""
     settings = FitSettings(lens=lens.kind, base=lens.base, temper=False, layers=lens.layers)
     data, _ = training_data(train, settings)
-    recipe = Recipe(lens.kind, lens.layers, lens.correction.inputs, tuple(lens.trace["chosen"]["settings"]), seed)
+    recipe = Recipe(lens.kind, lens.layers, lens.correction.inputs, lens.trace.chosen.settings, seed)
     correction = fit_recipe(data, recipe, ~data.rounds[0], data.rounds[0])
-    strength = lens.trace["chosen"]["gamma"] * correction.scale
+    strength = lens.trace.chosen.gamma * correction.scale
     return replace(lens, correction=replace(correction, scale=1.0), gamma=strength)
 
 

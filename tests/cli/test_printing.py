@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +15,7 @@ from coral_lens.cli.printing import print_curve, print_fit, show_run
 from coral_lens.lens.artefact import Lens
 from coral_lens.lens.fit import fit_store
 from coral_lens.lens.settings import FitSettings
+from coral_lens.lens.trace import CurvePoint, LearningCurve
 from coral_lens.ragged import Options
 from coral_lens.records import Predictions
 from coral_lens.report.runs import Evaluation, Run
@@ -40,11 +40,11 @@ def printed(capsys: pytest.CaptureFixture[str], lens: Lens) -> str:
 def test_every_method_stands_in_the_table_with_its_intervals(lens: Lens, capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(capsys, lens)
     assert all(len(line) <= 80 for line in text.split("Chosen:")[0].splitlines())
-    for method, scores in lens.trace["validation"].items():
+    for method, scores in lens.trace.validation.items():
         row = next(line for line in text.splitlines() if line.strip().startswith(f"{method} "))
-        values = [f"{100 * scores[m]['value']:.1f}" for m in ("accuracy", "ece", "brier", "nll")]
+        values = [f"{100 * scores[m].value:.1f}" for m in ("accuracy", "ece", "brier", "nll")]
         assert row.split()[-4:] == values
-        assert f"{100 * scores['brier']['low']:.1f} to {100 * scores['brier']['high']:.1f}" in text
+        assert f"{100 * scores['brier'].low:.1f} to {100 * scores['brier'].high:.1f}" in text
 
 
 def test_it_says_what_was_chosen_on_how_many_questions_and_that_the_scores_flatter(
@@ -59,12 +59,12 @@ def test_it_says_what_was_chosen_on_how_many_questions_and_that_the_scores_flatt
 
 def test_it_says_which_layers_would_have_done_as_well(lens: Lens, capsys: pytest.CaptureFixture[str]) -> None:
     assert "1 of 2 layers tried are within one standard error of the best (Brier): 1." in printed(capsys, lens)
-    flat = replace(lens, trace={**lens.trace, "as_good": [0, 1]})
+    flat = replace(lens, trace=replace(lens.trace, as_good=(0, 1)))
     assert "2 of 2 layers tried are within one standard error of the best (Brier): 0, 1." in printed(capsys, flat)
 
 
 def test_a_lens_that_does_nothing_says_so(lens: Lens, capsys: pytest.CaptureFixture[str]) -> None:
-    still: dict[str, Any] = {**lens.trace, "chosen": {**lens.trace["chosen"], "gamma": 0.0}}
+    still = replace(lens.trace, chosen=replace(lens.trace.chosen, gamma=0.0))
     assert "No strength of this lens beat" not in printed(capsys, lens)
     papers = replace(lens.correction, rule="residual")
     said = printed(capsys, replace(lens, correction=papers, kind="ridge", tempering=None, trace=still))
@@ -75,18 +75,19 @@ def test_a_lens_that_does_nothing_says_so(lens: Lens, capsys: pytest.CaptureFixt
 
 
 def test_the_learning_curve_is_shown_where_there_is_one(lens: Lens, capsys: pytest.CaptureFixture[str]) -> None:
-    curve = lens.trace["learning_curve"]
+    curve = lens.trace.learning_curve
+    assert curve is not None
     text = printed(capsys, lens)
     shown = re.findall(r"^ +(\d+) +\d+\.\d +\d+\.\d +\d+\.\d +\d+\.\d *$", text, re.MULTILINE)
-    assert shown == [str(point["questions"]) for point in curve["points"]] == ["4", "8", "16", "28", "40"]
-    assert f"{curve['enough']} training questions would have been enough" in text
-    without = {name: value for name, value in lens.trace.items() if name != "learning_curve"}
+    assert shown == [str(point.questions) for point in curve.points] == ["4", "8", "16", "28", "40"]
+    assert f"{curve.enough} training questions would have been enough" in text
+    without = replace(lens.trace, learning_curve=None)
     assert "would have been enough" not in printed(capsys, replace(lens, trace=without))
 
 
 def test_a_curve_worked_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
-    point = {"questions": 7, "accuracy": 0.5, "ece": 0.1234, "brier": 0.75, "nll": 1.5}
-    print_curve({"points": [point], "enough": 7})
+    point = CurvePoint(7, {"accuracy": 0.5, "ece": 0.1234, "brier": 0.75, "nll": 1.5})
+    print_curve(LearningCurve((point,), 7))
     assert "7                   50.0      12.3  75.0   150.0" in capsys.readouterr().out
 
 

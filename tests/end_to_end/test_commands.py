@@ -167,15 +167,15 @@ def test_fit_makes_a_lens_and_says_what_was_chosen(work: Work) -> None:
     lens = load_lens(work.lens)
     assert lens.kind == "listwise"
     assert set(lens.layers) < {1, 2}
-    assert lens.training["tasks"] == {"questions": TRAINING}
+    assert lens.training.tasks == {"questions": TRAINING}
     assert lens.model["name"] == str(work.model)
     assert f"Chosen: {lens.name}" in " ".join(work.fitted.out.split())
     for word in ("base", "temperature", "listwise tempered", "accuracy", "Brier"):
         assert word in work.fitted.out
-    brier = lens.trace["validation"][lens.method]["brier"]
-    assert f"{100 * brier['value']:.1f}" in work.fitted.out
-    assert f"{100 * brier['low']:.1f} to {100 * brier['high']:.1f}" in work.fitted.out
-    good = lens.trace["as_good"]
+    brier = lens.trace.validation[lens.method]["brier"]
+    assert f"{100 * brier.value:.1f}" in work.fitted.out
+    assert f"{100 * brier.low:.1f} to {100 * brier.high:.1f}" in work.fitted.out
+    good = lens.trace.as_good
     assert f"{len(good)} of 2 layers tried are within one standard error of the best" in " ".join(
         work.fitted.out.split()
     )
@@ -306,8 +306,8 @@ def test_the_style_is_part_of_the_lens_and_predict_uses_it(model: Path, coral: C
     assert coral("fit", "--model", model, "--train", train, "--out", tmp_path / "lens", *options).code == 0
     lens = load_lens(tmp_path / "lens")
     assert (str(lens.style), lens.base) == ("letters", "sum")
-    assert lens.training["settings"]["criterion"] == "nll"
-    assert lens.training["settings"]["seed"] == 3
+    assert lens.training.settings["criterion"] == "nll"
+    assert lens.training.settings["seed"] == 3
     assert lens.kind == "ridge"
 
 
@@ -318,11 +318,12 @@ def test_every_option_of_fit_reaches_the_settings(model: Path, coral: Coral, tmp
     outcome = coral("fit", "--model", model, "--train", train, "--out", tmp_path / "lens", *options)
     assert outcome.code == 0, outcome.err
     lens = load_lens(tmp_path / "lens")
-    asked = lens.training["settings"]
+    asked = lens.training.settings
     assert (asked["folds"], asked["top_layers"], asked["inputs"], asked["depth"]) == (3, 2, ["centred", "rank"], 2)
     assert (asked["scale_base"], asked["temper"], asked["learning_curve"]) == (True, False, True)
     assert (lens.layers, lens.correction.inputs, lens.method) == ((1, 2), ("centred", "rank"), "listwise")
-    assert f"{lens.trace['learning_curve']['enough']} training questions would have been enough" in outcome.out
+    assert lens.trace.learning_curve is not None
+    assert f"{lens.trace.learning_curve.enough} training questions would have been enough" in outcome.out
 
 
 def test_calibrate_gives_predict_its_sets_and_abstention(work: Work, coral: Coral, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_questions_and_rows_come_part_by_part(stores: tuple[ActivationStore, Act
 
 def test_a_lens_is_fitted_on_it_as_on_any_store(stores: tuple[ActivationStore, ActivationStore]) -> None:
     lens = fit_store(joined(stores), FitSettings(lens="ridge"))
-    assert lens.training["n_train"] + lens.training["n_validation"] == 40
+    assert lens.training.n_train + lens.training.n_validation == 40
 
 
 def test_another_choice_of_questions_is_another_digest(stores: tuple[ActivationStore, ActivationStore]) -> None:

@@ -241,7 +241,7 @@ def test_acc_norm_is_warned_of_once_and_only_where_lengths_differ(
 
 @pytest.mark.filterwarnings(LENGTHS)
 def test_a_task_that_the_lens_was_fitted_on_is_named(tiny: Model, lens: Lens, requests: list[Instance]) -> None:
-    trained = replace(lens, training={**lens.training, "tasks": {"toy:train": 30, "arc": 10}})
+    trained = replace(lens, training=replace(lens.training, tasks={"toy:train": 30, "arc": 10}))
     lm = CoralLM(tiny, lens=trained)
     with pytest.warns(UserWarning, match=r"fitted on questions of toy\.") as caught:
         lm.loglikelihood(requests, disable_tqdm=True)

@@ -138,9 +138,9 @@ def test_the_folder_holds_json_safetensors_and_a_card_and_nothing_else(saved: Pa
     assert lens.name in card
     assert "tiny-llama" in card
     assert "| questions | 40 | not known |" in card
-    for method, kept in lens.trace["validation"].items():
+    for method, kept in lens.trace.validation.items():
         brier = kept["brier"]
-        shown = f"{100 * brier['value']:.1f} ({100 * brier['low']:.1f} to {100 * brier['high']:.1f})"
+        shown = f"{100 * brier.value:.1f} ({100 * brier.low:.1f} to {100 * brier.high:.1f})"
         assert any(line.startswith(f"| {method} |") and shown in line for line in card.splitlines())
     assert ("It weakens them there by itself" in card) == (lens.tempering is not None)
 
@@ -274,13 +274,14 @@ def test_an_override_uses_the_lens_on_another_model_and_is_on_record(lens: Lens,
     other = make_model("llama", seed=1)
     adopted = lens.adopted(other)
     assert len(adopted.predict(other, toy_questions(2))) == 2
-    (note,) = adopted.training["overrides"]
+    (note,) = adopted.training.overrides
     assert "fitted on tiny-llama" in note
     assert "other weights" in note
     adopted.save(tmp_path / "lens")
-    assert load_lens(tmp_path / "lens").training["overrides"] == [note]
+    assert load_lens(tmp_path / "lens").training.overrides == (note,)
     assert f"**Overridden**: {note}" in (tmp_path / "lens" / "README.md").read_text("utf-8")
-    assert "overrides" not in lens.training
+    assert lens.training.overrides == ()
+    assert "overrides" not in lens.record()["training"]
 
 
 def test_its_own_model_needs_no_override(lens: Lens, tiny: Model) -> None:

@@ -16,6 +16,7 @@ from coral_lens.lens.probes.registry import AUTO, LENSES
 from coral_lens.lens.probes.ridge import LinearProbe
 from coral_lens.lens.rules import GAMMAS, SHRINKAGES
 from coral_lens.lens.settings import FitSettings
+from coral_lens.lens.trace import GammaPoint
 
 SETTINGS = FitSettings(layers=LAYERS)
 CLOSED = ("ridge", "listwise", "ensemble")
@@ -110,7 +111,7 @@ def test_a_lens_of_two_layers_applies_them_side_by_side() -> None:
     data = data_of(store)
     chosen, _ = choose(data, "listwise", replace(SETTINGS, top_layers=2))
     rows = store.table.options.rows(data.rounds[0])
-    expected = chosen.probs(chosen.best("brier")["gamma"])[rows]
+    expected = chosen.probs(chosen.best("brier").gamma)[rows]
     assert lens.apply(store)["listwise"][rows] == pytest.approx(expected, abs=1e-6)
 
 
@@ -133,8 +134,8 @@ def test_gamma_zero_is_kept_where_a_probe_is_useless() -> None:
     store.states[1][store.table.options.rows(data.rounds[0]), COLUMN] *= -1
     for name, grid in (("ridge", GAMMAS), ("listwise", SHRINKAGES)):
         chosen, _ = choose(data, name, replace(SETTINGS, layers=(1,)))
-        assert [point["gamma"] for point in chosen.gammas] == list(grid)
-        assert chosen.best("brier")["gamma"] == 0.0
+        assert [point.gamma for point in chosen.gammas] == list(grid)
+        assert chosen.best("brier").gamma == 0.0
     lens = fit_store(store, FitSettings(lens="ridge", layers=(1,)))
     assert lens.apply(store)["coral"].tobytes() == lens.apply(store)["base"].tobytes()
 
@@ -142,15 +143,15 @@ def test_gamma_zero_is_kept_where_a_probe_is_useless() -> None:
 def test_of_equal_gammas_the_smallest_is_taken() -> None:
     data = data_of(PlantedStore(40, signal={1: 2.0}))
     chosen, _ = choose(data, "ridge", replace(SETTINGS, layers=(1,)))
-    flat = replace(chosen, gammas=[{"gamma": g, "brier": 0.5, "accuracy": 0.5} for g in (1.0, 0.25, 2.0)])
-    assert flat.best("brier")["gamma"] == 0.25
-    assert flat.best("accuracy")["gamma"] == 0.25
+    flat = replace(chosen, gammas=tuple(GammaPoint(g, {"brier": 0.5, "accuracy": 0.5}) for g in (1.0, 0.25, 2.0)))
+    assert flat.best("brier").gamma == 0.25
+    assert flat.best("accuracy").gamma == 0.25
 
 
 def test_a_score_where_more_is_better_is_maximised() -> None:
     data = data_of(PlantedStore(120, signal={1: 2.0}))
     chosen, singles = choose(data, "listwise", replace(SETTINGS, criterion="accuracy"))
-    assert chosen.best("accuracy")["accuracy"] == max(p["accuracy"] for c in singles for p in c.gammas)
+    assert chosen.best("accuracy").scores["accuracy"] == max(p.scores["accuracy"] for c in singles for p in c.gammas)
     assert chosen.cost("accuracy") < 0
 
 
@@ -190,11 +191,11 @@ def test_the_answers_of_a_fold_do_not_change_what_is_predicted_there() -> None:
 def test_a_lens_of_closed_form_chosen_by_folds_is_fitted_on_everything() -> None:
     store = PlantedStore(60, signal={1: 2.0})
     lens = fit_store(store, FitSettings(lens="ridge", layers=(1,), folds=3))
-    assert (lens.training["n_train"], lens.training["n_validation"]) == (60, 60)
+    assert (lens.training.n_train, lens.training.n_validation) == (60, 60)
     mean = store.layer(1).mean(axis=0, dtype=np.float64)
     assert lens.correction.standardiser.mean == pytest.approx(mean, abs=1e-5)
     single = fit_store(store, FitSettings(lens="ridge", layers=(1,)))
-    assert (single.training["n_train"], single.training["n_validation"]) == (48, 12)
+    assert (single.training.n_train, single.training.n_validation) == (48, 12)
     assert single.correction.standardiser.mean != pytest.approx(mean, abs=1e-5)
 
 
@@ -204,11 +205,11 @@ def test_a_lens_of_closed_form_chosen_by_folds_is_fitted_on_everything() -> None
 def test_auto_takes_the_kind_with_the_best_cross_validated_score() -> None:
     store = PlantedStore(60, signal={0: 1.5, 1: 1.5, 2: 1.5})
     lens = fit_store(store, FitSettings(lens="auto", folds=3, temper=False))
-    kinds = lens.trace["kinds"]
+    kinds = lens.trace.kinds
     assert tuple(kinds) == AUTO
-    assert kinds[lens.kind]["brier"] == min(k["brier"] for k in kinds.values())
+    assert kinds[lens.kind].scores["brier"] == min(k.scores["brier"] for k in kinds.values())
     assert lens.kind == "ensemble"  # every layer knows something, so the mean of all knows most
-    assert lens.training["n_validation"] == 60
+    assert lens.training.n_validation == 60
 
 
 def test_auto_with_ranks_lets_the_ensemble_go_without_them() -> None:
@@ -236,12 +237,12 @@ def test_inputs_are_recorded_and_used_again(name: str, asked: tuple[str, ...], r
     lens = fit_store(store, FitSettings(lens=name, layers=(1,), inputs=asked, temper=False))
     assert lens.correction.inputs == recorded
     assert lens.record()["inputs"] == list(recorded)
-    assert lens.training["settings"]["inputs"] == asked
+    assert lens.training.settings["inputs"] == asked
     assert len(lens.correction.standardiser.mean) == WIDTH + 6 * ("rank" in recorded)
     data = data_of(store)
     chosen, _ = choose(data, name, FitSettings(inputs=asked, layers=(1,)))
     rows = store.table.options.rows(data.rounds[0])
-    expected = chosen.probs(chosen.best("brier")["gamma"])[rows]
+    expected = chosen.probs(chosen.best("brier").gamma)[rows]
     assert lens.apply(store)[lens.method][rows] == pytest.approx(expected, abs=1e-6)
 
 
@@ -255,5 +256,5 @@ def test_ranks_help_where_the_base_is_reliably_wrong_at_its_first_choice() -> No
     plain, ranked = (
         fit_store(store, FitSettings(lens="ridge", layers=(0,), inputs=inputs)) for inputs in ((), ("rank",))
     )
-    scores = [one.trace["validation"]["coral"]["accuracy"]["value"] for one in (plain, ranked)]
+    scores = [one.trace.validation["coral"]["accuracy"].value for one in (plain, ranked)]
     assert scores[1] > 0.95 > scores[0]

@@ -77,9 +77,9 @@ def test_tasks_that_lie_apart_show_their_distance_and_tasks_alike_show_none() ->
     for apart in (0.0, 3.0):
         data = data_of(PlantedStore(80, signal={1: 2.0}, tasks=TASKS, apart=apart))
         _, _, shown = fit_do_no_harm(data, chosen_of(data), 1.0, temper=True, seed=0)
-        assert [row["part"] for row in shown["simulated"]] == ["held out", "without a", "without b", "without c"]
-        assert [row["questions"] for row in shown["simulated"]] == [48, 80, 80, 80]
-        shifts[apart] = [row["shift"] for row in shown["simulated"]]
+        assert [row.part for row in shown] == ["held out", "without a", "without b", "without c"]
+        assert [row.questions for row in shown] == [48, 80, 80, 80]
+        shifts[apart] = [row.shift for row in shown]
     assert max(shifts[0.0]) < 1.3
     assert shifts[3.0][0] < 1.3
     assert min(shifts[3.0][1:]) > 2.0
@@ -89,7 +89,7 @@ def test_a_lens_that_is_not_to_be_tempered_simulates_nothing_but_knows_the_shift
     data = data_of(PlantedStore(60, signal={1: 2.0}))
     shift, tempering, shown = fit_do_no_harm(data, chosen_of(data), 1.0, temper=False, seed=0)
     assert tempering is None
-    assert shown == {}
+    assert shown == ()
     assert np.median(shift.of(places(data.layer(1), data.table.options))) == pytest.approx(1.0, abs=0.3)
 
 
@@ -114,7 +114,7 @@ def test_what_does_not_carry_over_between_parts_is_not_trusted_afar(kind: str) -
         own.states[1][rows, i] += (2.5 * y[rows]).astype(np.float32)
         own.states[1][rows, (i + 1) % 3] -= (2.5 * y[rows]).astype(np.float32)
     turned = fit_store(own, settings)
-    far = min(row["shift"] for row in same.trace["simulated"][1:])
+    far = min(row.shift for row in same.trace.simulated[1:])
     assert ratio(same, far) > 0.5
     assert ratio(turned, far) < 0.5 * ratio(same, far)
     assert ratio(turned, far) < 0.5 * ratio(turned, 1.0)
@@ -141,7 +141,7 @@ def test_an_outlier_that_is_a_cluster_of_its_own_does_not_stop_the_fit() -> None
     for states in store.states.values():
         states[: store.table.offsets[1]] += 50.0
     lens = fit_store(store, FitSettings(layers=(1,)))
-    parts = [row["part"] for row in lens.trace["simulated"]]
+    parts = [row.part for row in lens.trace.simulated]
     assert parts[0] == "held out"
     assert len(parts) == 2
     assert np.isfinite(lens.shifts(store)).all()
@@ -152,7 +152,7 @@ def test_a_task_of_one_group_does_not_stop_the_fit() -> None:
     store = PlantedStore(40, signal={1: 2.0}, tasks={"a": 1.0, "b": 1.0})
     store.questions = [replace(q, group="one") if q.task == "b" else q for q in store.questions]
     lens = fit_store(store, FitSettings(layers=(1,)))
-    assert [row["part"] for row in lens.trace["simulated"]] == ["held out", "without b"]
+    assert [row.part for row in lens.trace.simulated] == ["held out", "without b"]
 
 
 @pytest.mark.filterwarnings("ignore:Number of distinct clusters")
@@ -162,11 +162,11 @@ def test_states_that_are_all_alike_do_not_stop_the_fit() -> None:
     for states in store.states.values():
         states[:] = 1.0
     lens = fit_store(store, FitSettings(layers=(1,)))
-    assert [row["part"] for row in lens.trace["simulated"]] == ["held out"]
+    assert [row.part for row in lens.trace.simulated] == ["held out"]
     assert all(np.isfinite(probs).all() for probs in lens.apply(store).values())
 
 
 def test_the_same_seed_gives_the_same_tempering() -> None:
     first, second = (fit_store(PlantedStore(60, signal={1: 2.0}), FitSettings(layers=(1,), seed=4)) for _ in range(2))
     assert first.tempering == second.tempering
-    assert first.trace["simulated"] == second.trace["simulated"]
+    assert first.trace.simulated == second.trace.simulated

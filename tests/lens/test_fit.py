@@ -109,7 +109,7 @@ def test_the_layer_with_the_signal_is_chosen_and_the_probe_points_at_it(planted:
     assert planted.gamma > 0
     assert isinstance(planted.correction.probe, ridge.LinearProbe)
     assert np.abs(planted.correction.probe.weight).argmax() == 4
-    r2 = {row["layer"]: row["r2"] for row in planted.trace["layers"]}
+    r2 = {row.layer: row.r2 for row in planted.trace.layers}
     others = [v for layer, v in r2.items() if layer != SIGNAL]
     assert r2[SIGNAL] > max(others) + 0.2
     if planted.correction.rule == "residual":
@@ -130,9 +130,9 @@ def test_fresh_questions_are_answered_better_and_with_better_probabilities(plant
 def test_where_there_is_no_signal_the_lens_is_never_worse_on_validation_and_does_little(lens: str, seed: int) -> None:
     store = Planted(150, strength=0.0, seed=seed)
     fitted = fit_store(store, FitSettings(lens=lens, seed=seed))
-    validation, nothing = fitted.trace["validation"], fitted.trace["gammas"][0]
-    assert validation[fitted.plain_method]["brier"]["value"] <= nothing["brier"]
-    assert nothing["brier"] <= validation["base"]["brier"]["value"]
+    validation, nothing = fitted.trace.validation, fitted.trace.gammas[0]
+    assert validation[fitted.plain_method]["brier"].value <= nothing.scores["brier"]
+    assert nothing.scores["brier"] <= validation["base"]["brier"].value
     fresh = scores(fitted, Planted(400, strength=0.0, seed=seed + 100), "brier")
     assert fresh[fitted.plain_method] < fresh["base"] + 0.05
     assert fresh[fitted.method] < fresh["base"] + 0.05
@@ -165,24 +165,24 @@ def test_a_listwise_lens_of_gamma_zero_is_a_temperature() -> None:
 
 def test_the_trace_holds_what_every_layer_and_gamma_scored(planted: Lens) -> None:
     trace, shown = planted.trace, ("accuracy", "ece", "brier", "nll")
-    assert trace["rule"] == planted.correction.rule
-    assert [row["layer"] for row in trace["layers"]] == list(LAYERS)
+    assert trace.rule == planted.correction.rule
+    assert [row.layer for row in trace.layers] == list(LAYERS)
     grid = {"residual": GAMMAS, "listwise": SHRINKAGES}[planted.correction.rule]
-    assert [point["gamma"] for point in trace["gammas"]] == list(grid)
-    best = min(trace["gammas"], key=lambda point: point["brier"])
-    assert best["gamma"] == planted.gamma == trace["chosen"]["gamma"]
-    values = {m: {k: v["value"] for k, v in kept.items()} for m, kept in trace["validation"].items()}
+    assert [point.gamma for point in trace.gammas] == list(grid)
+    best = min(trace.gammas, key=lambda point: point.scores["brier"])
+    assert best.gamma == planted.gamma == trace.chosen.gamma
+    values = {m: {k: v.value for k, v in kept.items()} for m, kept in trace.validation.items()}
     assert tuple(values) == tuple(dict.fromkeys(("base", "temperature", planted.plain_method, planted.method)))
-    assert values[planted.plain_method] == {k: best[k] for k in shown}
+    assert values[planted.plain_method] == {k: best.scores[k] for k in shown}
     if planted.correction.rule == "residual":
-        assert values["base"] == {k: trace["gammas"][0][k] for k in shown}
-    assert trace["chosen"]["layers"] == [SIGNAL]
-    (setting,) = trace["chosen"]["settings"]
+        assert values["base"] == {k: trace.gammas[0].scores[k] for k in shown}
+    assert trace.chosen.layers == (SIGNAL,)
+    (setting,) = trace.chosen.settings
     known = {"residual": ("penalty", ridge.PENALTIES), "listwise": ("weight_decay", DECAYS)}
     name, settings = known[planted.correction.rule]
     assert set(setting) == {name}
     assert setting[name] in settings
-    assert trace["kinds"] == {planted.kind: best}
+    assert trace.kinds == {planted.kind: best}
 
 
 def test_the_gammas_begin_at_nothing_and_end_at_the_papers_largest() -> None:
@@ -191,26 +191,25 @@ def test_the_gammas_begin_at_nothing_and_end_at_the_papers_largest() -> None:
 
 
 def test_every_validation_score_has_its_interval(planted: Lens) -> None:
-    for scores_of in planted.trace["validation"].values():
+    for scores_of in planted.trace.validation.values():
         for name, score_ in scores_of.items():
-            assert set(score_) == {"value", "low", "high"}
-            assert score_["low"] < score_["high"]
+            assert score_.low < score_.high
             if name != "ece":  # resampling can only add to it
-                assert score_["low"] <= score_["value"] <= score_["high"]
+                assert score_.low <= score_.value <= score_.high
 
 
 def test_the_trace_names_the_layers_that_would_have_done_as_well(planted: Lens) -> None:
-    assert planted.trace["as_good"] == [SIGNAL]
+    assert planted.trace.as_good == (SIGNAL,)
     store = Planted(300, strength=2.0)
     store.states[0] = store.states[SIGNAL]
-    assert fit_store(store, FitSettings(lens=planted.kind)).trace["as_good"] == [0, SIGNAL]
+    assert fit_store(store, FitSettings(lens=planted.kind)).trace.as_good == (0, SIGNAL)
 
 
 def test_the_lens_records_what_it_was_fitted_on(planted: Lens) -> None:
     training = planted.training
-    assert (training["n_train"], training["n_validation"]) == (240, 60)
-    assert training["tasks"] == {"questions": 300}
-    assert training["settings"]["layers"] == LAYERS
+    assert (training.n_train, training.n_validation) == (240, 60)
+    assert training.tasks == {"questions": 300}
+    assert training.settings["layers"] == LAYERS
     assert planted.model == {"name": "planted", "weights": "w" * 64, "tokenizer": "t" * 64, "dtype": "torch.float32"}
     assert len(planted.seen) == 300
 
@@ -252,7 +251,7 @@ def test_validation_questions_change_neither_the_standardiser_nor_the_probe(
     assert first.correction.probe.weight.tobytes() == second.correction.probe.weight.tobytes()
     assert first.correction.probe.bias == second.correction.probe.bias
     assert first.correction.base_weight == second.correction.base_weight
-    assert first.trace["validation"] != second.trace["validation"]
+    assert first.trace.validation != second.trace.validation
     states = store.states[SIGNAL] if kind == "ridge" else store.table.options.centre(store.states[SIGNAL])
     train = states[store.table.options.rows(~mask)]
     assert first.correction.standardiser.mean.tobytes() == fit_standardiser(train).mean.tobytes()
@@ -306,10 +305,10 @@ def test_the_mlp_tries_its_grid_on_the_best_layers_and_keeps_the_best_setting(
     assert searched == [(2, [replace(point, hidden=(16, 8)) for point in grid])]
     assert isinstance(lens.correction.probe, mlp.NetworkProbe)
     assert lens.layers == (SIGNAL,)
-    assert [row["layer"] for row in lens.trace["layers"]] == list(LAYERS), "ridge says which layers are worth it"
-    assert lens.trace["chosen"]["settings"] == [
-        {"weight_decay": 1.0, "output_penalty": 0.0, "learning_rate": 1e-2, "hidden": [16, 8], "max_epochs": 12}
-    ]
+    assert [row.layer for row in lens.trace.layers] == list(LAYERS), "ridge says which layers are worth it"
+    assert lens.trace.chosen.settings == (
+        {"weight_decay": 1.0, "output_penalty": 0.0, "learning_rate": 1e-2, "hidden": [16, 8], "max_epochs": 12},
+    )
     fresh = scores(lens, Planted(300, strength=2.0, seed=7), "accuracy")
     assert fresh["coral"] > fresh["base"] + 0.15
 
@@ -371,16 +370,16 @@ def test_the_grid_is_the_papers_network() -> None:
 def test_a_metric_where_more_is_better_is_maximised(kind: str) -> None:
     lens = fit_store(Planted(300, strength=2.0), FitSettings(lens=kind, criterion="accuracy"))
     assert lens.layers == (SIGNAL,)
-    best = max(point["accuracy"] for point in lens.trace["gammas"])
-    assert lens.trace["validation"][lens.plain_method]["accuracy"]["value"] == best
+    best = max(point.scores["accuracy"] for point in lens.trace.gammas)
+    assert lens.trace.validation[lens.plain_method]["accuracy"].value == best
     # of equally good gammas the smallest, which changes the model least
-    assert lens.gamma == min(p["gamma"] for p in lens.trace["gammas"] if p["accuracy"] == best)
+    assert lens.gamma == min(p.gamma for p in lens.trace.gammas if p.scores["accuracy"] == best)
 
 
 @pytest.mark.parametrize("kind", ["ridge", "listwise"])
 def test_a_metric_beyond_those_shown_can_choose_too(kind: str) -> None:
     lens = fit_store(Planted(200, strength=2.0), FitSettings(lens=kind, criterion="aurc"))
-    assert all("aurc" in point for point in lens.trace["gammas"])
+    assert all("aurc" in point.scores for point in lens.trace.gammas)
 
 
 @pytest.mark.parametrize("kind", ["ridge", "listwise"])
@@ -395,7 +394,7 @@ def test_a_criterion_that_does_not_exist_on_the_validation_questions_is_refused(
 
 def test_only_the_layers_asked_for_are_tried() -> None:
     lens = fit_store(Planted(100, strength=2.0), FitSettings(layers=(0, 3)))
-    assert [row["layer"] for row in lens.trace["layers"]] == [0, 3]
+    assert [row.layer for row in lens.trace.layers] == [0, 3]
     assert set(lens.layers) < {0, 3}
 
 
@@ -406,23 +405,23 @@ def test_the_best_layers_are_read_side_by_side_where_several_are_asked_for() -> 
     assert lens.layers == (0, SIGNAL)
     assert isinstance(lens.correction.probe, ridge.LinearProbe)
     assert set(np.abs(lens.correction.probe.weight).argsort()[-2:]) == {1, WIDTH + 4}
-    assert lens.trace["chosen"]["layers"] == [0, SIGNAL]
+    assert lens.trace.chosen.layers == (0, SIGNAL)
 
 
 def test_an_ensemble_averages_its_layers_and_says_which() -> None:
     lens = fit_store(Planted(300, strength=2.0), FitSettings(lens="ensemble"))
     assert lens.layers == LAYERS, "it has five members, and there are four layers"
-    assert len(lens.trace["chosen"]["settings"]) == len(LAYERS)
+    assert len(lens.trace.chosen.settings) == len(LAYERS)
     fresh = scores(lens, Planted(300, strength=2.0, seed=7), "accuracy")
     assert fresh[lens.method] > fresh["base"] + 0.1
 
 
 def test_auto_takes_the_kind_with_the_best_cross_validated_score() -> None:
     lens = fit_store(Planted(300, strength=2.0), FitSettings(lens="auto"))
-    kinds = lens.trace["kinds"]
+    kinds = lens.trace.kinds
     assert tuple(kinds) == AUTO
-    assert lens.kind == min(kinds, key=lambda kind: kinds[kind]["brier"])
-    assert (lens.training["n_train"], lens.training["n_validation"]) == (300, 300)
+    assert lens.kind == min(kinds, key=lambda kind: kinds[kind].scores["brier"])
+    assert (lens.training.n_train, lens.training.n_validation) == (300, 300)
 
 
 # ------------------------------------------------------------------------------------------------- folds, temperatures
@@ -435,11 +434,11 @@ def test_with_folds_every_question_chooses_and_the_lens_is_fitted_on_all(
     one_setting(monkeypatch, kind)
     store = Planted(200, strength=2.0)
     lens = fit_store(store, FitSettings(lens=kind, folds=4))
-    assert (lens.training["n_train"], lens.training["n_validation"]) == (200, 200)
+    assert (lens.training.n_train, lens.training.n_validation) == (200, 200)
     assert lens.layers == (SIGNAL,)
     states = store.states[SIGNAL] if kind == "ridge" else store.table.options.centre(store.states[SIGNAL])
     assert lens.correction.standardiser.mean.tobytes() == fit_standardiser(states).mean.tobytes()
-    assert lens.trace["chosen"]["settings"] == list(LENSES[kind].settings), "the one that there was"
+    assert lens.trace.chosen.settings == LENSES[kind].settings, "the one that there was"
 
 
 @pytest.mark.parametrize("kind", ["ridge", "listwise"])
@@ -448,8 +447,8 @@ def test_folds_judge_a_question_by_a_fit_that_has_not_seen_it(kind: str) -> None
     store, rng = Planted(60, strength=0.0), np.random.default_rng(4)
     store.states = {layer: rng.normal(size=(len(store.table.logprobs), 400)).astype(np.float32) for layer in LAYERS}
     lens = fit_store(store, FitSettings(lens=kind, folds=5))
-    assert max(row["r2"] for row in lens.trace["layers"]) < 0.3
-    assert lens.trace["gammas"][-1]["accuracy"] < 0.6
+    assert max(row.r2 for row in lens.trace.layers) < 0.3
+    assert lens.trace.gammas[-1].scores["accuracy"] < 0.6
 
 
 def test_listwise_lenses_are_tempered_and_the_papers_are_not_unless_asked() -> None:
@@ -461,7 +460,7 @@ def test_listwise_lenses_are_tempered_and_the_papers_are_not_unless_asked() -> N
     }
     for kind, expected in methods.items():
         lens = fit_store(store, FitSettings(lens=kind))
-        assert tuple(lens.apply(store)) == tuple(lens.trace["validation"]) == expected
+        assert tuple(lens.apply(store)) == tuple(lens.trace.validation) == expected
     untempered = fit_store(store, FitSettings(temper=False))
     assert untempered.tempering is None
     assert tuple(untempered.apply(store)) == ("base", "temperature", "listwise")
@@ -502,18 +501,19 @@ def test_a_temperature_after_the_lens_is_fitted_on_validation_and_takes_the_plac
     q = np.maximum(plain.apply(store)[plain.method], FLOOR)  # what was clipped to 0 is not infinitely unlikely
     expected = apply_temperature(q, store.table.options, temperature=lens.then_temperature)
     assert lens.apply(store)[method] == pytest.approx(expected, abs=1e-12)
-    before, after = (one.trace["validation"][one.method]["nll"]["value"] for one in (plain, lens))
+    before, after = (one.trace.validation[one.method]["nll"].value for one in (plain, lens))
     assert after <= before + 1e-3
 
 
 def test_a_learning_curve_is_kept_where_it_is_asked_for(planted: Lens) -> None:
-    assert "learning_curve" not in planted.trace
+    assert planted.trace.learning_curve is None
     lens = fit_store(Planted(300, strength=2.0), FitSettings(lens=planted.kind, learning_curve=True))
-    curve = lens.trace["learning_curve"]
-    assert [point["questions"] for point in curve["points"]] == [24, 48, 96, 168, 240]
-    last, chosen = curve["points"][-1], lens.trace["validation"][lens.plain_method]
-    assert last["brier"] == pytest.approx(chosen["brier"]["value"], abs=1e-3), "all questions: the lens itself"
-    assert curve["enough"] in [point["questions"] for point in curve["points"]]
+    curve = lens.trace.learning_curve
+    assert curve is not None
+    assert [point.questions for point in curve.points] == [24, 48, 96, 168, 240]
+    last, chosen = curve.points[-1], lens.trace.validation[lens.plain_method]
+    assert last.scores["brier"] == pytest.approx(chosen["brier"].value, abs=1e-3), "all questions: the lens itself"
+    assert curve.enough in [point.questions for point in curve.points]
 
 
 # -------------------------------------------------------------------------------------------------------- bad settings

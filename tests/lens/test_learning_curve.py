@@ -39,13 +39,13 @@ def test_it_ends_at_the_lens_that_was_chosen_and_begins_worse(name: str) -> None
     data = data_of(PlantedStore(200, signal={1: 2.0}))
     chosen, _ = choose(data, name, FitSettings(layers=(1,)))
     best = chosen.best("brier")
-    curve = learning_curve(data, chosen, best["gamma"], seed=0)
-    points = curve["points"]
-    assert [point["questions"] for point in points] == [16, 32, 64, 112, 160]
-    assert points[-1]["brier"] == pytest.approx(best["brier"], abs=5e-3)
-    assert points[0]["brier"] > points[-1]["brier"] + 0.02
-    assert curve["enough"] in {point["questions"] for point in points}
-    assert curve["enough"] > 16
+    curve = learning_curve(data, chosen, best.gamma, seed=0)
+    points = curve.points
+    assert [point.questions for point in points] == [16, 32, 64, 112, 160]
+    assert points[-1].scores["brier"] == pytest.approx(best.scores["brier"], abs=5e-3)
+    assert points[0].scores["brier"] > points[-1].scores["brier"] + 0.02
+    assert curve.enough in {point.questions for point in points}
+    assert curve.enough > 16
 
 
 def test_each_size_holds_the_questions_of_the_smaller_ones_and_never_a_validation_question(
@@ -65,7 +65,7 @@ def test_each_size_holds_the_questions_of_the_smaller_ones_and_never_a_validatio
     assert all((big[small]).all() for small, big in pairwise(seen))
     assert not any((train & data.rounds[0]).any() for train in seen)
     assert (seen[-1] == ~data.rounds[0]).all()
-    assert curve["enough"] == 4  # where nothing changes, the least is enough
+    assert curve.enough == 4  # where nothing changes, the least is enough
     again: list[np.ndarray] = seen.copy()
     seen.clear()
     learning_curve(data, chosen, 1.0, seed=1)
@@ -77,14 +77,15 @@ def test_the_scores_are_those_of_the_validation_questions_alone() -> None:
     store = PlantedStore(60, signal={1: 2.0})
     data = data_of(store)
     chosen, _ = choose(data, "ridge", FitSettings(layers=(1,)))
-    points = learning_curve(data, chosen, 0.0, seed=0)["points"]
+    points = learning_curve(data, chosen, 0.0, seed=0).points
     expected = brier(store, data.p, np.flatnonzero(data.rounds[0]))
-    assert [point["brier"] for point in points] == pytest.approx([expected] * 5)
+    assert [point.scores["brier"] for point in points] == pytest.approx([expected] * 5)
 
 
 def test_a_lens_keeps_its_curve_only_if_asked() -> None:
     store = PlantedStore(40, signal={1: 2.0})
     settings = {"lens": "ridge", "layers": (1,)}
-    assert "learning_curve" not in fit_store(store, FitSettings(**settings)).trace  # type: ignore[arg-type]
-    curve = fit_store(store, FitSettings(learning_curve=True, **settings)).trace["learning_curve"]  # type: ignore[arg-type]
-    assert len(curve["points"]) == 5
+    assert fit_store(store, FitSettings(**settings)).trace.learning_curve is None  # type: ignore[arg-type]
+    curve = fit_store(store, FitSettings(learning_curve=True, **settings)).trace.learning_curve  # type: ignore[arg-type]
+    assert curve is not None
+    assert len(curve.points) == 5

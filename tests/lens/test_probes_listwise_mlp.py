@@ -194,7 +194,7 @@ def test_the_lens_steers_as_the_candidate_did_on_validation(monkeypatch: pytest.
     chosen, singles = choose(data, "listwise-mlp", FitSettings(layers=(0, 1)))
     assert len(singles) == 2
     assert lens.layers == chosen.recipe.layers == (1,)
-    gamma = chosen.best("brier")["gamma"]
+    gamma = chosen.best("brier").gamma
     assert gamma > 0
     validation = np.repeat(data.rounds[0], store.table.options.sizes)
     ours = lens.apply(store)["listwise"][validation]
@@ -209,7 +209,7 @@ def test_a_saved_network_lens_answers_alike(monkeypatch: pytest.MonkeyPatch, tmp
     fresh = PlantedStore(20, signal={1: 2.0}, seed=3)
     again = load_lens(tmp_path / "lens")
     assert again.apply(fresh)["listwise"].tobytes() == lens.apply(fresh)["listwise"].tobytes()
-    assert "hidden" in again.trace["chosen"]["settings"][0]
+    assert "hidden" in again.trace.chosen.settings[0]
 
 
 def test_with_folds_the_network_of_the_first_round_is_kept_and_the_lens_says_so(
@@ -220,5 +220,5 @@ def test_with_folds_the_network_of_the_first_round_is_kept_and_the_lens_says_so(
     store = PlantedStore(60, signal={1: 2.0})
     settings = FitSettings(lens="listwise-mlp", layers=(1,), folds=3, temper=False)
     lens = fit_store(store, settings)
-    assert lens.training["n_validation"] == 60
-    assert lens.training["n_train"] == int((~data_of(store, settings).rounds[0]).sum()) == 40
+    assert lens.training.n_validation == 60
+    assert lens.training.n_train == int((~data_of(store, settings).rounds[0]).sum()) == 40

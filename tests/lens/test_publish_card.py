@@ -25,9 +25,7 @@ def lens() -> Lens:
 
 
 def card_of(lens: Lens, **changes: Any) -> str:
-    lens = replace(lens, **changes)
-    text: str = card(lens.record(), name=lens.name)
-    return text
+    return card(replace(lens, **changes))
 
 
 def front_matter(text: str) -> dict[str, Any]:
@@ -60,10 +58,10 @@ def test_each_source_of_questions_has_its_number_and_terms(lens: Lens) -> None:
 def test_every_score_has_its_interval(lens: Lens) -> None:
     text = card_of(lens)
     for method in ("base", "temperature", "listwise", "listwise tempered"):
-        accuracy = lens.trace["validation"][method]["accuracy"]
-        low, high = 100 * accuracy["low"], 100 * accuracy["high"]
-        assert accuracy["low"] <= accuracy["value"] <= accuracy["high"]
-        assert f"| {method} | {100 * accuracy['value']:.1f} ({low:.1f} to {high:.1f}) |" in text
+        accuracy = lens.trace.validation[method]["accuracy"]
+        low, high = 100 * accuracy.low, 100 * accuracy.high
+        assert accuracy.low <= accuracy.value <= accuracy.high
+        assert f"| {method} | {100 * accuracy.value:.1f} ({low:.1f} to {high:.1f}) |" in text
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert all(line.endswith("|") for line in rows)
     assert {line.count("|") for line in rows} == {4, 6}  # two tables, and no cell is lost
@@ -71,7 +69,7 @@ def test_every_score_has_its_interval(lens: Lens) -> None:
 
 def test_overrides_are_shown_only_where_there_are_any(lens: Lens) -> None:
     assert "Overridden" not in card_of(lens)
-    text = card_of(lens, training={**lens.training, "overrides": ["fitted on a, used on b", "and again"]})
+    text = card_of(lens, training=replace(lens.training, overrides=("fitted on a, used on b", "and again")))
     assert "- **Overridden**: fitted on a, used on b\n- **Overridden**: and again\n\n| training data" in text
 
 
@@ -83,7 +81,7 @@ def test_a_local_model_is_named_without_its_path(lens: Lens) -> None:
         assert f"# A CORAL lens for {public}\n" in text
         assert f'base_model: "{public}"' in text
     note = "fitted on /home/me/a, used on /home/me/b in spite of other weights"
-    text = card_of(lens, training={**lens.training, "overrides": [note]})
+    text = card_of(lens, training=replace(lens.training, overrides=(note,)))
     assert "fitted on a, used on b in spite of other weights" in text
 
 
@@ -101,7 +99,7 @@ def test_it_says_whether_the_lens_weakens_itself_afar(lens: Lens) -> None:
 
 
 def test_folds_are_not_called_other_questions(lens: Lens) -> None:
-    text = card_of(lens, training={**lens.training, "n_train": 80, "n_validation": 80})
+    text = card_of(lens, training=replace(lens.training, n_train=80, n_validation=80))
     assert "Fitted on 80 questions, chosen by folds on 80, each predicted by a fit that had not seen it." in text
 
 

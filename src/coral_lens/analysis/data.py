@@ -138,7 +138,7 @@ def transfer_row(lens: Lens, train: str, test: str, tested: JoinedStore) -> Tran
     return TransferRow(
         train=train,
         test=test,
-        n_train=lens.training["n_train"],
+        n_train=lens.training.n_train,
         n_test=len(tested.questions),
         layers=list(lens.layers),
         gamma=lens.gamma,

@@ -157,7 +157,7 @@ class Comparison:
 
     def rows(self, candidate: Candidate, name: str) -> list[ProbeRow]:
         """Test a probe everywhere, at the strength chosen on its own validation questions."""
-        gamma = candidate.best(self.settings.criterion)["gamma"]
+        gamma = candidate.best(self.settings.criterion).gamma
         return [self.row(candidate, gamma, name, task, tested) for task, tested in self.tests.items()]
 
     def later(self, recipe: Recipe, name: str) -> Callable[[], list[ProbeRow]]:
@@ -168,7 +168,7 @@ class Comparison:
         """Test a probe on one task."""
         setting = candidate.recipe.settings[0] if candidate.recipe.kind == "mlp" else {}
         ours = applied(candidate, tested, gamma, self.settings.base)
-        chosen = self.ridge.best(self.settings.criterion)["gamma"]
+        chosen = self.ridge.best(self.settings.criterion).gamma
         theirs = applied(self.ridge, tested, chosen, self.settings.base)
         return ProbeRow(
             probe=name,
@@ -182,7 +182,7 @@ class Comparison:
             layer=candidate.recipe.layers[0],
             gamma=gamma,
             validation_r2=candidate.r2,
-            validation_brier=candidate.best(self.settings.criterion)["brier"],
+            validation_brier=candidate.best(self.settings.criterion).scores["brier"],
             scores=scores_of(ours),
             gain={metric: paired_difference(ours, theirs, metric, n_boot=N_BOOT) for metric in SHOWN},
         )

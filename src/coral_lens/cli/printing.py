@@ -19,6 +19,7 @@ from coral_lens.analysis.layers import LayerAnalysis
 from coral_lens.analysis.probes import GammaRow, ProbeAnalysis, ProbeRow
 from coral_lens.analysis.scores import SHOWN
 from coral_lens.lens.artefact import Lens
+from coral_lens.lens.trace import LearningCurve
 from coral_lens.metrics.comparisons import Difference
 from coral_lens.metrics.scores import Score
 from coral_lens.report.figures.confidence import confidence_findings
@@ -43,37 +44,37 @@ COLUMNS = {"accuracy": "accuracy", "ece": "ECE", "brier": "Brier", "nll": "NLL"}
 def print_fit(lens: Lens) -> None:
     """Print the validation table, what was chosen, how flat the choice is, and how many questions were enough."""
     table = Table("validation", *COLUMNS.values(), box=None)  # intervals stand below, to fit a narrow terminal
-    for method, scores in lens.trace["validation"].items():
+    for method, scores in lens.trace.validation.items():
         cells = (scores[m] for m in COLUMNS)
-        shown = (f"{100 * c['value']:.1f}\n{100 * c['low']:.1f} to {100 * c['high']:.1f}" for c in cells)
+        shown = (f"{100 * c.value:.1f}\n{100 * c.low:.1f} to {100 * c.high:.1f}" for c in cells)
         table.add_row(method, *shown)
     Console().print(table)
-    training, chosen = lens.training, lens.trace["chosen"]
+    training, chosen = lens.training, lens.trace.chosen
     typer.echo(
-        f"Chosen: {lens.name} (R2 {chosen['r2']:.3f}), fitted on {training['n_train']} questions and chosen on "
-        f"{training['n_validation']}. The scores above (with 95 % intervals) flatter it; measure it with `coral eval`."
+        f"Chosen: {lens.name} (R2 {chosen.r2:.3f}), fitted on {training.n_train} questions and chosen on "
+        f"{training.n_validation}. The scores above (with 95 % intervals) flatter it; measure it with `coral eval`."
     )
-    if chosen["gamma"] == 0:
+    if chosen.gamma == 0:
         typer.echo(NOTHING[lens.correction.rule])
     print_flatness(lens)
-    if curve := lens.trace.get("learning_curve"):
-        print_curve(curve)
+    if lens.trace.learning_curve:
+        print_curve(lens.trace.learning_curve)
 
 
 def print_flatness(lens: Lens) -> None:
     """Say how many layers would have done as well."""
-    tried, good = lens.trace["layers"], lens.trace["as_good"]
+    tried, good = lens.trace.layers, lens.trace.as_good
     shown = ", ".join(map(str, good))
     typer.echo(f"{len(good)} of {len(tried)} layers tried are within one standard error of the best (Brier): {shown}.")
 
 
-def print_curve(curve: dict[str, object]) -> None:
+def print_curve(curve: LearningCurve) -> None:
     """Print the scores at each number of training questions."""
     table = Table("training questions", *COLUMNS.values(), box=None)
-    for point in curve["points"]:  # type: ignore[attr-defined]
-        table.add_row(str(point["questions"]), *(f"{100 * point[m]:.1f}" for m in COLUMNS))
+    for point in curve.points:
+        table.add_row(str(point.questions), *(f"{100 * point.scores[m]:.1f}" for m in COLUMNS))
     Console().print(table)
-    typer.echo(f"{curve['enough']} training questions would have been enough: more gain less than a standard error.")
+    typer.echo(f"{curve.enough} training questions would have been enough: more gain less than a standard error.")
 
 
 # ------------------------------------------------------------------------------------------------------ runs and studies

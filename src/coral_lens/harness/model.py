@@ -196,7 +196,7 @@ class CoralLM(HFLM):  # type: ignore[misc]
             )
         if any(length_matters(document) for document in documents):
             self._warn(LENGTHS_WARNING)
-        trained = {name.split(":")[0] for name in self.lens.training["tasks"]}
+        trained = {name.split(":")[0] for name in self.lens.training.tasks}
         if known := sorted(trained & {d.task for d in documents}):
             self._warn(
                 f"The lens was fitted on questions of {', '.join(known)}. lm-eval counts them too if they are in the split that "
@@ -247,7 +247,7 @@ class CoralLM(HFLM):  # type: ignore[misc]
             "gamma": lens.gamma,
             "base": lens.base,
             "fitted_on": lens.model,
-            "overrides": lens.training.get("overrides", []),
+            "overrides": list(lens.training.overrides),
         }
         return info | {"model_fingerprint": self.coral.fingerprint, "lens": said}
 

@@ -34,6 +34,7 @@ from coral_lens.lens.rules import RULES, apply_temperature, base_probs, cool
 from coral_lens.lens.settings import BaseRule
 from coral_lens.lens.shift import ShiftModel
 from coral_lens.lens.tempering import Tempering, evidence_of
+from coral_lens.lens.trace import Trace, Training
 from coral_lens.metrics.conformal import Abstention, Conformal, abstains, prediction_sets
 from coral_lens.progress import Progress
 from coral_lens.ragged import Options
@@ -55,6 +56,8 @@ RECORDS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "tempering": (asdict, lambda record: Tempering(**record)),
     "sets": (Conformal.to_dict, Conformal.from_dict),
     "abstention": (Abstention.to_dict, Abstention.from_dict),
+    "training": (Training.to_json, Training.from_json),
+    "trace": (Trace.to_json, Trace.from_json),
 }
 """How fields of a lens that are records are written as JSON and read again; None stays None."""
 AS_IT_IS = (lambda value: value, lambda value: value)
@@ -115,12 +118,12 @@ class Lens:
     """Of plain temperature scaling, fitted on the same validation questions: the control that stands beside the lens."""
     model: dict[str, str]
     """Name, dtype and fingerprints of the model it was fitted on."""
-    training: dict[str, Any]
-    """What it was fitted on and how: tasks, numbers of questions, digests, settings, versions."""
+    training: Training
+    """What it was fitted on and how."""
     seen: Int[np.ndarray, " question"]
     """Keys of the questions it was fitted and chosen on, so that they are never counted as test questions."""
-    trace: dict[str, Any]
-    """How layer and gamma were chosen: validation scores of every layer and every gamma."""
+    trace: Trace
+    """How setting, layer and gamma were chosen."""
     sets: Conformal | None = None
     """Prediction sets of a stated coverage, from `coral calibrate`."""
     abstention: Abstention | None = None
@@ -309,9 +312,9 @@ class Lens:
         if not changed:
             return self
         note = f"fitted on {self.model['name']}, used on {model.name} in spite of other {' and '.join(changed)}"
-        overrides = [*self.training.get("overrides", []), note]
+        training = replace(self.training, overrides=(*self.training.overrides, note))
         identity = {**self.model, "name": model.name, **{k: model.fingerprint[k] for k in changed}}
-        return replace(self, model=identity, training={**self.training, "overrides": overrides})
+        return replace(self, model=identity, training=training)
 
     def is_seen(self, questions: Sequence[Question]) -> Bool[np.ndarray, " question"]:
         """Return which questions the lens was fitted, chosen or calibrated on, by their normalised text."""
@@ -333,13 +336,11 @@ class Lens:
             write_json(temporary / "lens.json", record | {"digest": digest(record)})
             if self.view:
                 self.view.save(temporary)
-            write_atomic(temporary / "README.md", card(self.record(), name=self.name).encode())
+            write_atomic(temporary / "README.md", card(self).encode())
 
     def public(self) -> Lens:
         """Return the lens as others may see it: of local paths only the last part is left."""
-        training = dict(self.training)
-        if "overrides" in training:
-            training["overrides"] = [without_paths(note) for note in training["overrides"]]
+        training = replace(self.training, overrides=tuple(map(without_paths, self.training.overrides)))
         return replace(self, model=self.model | {"name": public_name(self.model["name"])}, training=training)
 
     def record(self) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from coral_lens.lens.probes.search import GRID, planned_epochs, search_mlp
 from coral_lens.lens.probes.standardise import Standardiser, r_squared
 from coral_lens.lens.rules import RULES, ProbeScores, Rule, log_of
 from coral_lens.lens.settings import FitSettings
+from coral_lens.lens.trace import GammaPoint
 from coral_lens.lens.training_data import TrainingData
 from coral_lens.metrics.scores import METRICS
 from coral_lens.progress import Bar, silent
@@ -71,19 +72,23 @@ class Candidate:
     r2: float
     predicted: ProbeScores
     """The scores of every row; only those of validation questions mean anything."""
-    gammas: list[dict[str, float]]
-    """Validation scores at every gamma."""
+    gammas: tuple[GammaPoint, ...]
+    """Validation scores at every strength of its rule."""
     correction: Correction | None = field(repr=False, default=None)
     """The fit itself where there is one round only."""
 
-    def best(self, criterion: str) -> dict[str, float]:
-        """Return the scores at the best gamma; of equal ones the smallest, which changes the model least."""
+    def best(self, criterion: str) -> GammaPoint:
+        """Return the best gamma with its scores; of equal ones the smallest, which changes the model least."""
         sign = -1.0 if METRICS[criterion].higher_is_better else 1.0
-        return min(self.gammas, key=lambda s: (sign * s[criterion], s["gamma"]))
+        return min(self.gammas, key=lambda point: (sign * point.scores[criterion], point.gamma))
+
+    def at(self, gamma: float) -> GammaPoint:
+        """Return the scores at one of its gammas."""
+        return next(point for point in self.gammas if point.gamma == gamma)
 
     def cost(self, criterion: str) -> float:
         """Return what is minimised."""
-        value = self.best(criterion)[criterion]
+        value = self.best(criterion).scores[criterion]
         return -value if METRICS[criterion].higher_is_better else value
 
     def probs(self, gamma: float) -> Float[np.ndarray, " row"]:
@@ -130,8 +135,8 @@ def candidate_of(
     """Score a recipe's validation predictions at every gamma."""
     names = tuple(dict.fromkeys((*SHOWN, criterion)))
     rule, rows = recipe.rule, data.options.rows(data.covered)
-    gammas = [{"gamma": gamma, **data.scores(rule.correct(predicted, gamma), names)} for gamma in rule.gammas]
-    if any(np.isnan(point[criterion]) for point in gammas):
+    gammas = tuple(GammaPoint(gamma, data.scores(rule.correct(predicted, gamma), names)) for gamma in rule.gammas)
+    if any(np.isnan(point.scores[criterion]) for point in gammas):
         raise CoralError(
             f"{criterion} does not exist on the validation questions, because all are answered right or all "
             "wrong; choose by brier, or give more questions."

@@ -7,7 +7,7 @@ worth at what distance. Test tasks are never used.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -16,6 +16,7 @@ from coral_lens.lens.choose import Candidate, fit_recipe, predict_all
 from coral_lens.lens.rules import ProbeScores
 from coral_lens.lens.shift import ShiftModel, fit_shift, places
 from coral_lens.lens.tempering import FEWEST, Evidence, Tempering, domains_of, evidence_of, fit_tempering
+from coral_lens.lens.trace import SimulatedShift
 from coral_lens.lens.training_data import TrainingData
 
 Questions = Bool[np.ndarray, " question"]
@@ -49,25 +50,23 @@ class Mixture:
 
 def fit_do_no_harm(
     data: TrainingData, chosen: Candidate, gamma: float, *, temper: bool, seed: int
-) -> tuple[ShiftModel, Tempering | None, dict[str, Any]]:
+) -> tuple[ShiftModel, Tempering | None, tuple[SimulatedShift, ...]]:
     """Fit the shift model and, if the lens is to be tempered, the tempering; also say what was simulated."""
     at = places(data.layer(chosen.recipe.layers[0]), data.options)
     mixture = Mixture(data, at, np.array(domains_of(data.questions, at, seed=seed)))
     held_out = data.rounds[0]
     shift = mixture.shift(~held_out, held_out)
     if not temper:
-        return shift, None, {}
+        return shift, None, ()
     names = [name for name in sorted(set(mixture.domains)) if mixture.can_spare(name)]
     inside = within(mixture, chosen, gamma)
     outside = [without(mixture, chosen, gamma, name) for name in names]
     # both halves weigh the same, however many questions each has: the lens must serve near and far questions
     balance = sum(len(s.answers) for s in outside) / len(inside.answers) if outside else 1.0
     tempering = fit_tempering([(*inside[:2], balance), *((*s[:2], 1.0) for s in outside)])
-    shown = [
-        {"part": name, "questions": len(s.answers), "shift": float(np.median(s.shifts))}
-        for name, s in zip(["held out", *(f"without {n}" for n in names)], [inside, *outside], strict=True)
-    ]
-    return shift, tempering, {"simulated": shown}
+    shown = zip(["held out", *(f"without {n}" for n in names)], [inside, *outside], strict=True)
+    record = tuple(SimulatedShift(name, len(s.answers), float(np.median(s.shifts))) for name, s in shown)
+    return shift, tempering, record
 
 
 def within(mixture: Mixture, chosen: Candidate, gamma: float) -> Simulated:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float
@@ -28,11 +28,12 @@ from coral_lens.lens.correction import Correction
 from coral_lens.lens.do_no_harm import fit_do_no_harm
 from coral_lens.lens.layer_view import view_of
 from coral_lens.lens.learning_curve import brier_by_question, learning_curve
-from coral_lens.lens.probes.registry import AUTO
+from coral_lens.lens.probes.registry import AUTO, LENSES
 from coral_lens.lens.rules import FLOOR, apply_temperature, base_probs, cool, residuals, temperature_on
 from coral_lens.lens.settings import FEWEST, FitSettings
+from coral_lens.lens.trace import Choice, GammaPoint, LayerTrial, Trace, Training
 from coral_lens.lens.training_data import TrainingData, fold_masks
-from coral_lens.metrics.scores import measure
+from coral_lens.metrics.scores import Score, measure
 from coral_lens.progress import Bar, silent
 from coral_lens.records import UNKNOWN, Question, Scored
 from coral_lens.storage.files import digest, versions
@@ -106,7 +107,7 @@ def fit_store(
     first = data.rounds[0]
     correction = chosen.correction or fit_recipe(data, chosen.recipe, np.ones(len(first), dtype=bool), first)
     compared = [candidate for candidate, _ in choices]
-    return make_lens(store, data, chosen, correction, Fit(settings, base_temperature, singles, compared))
+    return make_lens(store, data, correction, Fit(settings, base_temperature, chosen, singles, compared))
 
 
 def with_layers(settings: FitSettings, store: Scored) -> FitSettings:
@@ -122,7 +123,7 @@ def load_or_fit(
         with suppress(CoralError):
             old = load_lens(folder)
             wanted = json.loads(json.dumps(asdict(with_layers(settings, store))))
-            if (old.training["store"], old.training["settings"]) == (digest(store.manifest), wanted):
+            if (old.training.store, old.training.settings) == (digest(store.manifest), wanted):
                 return old
     lens = fit_store(store, settings, journal=journal, bar=bar)
     lens.save(folder)
@@ -145,62 +146,91 @@ def training_data(store: Scored, settings: FitSettings) -> tuple[TrainingData, f
     return TrainingData(questions, table, p, residuals(table, p), store.layer, rounds), temperature
 
 
+# ------------------------------------------------------------------------------------------------------------ the lens
+
+
 @dataclass(frozen=True)
 class Fit:
-    """What was asked and tried, for the record."""
+    """What was asked, what was tried, and what was chosen."""
 
     settings: FitSettings
     base_temperature: float
+    chosen: Candidate
     singles: Sequence[Candidate]
     """The lenses of single layers."""
     compared: Sequence[Candidate]
     """The best of each kind of lens."""
 
+    @property
+    def best(self) -> GammaPoint:
+        """The chosen strength, with its validation scores."""
+        return self.chosen.best(self.settings.criterion)
 
-# ----------------------------------------------------------------------------------------------------------- the lens
 
-
-def make_lens(store: Scored, data: TrainingData, chosen: Candidate, correction: Correction, fit: Fit) -> Lens:
-    """Put the chosen candidate together with its controls and its provenance."""
-    settings, recipe = fit.settings, chosen.recipe
-    best = chosen.best(settings.criterion)
-    shift, tempering, simulated = fit_do_no_harm(
-        data, chosen, best["gamma"], temper=settings.tempers(recipe.kind), seed=settings.seed
-    )
-    raw = base_probs(data.table, settings.base)
-    floored = np.maximum(chosen.probs(best["gamma"]), FLOOR)
-    then = temperature_on(floored, data.table, data.covered) if settings.then_temperature else 1.0
-    identity = {k: store.manifest["model"][k] for k in ("name", "weights", "tokenizer", "dtype")}
+def make_lens(store: Scored, data: TrainingData, correction: Correction, fit: Fit) -> Lens:
+    """Put the chosen correction together with its controls and its record."""
+    settings, chosen, gamma = fit.settings, fit.chosen, fit.best.gamma
+    temper = settings.tempers(chosen.recipe.kind)
+    shift, tempering, simulated = fit_do_no_harm(data, chosen, gamma, temper=temper, seed=settings.seed)
+    floored = np.maximum(chosen.probs(gamma), FLOOR)
     lens = Lens(
-        kind=recipe.kind,
+        kind=chosen.recipe.kind,
         correction=replace(correction, scale=1.0),
-        gamma=best["gamma"] * correction.scale,
+        gamma=gamma * correction.scale,
         base=settings.base,
         base_temperature=fit.base_temperature,
-        then_temperature=then,
+        then_temperature=temperature_on(floored, data.table, data.covered) if settings.then_temperature else 1.0,
         style=settings.style,
         shift=shift,
         tempering=tempering,
-        temperature=temperature_on(raw, data.table, data.covered),
-        model=identity,
-        training=provenance(store, data, chosen, settings),
+        temperature=temperature_on(base_probs(data.table, settings.base), data.table, data.covered),
+        model={k: store.manifest["model"][k] for k in ("name", "weights", "tokenizer", "dtype")},
+        training=training_of(store, data, fit),
         seen=np.unique(question_keys(store.questions)),
-        trace={},
+        trace=replace(trace_of(data, fit), simulated=simulated),
         # the probes of single layers as they were fitted to choose among them; with folds there are none to keep
         view=view_of([c.correction for c in fit.singles if c.correction is not None]),
     )
-    trace = trace_of(lens, data, chosen, fit) | simulated
-    if settings.learning_curve:
-        trace["learning_curve"] = learning_curve(data, chosen, best["gamma"], seed=settings.seed)
-    return replace(lens, trace=trace)
+    return replace(lens, trace=replace(lens.trace, validation=validation_scores(lens, data, fit)))
 
 
-def trace_of(lens: Lens, data: TrainingData, chosen: Candidate, fit: Fit) -> dict[str, Any]:
-    """Return how the choice was made: the validation scores of layers, gammas, kinds and of the controls."""
-    criterion = fit.settings.criterion
-    options = data.options
-    raw = base_probs(data.table, lens.base)
-    plain = cool(chosen.probs(chosen.best(criterion)["gamma"]), options, temperature=lens.then_temperature)
+# ---------------------------------------------------------------------------------------------------------- the record
+
+
+def trace_of(data: TrainingData, fit: Fit) -> Trace:
+    """Return how the choice was made; the scores of the finished lens are still missing."""
+    settings, chosen, criterion = fit.settings, fit.chosen, fit.settings.criterion
+    curve = learning_curve(data, chosen, fit.best.gamma, seed=settings.seed) if settings.learning_curve else None
+    return Trace(
+        criterion=criterion,
+        rule=LENSES[chosen.recipe.kind].rule,
+        chosen=Choice(chosen.recipe.layers, chosen.r2, fit.best.gamma, chosen.recipe.settings),
+        layers=tuple(
+            LayerTrial(c.recipe.layers[0], c.r2, c.recipe.settings[0], c.best(criterion), c.at(1.0))
+            for c in fit.singles
+        ),
+        gammas=chosen.gammas,
+        kinds={c.recipe.kind: c.best(criterion) for c in fit.compared},
+        as_good=as_good_layers(data, fit.singles, criterion),
+        validation={},
+        learning_curve=curve,
+    )
+
+
+def as_good_layers(data: TrainingData, singles: Sequence[Candidate], criterion: str) -> tuple[int, ...]:
+    """Return the layers whose Brier score is within one standard error of the best one's, question by question."""
+    per_question = {
+        c.recipe.layers[0]: brier_by_question(data, c.probs(c.best(criterion).gamma), data.covered) for c in singles
+    }
+    best = min(per_question, key=lambda layer: per_question[layer].mean())
+    behind = {layer: v - per_question[best] for layer, v in per_question.items()}
+    return tuple(layer for layer, d in behind.items() if d.mean() <= d.std() / np.sqrt(len(d)))
+
+
+def validation_scores(lens: Lens, data: TrainingData, fit: Fit) -> dict[str, dict[str, Score]]:
+    """Return the shown scores of the lens and its controls on the validation questions, each with its 95 % interval."""
+    options, raw = data.options, base_probs(data.table, lens.base)
+    plain = cool(fit.chosen.probs(fit.best.gamma), options, temperature=lens.then_temperature)
     shifts = lens.shift(data.layer(lens.layers[0]), options)
     methods = {
         "base": raw,
@@ -208,60 +238,27 @@ def trace_of(lens: Lens, data: TrainingData, chosen: Candidate, fit: Fit) -> dic
         lens.plain_method: plain,
         lens.method: lens.tempered(data.p, plain, shifts, options),
     }
-    return {
-        "criterion": criterion,
-        "rule": lens.correction.rule,
-        "chosen": {
-            "layers": list(lens.layers),
-            "r2": chosen.r2,
-            "gamma": chosen.best(criterion)["gamma"],
-            "settings": list(chosen.recipe.settings),
-        },
-        "layers": [
-            {
-                "layer": c.recipe.layers[0],
-                "r2": c.r2,
-                **c.recipe.settings[0],
-                "best": c.best(criterion),
-                "at_one": next(point for point in c.gammas if point["gamma"] == 1.0),
-            }
-            for c in fit.singles
-        ],
-        "gammas": chosen.gammas,
-        "kinds": {c.recipe.kind: c.best(criterion) for c in fit.compared},
-        "as_good": as_good_layers(data, fit.singles, criterion),
-        "validation": {method: with_intervals(data, probs) for method, probs in methods.items()},
-    }
+    return {method: with_intervals(data, probs) for method, probs in methods.items()}
 
 
-def as_good_layers(data: TrainingData, singles: Sequence[Candidate], criterion: str) -> list[int]:
-    """Return the layers whose Brier score is within one standard error of the best one's, question by question."""
-    per_question = {
-        c.recipe.layers[0]: brier_by_question(data, c.probs(c.best(criterion)["gamma"]), data.covered) for c in singles
-    }
-    best = min(per_question, key=lambda layer: per_question[layer].mean())
-    behind = {layer: v - per_question[best] for layer, v in per_question.items()}
-    return [layer for layer, d in behind.items() if d.mean() <= d.std() / np.sqrt(len(d))]
-
-
-def with_intervals(data: TrainingData, probs: Float[np.ndarray, " row"]) -> dict[str, dict[str, float]]:
+def with_intervals(data: TrainingData, probs: Float[np.ndarray, " row"]) -> dict[str, Score]:
     """Return the shown scores on the validation questions, each with its 95 % interval."""
     scores = measure(data.predictions(probs, data.covered), n_boot=CHECK_BOOT).scores
-    return {m: {"value": scores[m].value, "low": scores[m].low, "high": scores[m].high} for m in SHOWN}
+    return {metric: scores[metric] for metric in SHOWN}
 
 
-def provenance(store: Scored, data: TrainingData, chosen: Candidate, settings: FitSettings) -> dict[str, Any]:
+def training_of(store: Scored, data: TrainingData, fit: Fit) -> Training:
     """Return what the lens was fitted on and how."""
     questions = store.questions
-    sources = {f"{q.task}:{q.split}" if q.split else q.task: q.task for q in questions}
-    return {
-        "tasks": dict(Counter(f"{q.task}:{q.split}" if q.split else q.task for q in questions)),
-        "terms": {source: licence_of(task) for source, task in sources.items()},
+    sources = [f"{q.task}:{q.split}" if q.split else q.task for q in questions]
+    return Training(
+        tasks=dict(Counter(sources)),
+        terms={source: licence_of(q.task) for source, q in zip(sources, questions, strict=True)},
         # a network chosen by folds is that of the first round; only a lens of closed form is fitted on everything
-        "n_train": len(questions) if chosen.correction is None else int((~data.rounds[0]).sum()),
-        "n_validation": int(data.covered.sum()),
-        "settings": asdict(settings),
-        "store": digest(store.manifest),
-        "questions": store.manifest["questions"],
-        "versions": versions(),
-    }
+        n_train=len(questions) if fit.chosen.correction is None else int((~data.rounds[0]).sum()),
+        n_validation=int(data.covered.sum()),
+        settings=asdict(fit.settings),
+        store=digest(store.manifest),
+        questions=store.manifest["questions"],
+        versions=versions(),
+    )

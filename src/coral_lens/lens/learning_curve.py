@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from coral_lens.lens.choose import SHOWN, Candidate, fit_recipe, predict_all
 from coral_lens.lens.rules import correct_rows
+from coral_lens.lens.trace import CurvePoint, LearningCurve
 from coral_lens.lens.training_data import TrainingData
 
 SIZES = (0.1, 0.2, 0.4, 0.7, 1.0)
 """Shares of the training questions."""
 
 
-def learning_curve(data: TrainingData, chosen: Candidate, gamma: float, *, seed: int) -> dict[str, Any]:
+def learning_curve(data: TrainingData, chosen: Candidate, gamma: float, *, seed: int) -> LearningCurve:
     """Return the validation scores at five sizes, and the smallest size that is as good as all by one standard error.
 
     Layer, setting and gamma stay as they were chosen with all questions, so small sizes look a little better than they are.
@@ -29,9 +28,9 @@ def learning_curve(data: TrainingData, chosen: Candidate, gamma: float, *, seed:
         fitted_on[order[:n]] = True
         correction = fit_recipe(data, chosen.recipe, fitted_on, held_out)
         probs = chosen.recipe.rule.correct(predict_all(data, correction), gamma)
-        points.append({"questions": n, **data.scores(probs, SHOWN, held_out)})
+        points.append(CurvePoint(n, data.scores(probs, SHOWN, held_out)))
         losses.append(brier_by_question(data, probs, held_out))
-    return {"points": points, "enough": points[first_as_good(losses)]["questions"]}
+    return LearningCurve(tuple(points), points[first_as_good(losses)].questions)
 
 
 def brier_by_question(data: TrainingData, probs: np.ndarray, mask: np.ndarray) -> np.ndarray:
@@ -42,5 +41,5 @@ def brier_by_question(data: TrainingData, probs: np.ndarray, mask: np.ndarray) -
 
 def first_as_good(losses: list[np.ndarray]) -> int:
     """Return the first whose mean is not behind the last one's by more than a standard error of the paired difference."""
-    behind = [one - losses[-1] for one in losses]
+    behind = [loss - losses[-1] for loss in losses]
     return next(i for i, d in enumerate(behind) if d.mean() <= d.std() / np.sqrt(len(d)))

@@ -1,6 +1,7 @@
-"""The README of a lens folder: what the lens is, what it learned from, how good it is, and what it must not be used for.
+"""A lens as others see it: the README of its folder, and the way to the Hugging Face hub and back.
 
-Lenses on the Hugging Face hub: a few files, nothing executable. The hub is asked only for what is not a folder here."""
+A few files, nothing executable, and of local paths only the last part. The hub is asked only for what is not a folder here.
+"""
 
 from __future__ import annotations
 
@@ -8,32 +9,38 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path, PurePath
-from typing import Any
+from typing import TYPE_CHECKING
 
-from coral_lens.data.settings import Style
 from coral_lens.errors import CoralError
+from coral_lens.lens.trace import Training
+from coral_lens.metrics.scores import Score
+
+if TYPE_CHECKING:
+    from coral_lens.lens.artefact import Lens
+
+# ------------------------------------------------------------------------------------------------------------- the card
 
 COLUMNS = {"accuracy": "accuracy", "ece": "ECE", "brier": "Brier", "nll": "NLL"}
 
 
-def card(record: Mapping[str, Any], *, name: str) -> str:
-    """Return the card of the lens that a lens.json describes."""
-    training, trace = record["training"], record["trace"]
+def card(lens: Lens) -> str:
+    """Say what a lens is, what it learned from, how good it is, and what it must not be used for."""
+    training, model = lens.training, public_name(lens.model["name"])
     return f"""---
 library_name: coral-lens
 tags: [calibration, multiple-choice, interpretability]
-base_model: {json.dumps(public_name(record["model"]["name"]), ensure_ascii=False)}
+base_model: {json.dumps(model, ensure_ascii=False)}
 ---
 
-# A CORAL lens for {public_name(record["model"]["name"])}
+# A CORAL lens for {model}
 
-A {name}. It corrects the probabilities that a frozen model gives to the options of a multiple-choice question, from the
+A {lens.name}. It corrects the probabilities that a frozen model gives to the options of a multiple-choice question, from the
 model's own hidden states. Use it with `coral predict --lens THIS-FOLDER --questions FILE --out answers.jsonl`.
 
-- Base probabilities: softmax of the `{record["base"]}` score{scaled(record)}. Prompts: `{Style(**record["style"])}`.
+- Base probabilities: softmax of the `{lens.base}` score{scaled(lens)}. Prompts: `{lens.style}`.
 - Layer 0 is the embedding output, layer l the residual stream after block l, before the final norm.
-- Inputs of the probe: {", ".join(["pooled states", *record["inputs"]])}.
-- Fitted on {training["n_train"]} questions, {chosen_on(training)}.
+- Inputs of the probe: {", ".join(["pooled states", *lens.correction.inputs])}.
+- Fitted on {training.n_train} questions, {chosen_on(training)}.
 {overrides(training)}
 | training data | questions | terms |
 |---|---|---|
@@ -46,18 +53,62 @@ questions that it has never seen.
 
 | method | {" | ".join(COLUMNS.values())} |
 |---|{"---|" * len(COLUMNS)}
-{score_rows(trace["validation"])}
+{score_rows(lens.trace.validation)}
 
 ## Limits and misuse
 
 - It works only with the model of the fingerprints in `lens.json`.
 - It is only as good as the questions it learned from. Each answer comes with a `shift`: 1 is typical of the training
-  questions, from 1.5 on is far from them, and there its corrections deserve less trust. {tempered(record)}
+  questions, from 1.5 on is far from them, and there its corrections deserve less trust. {tempered(lens)}
 - A calibrated probability is right on average, not for each question. Do not let it decide alone about people's health,
   money, rights or marks.
 - A lens can be fitted to any labels, wrong or biased ones too: it then makes the model confidently wrong. Look at the data.
 - The terms of the training data apply to what was learned from them.
 """
+
+
+def scaled(lens: Lens) -> str:
+    """Say that temperatures stand before or after the lens."""
+    before = f", scaled by temperature {lens.base_temperature:.3g}" if lens.base_temperature != 1.0 else ""
+    after = f"; the result is scaled by {lens.then_temperature:.3g}" if lens.then_temperature != 1.0 else ""
+    return before + after
+
+
+def chosen_on(training: Training) -> str:
+    """Say whether one split or folds chose the lens."""
+    if training.n_train + training.n_validation > sum(training.tasks.values()):
+        return f"chosen by folds on {training.n_validation}, each predicted by a fit that had not seen it"
+    return f"chosen on {training.n_validation} others"
+
+
+def overrides(training: Training) -> str:
+    """Say which fingerprints were overridden, if any."""
+    lines = [f"- **Overridden**: {without_paths(note)}" for note in training.overrides]
+    return "\n".join([*lines, ""]) if lines else ""
+
+
+def data_rows(training: Training) -> str:
+    """Return one row for each source of questions."""
+    rows = ((source, n, training.terms.get(source) or "not known") for source, n in sorted(training.tasks.items()))
+    return "\n".join(f"| {source} | {n} | {terms} |" for source, n, terms in rows)
+
+
+def score_rows(validation: Mapping[str, Mapping[str, Score]]) -> str:
+    """Return one row for each method."""
+    lines = []
+    for method, scores in validation.items():
+        cells = (scores[m] for m in COLUMNS)
+        shown = (f"{100 * c.value:.1f} ({100 * c.low:.1f} to {100 * c.high:.1f})" for c in cells)
+        lines.append(f"| {method} | " + " | ".join(shown) + " |")
+    return "\n".join(lines)
+
+
+def tempered(lens: Lens) -> str:
+    """Say what the lens does about shift."""
+    return "It weakens them there by itself." if lens.tempering else "It does not weaken them there by itself."
+
+
+# ------------------------------------------------------------------------------------------------- names without paths
 
 
 def public_name(name: str) -> str:
@@ -72,49 +123,7 @@ def without_paths(text: str) -> str:
     return " ".join(map(public_name, text.split(" ")))
 
 
-def chosen_on(training: Mapping[str, Any]) -> str:
-    """Say whether one split or folds chose the lens."""
-    n_questions, n_validation = sum(training["tasks"].values()), training["n_validation"]
-    if training["n_train"] + n_validation > n_questions:
-        return f"chosen by folds on {n_validation}, each predicted by a fit that had not seen it"
-    return f"chosen on {n_validation} others"
-
-
-def tempered(record: Mapping[str, Any]) -> str:
-    """Say what the lens does about shift."""
-    return "It weakens them there by itself." if record["tempering"] else "It does not weaken them there by itself."
-
-
-def scaled(record: Mapping[str, Any]) -> str:
-    """Say that temperatures stand before or after the lens."""
-    before = f", scaled by temperature {record['base_temperature']:.3g}" if record["base_temperature"] != 1.0 else ""
-    after = f"; the result is scaled by {record['then_temperature']:.3g}" if record["then_temperature"] != 1.0 else ""
-    return before + after
-
-
-def overrides(training: Mapping[str, Any]) -> str:
-    """Say which fingerprints were overridden, if any."""
-    lines = [f"- **Overridden**: {without_paths(o)}" for o in training.get("overrides", [])]
-    return "\n".join([*lines, ""]) if lines else ""
-
-
-def data_rows(training: Mapping[str, Any]) -> str:
-    """Return one row for each source of questions."""
-    terms = training.get("terms", {})
-    return "\n".join(f"| {t} | {n} | {terms.get(t) or 'not known'} |" for t, n in sorted(training["tasks"].items()))
-
-
-def score_rows(validation: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
-    """Return one row for each method."""
-    lines = []
-    for method, scores in validation.items():
-        cells = (scores[m] for m in COLUMNS)
-        shown = (f"{100 * c['value']:.1f} ({100 * c['low']:.1f} to {100 * c['high']:.1f})" for c in cells)
-        lines.append(f"| {method} | " + " | ".join(shown) + " |")
-    return "\n".join(lines)
-
-
-# ---------------------------------------------------------------------------------------------------- hub
+# -------------------------------------------------------------------------------------------------------------- the hub
 
 FILES = ("lens.json", "lens.safetensors", "README.md")
 OPTIONAL = ("layers.safetensors",)

@@ -170,7 +170,7 @@ class LensPanel:
     @property
     def overridden(self) -> dict[str, list[str]]:
         """On which models they are used in spite of other fingerprints."""
-        notes = [note for lens in self.lenses for note in lens.training.get("overrides", [])]
+        notes = [note for lens in self.lenses for note in lens.training.overrides]
         return {"overridden": notes} if notes else {}
 
     @property
@@ -206,7 +206,7 @@ class LensPanel:
 
     def trained_on(self, test: QuestionSet) -> bool:
         """Whether any of them was fitted on the task of a test set."""
-        tasks = {task.split(":")[0] for lens in self.lenses for task in lens.training["tasks"]}
+        tasks = {task.split(":")[0] for lens in self.lenses for task in lens.training.tasks}
         return any(q.task in tasks for q in test.states.questions)
 
     def view(self, test: QuestionSet) -> View:

@@ -1,0 +1,221 @@
+"""The record of a fit: how a lens was chosen, and what it was fitted on. Only data, with its JSON side by side.
+
+`fit` makes it, a lens carries it, the card and the command line show it. Reports read the JSON of a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from coral_lens.lens.rules import RuleName
+from coral_lens.metrics.scores import Score
+
+# ------------------------------------------------------------------------------------------------------- how it was chosen
+
+
+@dataclass(frozen=True)
+class GammaPoint:
+    """Validation scores at one gamma."""
+
+    gamma: float
+    scores: dict[str, float]
+    """By metric."""
+
+    def to_json(self) -> dict[str, float]:
+        """Return it as one flat record."""
+        return {"gamma": self.gamma, **self.scores}
+
+    @staticmethod
+    def from_json(record: Mapping[str, float]) -> GammaPoint:
+        """Read what `to_json` wrote."""
+        return GammaPoint(record["gamma"], without(record, "gamma"))
+
+
+@dataclass(frozen=True)
+class LayerTrial:
+    """The lens of one layer alone, as it was tried to choose among layers."""
+
+    layer: int
+    r2: float
+    setting: dict[str, Any]
+    """The hyper-parameters that were best there."""
+    best: GammaPoint
+    at_one: GammaPoint
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as a record in which the setting is flat."""
+        points = {"best": self.best.to_json(), "at_one": self.at_one.to_json()}
+        return {"layer": self.layer, "r2": self.r2, **self.setting, **points}
+
+    @staticmethod
+    def from_json(record: Mapping[str, Any]) -> LayerTrial:
+        """Read what `to_json` wrote."""
+        best, at_one = (GammaPoint.from_json(record[name]) for name in ("best", "at_one"))
+        setting = without(record, "layer", "r2", "best", "at_one")
+        return LayerTrial(record["layer"], record["r2"], setting, best, at_one)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was chosen."""
+
+    layers: tuple[int, ...]
+    r2: float
+    gamma: float
+    """As it was chosen; a lens's own gamma is in units of its probe's output."""
+    settings: tuple[dict[str, Any], ...]
+    """One, or one per layer where probes of single layers are averaged."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as a record."""
+        return {"layers": list(self.layers), "r2": self.r2, "gamma": self.gamma, "settings": list(self.settings)}
+
+    @staticmethod
+    def from_json(record: Mapping[str, Any]) -> Choice:
+        """Read what `to_json` wrote."""
+        return Choice(tuple(record["layers"]), record["r2"], record["gamma"], tuple(record["settings"]))
+
+
+@dataclass(frozen=True)
+class SimulatedShift:
+    """Questions on which the tempering was learned: held out, or of a part that a lens was fitted without."""
+
+    part: str
+    questions: int
+    shift: float
+    """The median of their shifts."""
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """Validation scores of the chosen lens, fitted on so many questions."""
+
+    questions: int
+    scores: dict[str, float]
+
+    def to_json(self) -> dict[str, int | float]:
+        """Return it as one flat record."""
+        return {"questions": self.questions, **self.scores}
+
+    @staticmethod
+    def from_json(record: Mapping[str, Any]) -> CurvePoint:
+        """Read what `to_json` wrote."""
+        return CurvePoint(record["questions"], without(record, "questions"))
+
+
+@dataclass(frozen=True)
+class LearningCurve:
+    """How many labelled questions would have been enough."""
+
+    points: tuple[CurvePoint, ...]
+    enough: int
+    """The smallest number that is as good as all, by one standard error."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as a record."""
+        return {"points": [point.to_json() for point in self.points], "enough": self.enough}
+
+    @staticmethod
+    def from_json(record: Mapping[str, Any]) -> LearningCurve:
+        """Read what `to_json` wrote."""
+        return LearningCurve(tuple(map(CurvePoint.from_json, record["points"])), record["enough"])
+
+
+@dataclass(frozen=True)
+class Trace:
+    """How setting, layer, gamma and kind were chosen, all on validation questions."""
+
+    criterion: str
+    rule: RuleName
+    chosen: Choice
+    layers: tuple[LayerTrial, ...]
+    gammas: tuple[GammaPoint, ...]
+    """Every gamma at what was chosen."""
+    kinds: dict[str, GammaPoint]
+    """The best of each kind of lens that was compared."""
+    as_good: tuple[int, ...]
+    """The layers within one standard error of the best."""
+    validation: dict[str, dict[str, Score]]
+    """By method, then by metric: the lens and its controls."""
+    simulated: tuple[SimulatedShift, ...] = ()
+    """What its tempering was learned on; empty where it is not tempered."""
+    learning_curve: LearningCurve | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as a record; what there is nothing of is left out."""
+        record = {
+            "criterion": self.criterion,
+            "rule": self.rule,
+            "chosen": self.chosen.to_json(),
+            "layers": [trial.to_json() for trial in self.layers],
+            "gammas": [point.to_json() for point in self.gammas],
+            "kinds": {kind: point.to_json() for kind, point in self.kinds.items()},
+            "as_good": list(self.as_good),
+            "validation": {m: {name: asdict(s) for name, s in scores.items()} for m, scores in self.validation.items()},
+        }
+        if self.simulated:
+            record["simulated"] = [asdict(one) for one in self.simulated]
+        if self.learning_curve:
+            record["learning_curve"] = self.learning_curve.to_json()
+        return record
+
+    @staticmethod
+    def from_json(record: Mapping[str, Any]) -> Trace:
+        """Read what `to_json` wrote."""
+        curve = record.get("learning_curve")
+        return Trace(
+            criterion=record["criterion"],
+            rule=record["rule"],
+            chosen=Choice.from_json(record["chosen"]),
+            layers=tuple(map(LayerTrial.from_json, record["layers"])),
+            gammas=tuple(map(GammaPoint.from_json, record["gammas"])),
+            kinds={kind: GammaPoint.from_json(point) for kind, point in record["kinds"].items()},
+            as_good=tuple(record["as_good"]),
+            validation={
+                m: {name: Score(**s) for name, s in scores.items()} for m, scores in record["validation"].items()
+            },
+            simulated=tuple(SimulatedShift(**one) for one in record.get("simulated", ())),
+            learning_curve=LearningCurve.from_json(curve) if curve else None,
+        )
+
+
+def without(record: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """Return a record without some of its entries."""
+    return {name: value for name, value in record.items() if name not in names}
+
+
+# ------------------------------------------------------------------------------------------------ what it was fitted on
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a lens was fitted on and how."""
+
+    tasks: dict[str, int]
+    """Questions of each source: a task, with its split if it has one."""
+    terms: dict[str, str]
+    """The licence of each source; empty where it is not known."""
+    n_train: int
+    n_validation: int
+    settings: dict[str, Any]
+    """The FitSettings, as JSON keeps them."""
+    store: str
+    """Digest of the manifest of the states."""
+    questions: str
+    """Digest of the questions."""
+    versions: dict[str, str]
+    """Of the packages that can change a result."""
+    overrides: tuple[str, ...] = ()
+    """Models that it was used on in spite of other fingerprints."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as a record; without overrides, it has no such entry."""
+        record = {field.name: getattr(self, field.name) for field in fields(self)}
+        return without(record, "overrides") | ({"overrides": list(self.overrides)} if self.overrides else {})
+
+    @staticmethod
+    def from_json(record: Mapping[str, Any]) -> Training:
+        """Read what `to_json` wrote, and what older versions wrote, which knew no terms."""
+        return Training(**{"terms": {}, **record, "overrides": tuple(record.get("overrides", ()))})

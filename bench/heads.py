@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from coral_lens.analysis.folds import Folded, folded
+from coral_lens.analysis.folds import Folded, divide_into_folds
 from coral_lens.analysis.heads import HEAD_MLP, fold_parts
 from coral_lens.analysis.stacked import StackData, fit_stack
 from coral_lens.engine.activations import ActivationStore, JoinedStore, first_questions
@@ -65,7 +65,7 @@ def heads_of(folder: Path, n_heads: int, n_questions: int) -> tuple[Folded, np.n
     n = -(-n_heads // per_block)
     blocks = [store.blocks[i] for i in np.linspace(0, len(store.blocks) - 1, n).round().astype(int)]
     states = np.concatenate([store.heads(block) for block in blocks], axis=1)[:, :n_heads]
-    return folded(store), states
+    return divide_into_folds(store), states
 
 
 def stacked(

@@ -14,7 +14,7 @@ from support.planted import PlantedStore
 from coral_lens.analysis import heads as head_plan
 from coral_lens.analysis import heads as heads_module
 from coral_lens.analysis.files import write_analysis
-from coral_lens.analysis.folds import folded
+from coral_lens.analysis.folds import divide_into_folds
 from coral_lens.analysis.heads import (
     HeadShape,
     analyse_heads,
@@ -100,7 +100,7 @@ def test_every_network_is_counted_once_when_it_is_done() -> None:
 
 def test_a_signal_planted_in_two_heads_is_found_there(tmp_path: Path) -> None:
     store = Headed(80)
-    found = analyse_heads(store, folded(store), settings=SMALL, work=tmp_path / "work")
+    found = analyse_heads(store, divide_into_folds(store), settings=SMALL, work=tmp_path / "work")
     clear = {(row.layer, row.head) for row in found.rows if row.r2.low > 0.05}
     assert clear == KNOW
     assert sorted(found.rows, key=lambda row: -row.r2.value)[0].r2.value == found.highest
@@ -116,7 +116,7 @@ def test_a_killed_analysis_goes_on_and_damaged_predictions_are_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Headed(40)
-    data = folded(store)
+    data = divide_into_folds(store)
     monkeypatch.setattr(heads_module, "STACK", 3)
     first = analyse_heads(store, data, settings=SMALL, work=tmp_path)
     files = sorted(tmp_path.glob("*.safetensors"))
@@ -134,7 +134,7 @@ def test_a_killed_analysis_goes_on_and_damaged_predictions_are_made_again(
 
 
 def test_questions_that_train_stop_and_are_predicted_are_never_the_same() -> None:
-    data = folded(Headed(60))
+    data = divide_into_folds(Headed(60))
     for k in range(5):
         parts = fold_parts(data, k)
         assert (np.sum(parts, axis=0) == 1).all()
@@ -175,7 +175,7 @@ def test_while_a_stack_is_trained_its_rows_are_held_twice_as_the_plan_says(monke
 
     monkeypatch.setattr(heads_module, "fit_stack", watched)
     tracemalloc.start()
-    heads_module.predict_heads(store, (1, 2), folded(store), SMALL)
+    heads_module.predict_heads(store, (1, 2), divide_into_folds(store), SMALL)
     peak = tracemalloc.get_traced_memory()[1] / once
     tracemalloc.stop()
     assert len(held) == 5
@@ -197,7 +197,7 @@ def test_a_store_without_heads_names_the_command_that_makes_one() -> None:
     store = Headed(30)
     store.blocks = ()
     with pytest.raises(CoralError, match="The store holds no heads; make one that does: `coral extract"):
-        analyse_heads(store, folded(store))
+        analyse_heads(store, divide_into_folds(store))
 
 
 def test_stacks_are_whole_blocks() -> None:

@@ -26,12 +26,12 @@ from coral_lens.analysis.folds import (
     Folded,
     choose_steering,
     combined,
-    folded,
+    divide_into_folds,
+    fit_steering,
     nested_ridge,
     ridge_by_columns,
     ridge_by_rows,
     ridge_bytes,
-    steering_of,
 )
 from coral_lens.analysis.layers import Forward, LayerAnalysis, analyse_layers
 from coral_lens.analysis.scores import r2_scores, scores_of
@@ -65,7 +65,7 @@ def deep() -> Deep:
 
 @pytest.fixture(scope="module")
 def analysed(deep: Deep) -> LayerAnalysis:
-    return analyse_layers(deep, folded(deep))
+    return analyse_layers(deep, divide_into_folds(deep))
 
 
 def plain_ridge(x: np.ndarray, r: np.ndarray, train: np.ndarray, penalty: float) -> np.ndarray:
@@ -80,7 +80,7 @@ def plain_ridge(x: np.ndarray, r: np.ndarray, train: np.ndarray, penalty: float)
 def test_every_prediction_is_that_of_a_plain_ridge_which_has_seen_neither_the_row_nor_the_fold_held_out(
     deep: Deep,
 ) -> None:
-    data, x = folded(deep), deep.layer(3)
+    data, x = divide_into_folds(deep), deep.layer(3)
     found = nested_ridge(x, data)
     for i in (0, 7, 14):
         for k in range(data.n_folds):
@@ -95,7 +95,7 @@ def test_every_prediction_is_that_of_a_plain_ridge_which_has_seen_neither_the_ro
 
 def test_where_columns_are_more_than_rows_products_of_rows_predict_the_same() -> None:
     store = PlantedStore(30)
-    data, rng = folded(store), np.random.default_rng(3)
+    data, rng = divide_into_folds(store), np.random.default_rng(3)
     x = rng.normal(size=(len(data.r), 130), loc=2.0).astype(np.float32)
     x[:, 5] = 7.0  # constant
     assert len(x) < x.shape[1]
@@ -115,17 +115,17 @@ def test_what_does_not_fit_into_memory_is_refused_before_anything_is_fitted(
     assert ridge_bytes(40_000, 20_480, 5) == 11 * 8 * 20_480**2
     assert ridge_bytes(1000, 20_480, 5) == 4 * 8 * 1000**2
     monkeypatch.setattr(folds_module.os, "sysconf", lambda name: {"SC_PHYS_PAGES": 3, "SC_PAGE_SIZE": 4096}[name])
-    monkeypatch.setattr(layers_module, "steering_of", None)
+    monkeypatch.setattr(layers_module, "fit_steering", None)
     with pytest.raises(CoralError, match=r"Ridge on 40 columns of \d+ rows needs .* give fewer questions with --limit"):
-        analyse_layers(deep, folded(deep))
+        analyse_layers(deep, divide_into_folds(deep))
 
 
 def test_what_is_chosen_for_a_fold_does_not_change_with_its_answers(deep: Deep) -> None:
     """Turn the residuals of one fold round: its own penalty, strength, cost and predictions stay, to the bit."""
-    data, x = folded(deep), deep.layer(2)
+    data, x = divide_into_folds(deep), deep.layer(2)
     turned = data.r.copy()
     turned[data.row_fold == 1] *= -1.0
-    before, after = steering_of(x, data), steering_of(x, replace(data, r=turned))
+    before, after = fit_steering(x, data), fit_steering(x, replace(data, r=turned))
     assert before.gamma[1] == after.gamma[1]
     assert before.cost[1] == pytest.approx(after.cost[1], abs=1e-12)
     rows = data.row_fold == 1
@@ -134,22 +134,22 @@ def test_what_is_chosen_for_a_fold_does_not_change_with_its_answers(deep: Deep) 
 
 
 def test_a_group_is_never_divided_and_too_few_questions_for_the_folds_are_refused(deep: Deep) -> None:
-    data = folded(deep)
+    data = divide_into_folds(deep)
     assert sorted(set(data.fold.tolist())) == [0, 1, 2, 3, 4]
     few = PlantedStore(30)
     few.questions = [replace(q, group=f"article {i % 4}") for i, q in enumerate(few.questions)]
     with pytest.raises(CoralError, match="5 folds need at least 5 groups of questions"):
-        folded(few)
+        divide_into_folds(few)
     with pytest.raises(CoralError, match="at least 20 labelled questions"):
-        folded(PlantedStore(10))
+        divide_into_folds(PlantedStore(10))
     with pytest.raises(CoralError, match="at least 3 folds"):
-        folded(deep, n_folds=2)
+        divide_into_folds(deep, n_folds=2)
 
 
 def test_a_constant_column_changes_nothing(deep: Deep) -> None:
-    data, x = folded(deep), deep.layer(3)
+    data, x = divide_into_folds(deep), deep.layer(3)
     constant = np.concatenate([x, np.full((len(x), 1), 7.0, dtype=np.float32)], axis=1)
-    assert steering_of(constant, data).r_hat == pytest.approx(steering_of(x, data).r_hat, abs=1e-6)
+    assert fit_steering(constant, data).r_hat == pytest.approx(fit_steering(x, data).r_hat, abs=1e-6)
     path, explained = component_path(constant, data, most=9, standardise=True)
     assert np.isfinite(path).all()
     assert explained[-1] == pytest.approx(1.0)
@@ -159,7 +159,7 @@ def test_a_constant_column_changes_nothing(deep: Deep) -> None:
 
 
 def test_scores_are_those_of_the_evaluation_and_r2_has_its_estimate_inside(deep: Deep) -> None:
-    data = folded(deep)
+    data = divide_into_folds(deep)
     predictions = data.predictions("base", data.p)
     ours, theirs = scores_of(predictions), measure(predictions, n_boot=500).scores
     assert ours == {name: theirs[name] for name in ours}
@@ -172,7 +172,7 @@ def test_scores_are_those_of_the_evaluation_and_r2_has_its_estimate_inside(deep:
 
 def test_questions_of_one_article_are_drawn_together(deep: Deep) -> None:
     """Every question twice says no more than once: by article the interval stays, by question it would shrink."""
-    data = folded(deep)
+    data = divide_into_folds(deep)
     r_hat = (0.5 * data.r + 0.1)[None]
     (once,) = r2_scores(data.r, r_hat, data.table.options)
     sizes = data.table.options.sizes
@@ -224,8 +224,8 @@ def test_side_by_side_layers_hold_the_best_one_and_are_compared_with_it(analysed
 
 
 def test_each_fold_takes_what_was_chosen_for_it(deep: Deep) -> None:
-    data = folded(deep)
-    both = [steering_of(deep.layer(layer), data) for layer in (2, 3)]
+    data = divide_into_folds(deep)
+    both = [fit_steering(deep.layer(layer), data) for layer in (2, 3)]
     mixed = combined(both, [0, 1, 0, 1, 1], data)
     for k, i in enumerate([0, 1, 0, 1, 1]):
         rows = data.row_fold == k
@@ -239,7 +239,7 @@ def test_a_store_with_one_layer_says_how_to_make_one_with_all() -> None:
     with pytest.raises(
         CoralError, match=r"holds layer 1 only.*`coral extract TASK --out NEW_FOLDER`, without --layers"
     ):
-        analyse_layers(store, folded(store))
+        analyse_layers(store, divide_into_folds(store))
 
 
 def killed_after(n: int, real: Any) -> Any:
@@ -260,18 +260,18 @@ def test_a_killed_analysis_of_layers_goes_on_and_ends_the_same(
 ) -> None:
     """Killed in the second layer, and between the layers side by side."""
     store = Deep(60)
-    data = folded(store)
+    data = divide_into_folds(store)
     undisturbed = analyse_layers(store, data)
     with monkeypatch.context() as patch:
         patch.setattr(layers_module, "choose_steering", killed_after(n - 14, choose_steering))
-        patch.setattr(layers_module, "steering_of", killed_after(n, steering_of))
+        patch.setattr(layers_module, "fit_steering", killed_after(n, fit_steering))
         with pytest.raises(KeyboardInterrupt):
             analyse_layers(store, data, work=tmp_path)
     files = sorted(tmp_path.glob("*.safetensors"))
     assert len(files) == n
     files[0].write_bytes(files[0].read_bytes()[:-9] + b"x" * 9)
     fitted: list[int] = []
-    monkeypatch.setattr(layers_module, "steering_of", lambda *a: (fitted.append(1), steering_of(*a))[1])
+    monkeypatch.setattr(layers_module, "fit_steering", lambda *a: (fitted.append(1), fit_steering(*a))[1])
     assert analyse_layers(store, data, work=tmp_path) == undisturbed
     assert len(fitted) in (max(0, 14 - n) + 1, max(0, 14 - n)), "the damaged file may be of layers side by side"
     assert analyse_layers(store, replace(data, r=-data.r), work=tmp_path) != undisturbed
@@ -283,7 +283,7 @@ def test_a_killed_analysis_of_layers_goes_on_and_ends_the_same(
 def rank_three(n: int, *, width: int = 40) -> tuple[Folded, np.ndarray]:
     """States whose three largest directions, mixed by a rotation, hold all that predicts the residual."""
     store = PlantedStore(n)
-    data = folded(store)
+    data = divide_into_folds(store)
     rng = np.random.default_rng(5)
     scores = rng.normal(size=(len(data.r), width)) * np.r_[9.0, 8.0, 7.0, np.linspace(2.0, 0.5, width - 3)]
     r = scores[:, :3] @ np.array([0.03, -0.03, 0.04]) + rng.normal(size=len(data.r)) * 0.2

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from coral_lens.analysis.files import kept_arrays
-from coral_lens.analysis.folds import Folded, identity_of
+from coral_lens.analysis.folds import Folded, described, identity_of
 from coral_lens.analysis.scores import r2_draws, scores_from
 from coral_lens.analysis.settings import DimensionSettings
 from coral_lens.lens.probes.ridge import PENALTIES, Moments, RidgeRows, column_scale, ridge_of, sum_moments
@@ -39,7 +39,7 @@ class DimensionRow:
 
 @dataclass(frozen=True)
 class GroupSummary:
-    """What a curve says."""
+    """Where one curve stops rising, and where the variance is."""
 
     layers: str
     saturates_at: int
@@ -81,35 +81,30 @@ def analyse_dimensions(
     layers, identity = store.layers, [*identity_of(store, data), settings.most, settings.standardise]
     with kept_arrays(work, identity) as journal, bar("analysing dimensions", len(layers), "layers") as advance:
         for start in range(0, len(layers), GROUP):
-            some = layers[start : start + GROUP]
-            draws, explained = [], []
-            for layer in some:
-                found = journal.arrays(layer, partial(layer_curve, store, layer, data, settings))
-                draws.append(found["draws"])
-                explained.append(found["explained"])
+            group = layers[start : start + GROUP]
+            curves = []
+            for layer in group:
+                curves.append(journal.arrays(layer, partial(component_curve, store, layer, data, settings)))
                 advance(1)
-            name = f"{some[0]} to {some[-1]}" if len(some) > 1 else f"{some[0]}"
-            mean, variance = np.mean(draws, axis=0), np.mean(explained, axis=0)
-            scores = scores_from(mean)
-            rows += [DimensionRow(name, k + 1, s, float(variance[k])) for k, s in enumerate(scores)]
-            groups.append(summary(name, mean, variance))
+            name = f"{group[0]} to {group[-1]}" if len(group) > 1 else f"{group[0]}"
+            mean, variance = (np.mean([c[part] for c in curves], axis=0) for part in ("draws", "explained"))
+            rows += [DimensionRow(name, k + 1, s, float(variance[k])) for k, s in enumerate(scores_from(mean))]
+            groups.append(summarise_group(name, mean, variance))
     return DimensionAnalysis(
-        model=store.manifest["model"]["name"],
-        task=" ".join(sorted({q.task for q in store.questions})),
-        n_questions=len(store.questions),
+        **described(store),
         standardised=settings.standardise,
         rows=tuple(rows),
         groups=tuple(groups),
     )
 
 
-def layer_curve(store: Scored, layer: int, data: Folded, settings: DimensionSettings) -> dict[str, np.ndarray]:
+def component_curve(store: Scored, layer: int, data: Folded, settings: DimensionSettings) -> dict[str, np.ndarray]:
     """Return the R2 of one layer at every number of components, in every resample, and the variance that they explain."""
     r_hat, explained = component_path(store.layer(layer), data, most=settings.most, standardise=settings.standardise)
     return {"draws": r2_draws(data.r, r_hat, data.table.options, data.groups), "explained": explained}
 
 
-def summary(
+def summarise_group(
     name: str, draws: Float[np.ndarray, "boot component"], explained: Float[np.ndarray, " component"]
 ) -> GroupSummary:
     """Say where a curve stops rising and where the variance is."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -85,7 +86,7 @@ class Folded:
         )
 
 
-def folded(store: Scored, *, base: BaseRule = "token", n_folds: int = N_FOLDS, seed: int = 0) -> Folded:
+def divide_into_folds(store: Scored, *, base: BaseRule = "token", n_folds: int = N_FOLDS, seed: int = 0) -> Folded:
     """Divide the questions of a store; a group is never divided, and every fold must have one."""
     if n_folds < 3:
         raise CoralError(f"Choosing without the fold that is scored needs at least 3 folds. Got {n_folds} instead.")
@@ -98,6 +99,15 @@ def folded(store: Scored, *, base: BaseRule = "token", n_folds: int = N_FOLDS, s
 def identity_of(store: Scored, data: Folded) -> list[str]:
     """Return what every number of an analysis depends on: the states, the residuals and the folds."""
     return [digest(store.manifest), digest_bytes(data.r.tobytes() + data.fold.tobytes())]
+
+
+def described(store: Scored) -> dict[str, Any]:
+    """Return the first fields of every analysis of one store: its model, its tasks and its number of questions."""
+    return {
+        "model": store.manifest["model"]["name"],
+        "task": " ".join(sorted({q.task for q in store.questions})),
+        "n_questions": len(store.questions),
+    }
 
 
 # ---------------------------------------------------------------------------------------------------------- predicting
@@ -151,7 +161,7 @@ def ridge_by_columns(x: Float[np.ndarray, "row width"], data: Folded, members: M
         for k in left_out:
             rest = rest - parts[k]
         fit = ridge.solve(rest, PENALTIES, column_scale(rest, everything, ridge.z_mean))
-        return [applied(x, members[k], fit) for k in left_out]
+        return [predicted_rows(x, members[k], fit) for k in left_out]
 
     return predict
 
@@ -182,19 +192,19 @@ def ridge_bytes(rows: int, width: int, n_folds: int) -> int:
 
 def refuse_too_wide(rows: int, width: int, n_folds: int) -> None:
     """Refuse what this machine has not enough memory for, before anything is fitted."""
-    wanted, there = ridge_bytes(rows, width, n_folds), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if wanted > there:
+    needed, available = ridge_bytes(rows, width, n_folds), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > available:
         raise CoralError(
-            f"Ridge on {width:,} columns of {rows:,} rows needs {wanted / 2**30:.0f} GiB of memory, and this machine has "
-            f"{there / 2**30:.0f}; give fewer questions with --limit: with fewer rows than columns it needs 32 bytes times rows "
-            "squared."
+            f"Ridge on {width:,} columns of {rows:,} rows needs {needed / 2**30:.0f} GiB of memory, and this machine has "
+            f"{available / 2**30:.0f}; give fewer questions with --limit: with fewer rows than columns it needs 32 bytes times "
+            "rows squared."
         )
 
 
-def applied(
-    x: Float[np.ndarray, "row width"], index: Int[np.ndarray, " some"], fit: Weights
-) -> Float[np.ndarray, "penalty some"]:
-    """Return what a fit predicts of some rows, read in chunks."""
+def predicted_rows(
+    x: Float[np.ndarray, "row width"], index: Int[np.ndarray, " chosen"], fit: Weights
+) -> Float[np.ndarray, "penalty chosen"]:
+    """Return what a fit predicts of these rows, read in chunks."""
     weights, biases = fit
     parts = [x[index[rows]].astype(np.float64) @ weights + biases for rows in row_chunks(len(index), x.shape[1])]
     return np.concatenate(parts).T
@@ -204,7 +214,7 @@ def applied(
 
 
 @dataclass(frozen=True)
-class Steering:
+class FoldedSteering:
     """Residuals predicted out of fold at the chosen penalty, with the strength chosen for each fold."""
 
     r_hat: Float[np.ndarray, " row"]
@@ -219,34 +229,34 @@ class Steering:
         return steer(data.p, self.gamma[data.row_fold] * self.r_hat, data.table.options, gamma=1.0)
 
 
-def choose_steering(nested: Nested, data: Folded, wanted: Sequence[int] | None = None) -> Steering:
+def choose_steering(nested: Nested, data: Folded, wanted: Sequence[int] | None = None) -> FoldedSteering:
     """Choose for each fold the penalty by R2 and then gamma by Brier score, both on the other folds only."""
-    r_hat = np.zeros(len(data.r))
+    chosen = np.zeros(len(data.r))
     gamma, cost = np.zeros(data.n_folds), np.full(data.n_folds, np.inf)
     for k in range(data.n_folds) if wanted is None else wanted:
         others = data.row_fold != k
-        best = int(np.argmax([r_squared(data.r[others], one[others]) for one in nested.inner[k]]))
-        r_hat[~others] = nested.outer[best][~others]
+        best = int(np.argmax([r_squared(data.r[others], r_hat[others]) for r_hat in nested.inner[k]]))
+        chosen[~others] = nested.outer[best][~others]
         tried = [
             data.brier(steer(data.p, nested.inner[k][best], data.table.options, gamma=g))[data.fold != k].mean()
             for g in GAMMAS
         ]
         gamma[k], cost[k] = GAMMAS[int(np.argmin(tried))], min(tried)
-    return Steering(r_hat, gamma, cost)
+    return FoldedSteering(chosen, gamma, cost)
 
 
-def steering_of(x: Float[np.ndarray, "row width"], data: Folded) -> Steering:
+def fit_steering(x: Float[np.ndarray, "row width"], data: Folded) -> FoldedSteering:
     """Fit, choose and predict out of fold from these states."""
     return choose_steering(nested_ridge(x, data), data)
 
 
-def combined(steerings: Sequence[Steering], which: Sequence[int], data: Folded) -> Steering:
-    """Return for each fold what the steering chosen for it says."""
+def combined(steerings: Sequence[FoldedSteering], choice: Sequence[int], data: Folded) -> FoldedSteering:
+    """Return for each fold what the steering chosen for it says; `choice` has its place among all."""
     r_hat = np.zeros(len(data.r))
-    for k, i in enumerate(which):
+    for k, i in enumerate(choice):
         rows = data.row_fold == k
         r_hat[rows] = steerings[i].r_hat[rows]
     gamma, cost = (
-        np.array([getattr(steerings[i], name)[k] for k, i in enumerate(which)]) for name in ("gamma", "cost")
+        np.array([getattr(steerings[i], name)[k] for k, i in enumerate(choice)]) for name in ("gamma", "cost")
     )
-    return Steering(r_hat, gamma, cost)
+    return FoldedSteering(r_hat, gamma, cost)

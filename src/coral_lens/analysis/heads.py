@@ -1,8 +1,7 @@
-"""What an analysis of heads will need, before it starts: memory by counting, time by timing a few steps on random numbers.
-
-Is the signal in a few heads or in many: a small network on every attention head, all heads and folds trained in stacks.
+"""Is the signal in a few heads or in many: a small network on every attention head, all heads and folds trained in stacks.
 
 Each head's output before the projection, at the option's last token, predicts the residual (the paper's appendix on heads).
+`plan_heads` says beforehand what that will need: memory by counting, time by timing a few steps on random numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import torch
 from jaxtyping import Float
 
 from coral_lens.analysis.files import kept_arrays
-from coral_lens.analysis.folds import Folded, identity_of
+from coral_lens.analysis.folds import Folded, described, identity_of
 from coral_lens.analysis.scores import r2_draws, scores_from
 from coral_lens.analysis.stacked import Stack, StackData, fit_stack, stack_bytes
 from coral_lens.data.splits import split_mask
@@ -32,94 +31,18 @@ from coral_lens.records import Scored
 
 HEAD_MLP = MlpSettings(hidden=(256, 128, 64, 32), batch_size=64, patience=5)
 """The paper's network for a head; where it is silent, as for the probe of a layer."""
+STACK = 54
+"""Heads in a stack: at most so many, in whole blocks; `bench/heads.py --sizes` times other sizes."""
+STOPPING = 0.2
+"""Share of a fold's training questions, by whole groups, that say when to stop."""
+TOP = 48
+"""Heads that the paper calls a reasonable target for an intervention."""
+SIGNAL = 0.8
+"""Share of the positive signal that `needed` heads hold."""
 EPOCHS = 15
-"""That a network is taken to train before it stops: a guess, and the estimate says so."""
+"""Epochs that a network is taken to train before it stops: a guess, and the estimate says so."""
 STEPS = 12
-"""That are timed."""
-
-
-@dataclass(frozen=True)
-class HeadShape:
-    """How many heads of which size, and how many rows."""
-
-    blocks: int
-    heads: int
-    head_dim: int
-    rows: int
-    """Options of all questions."""
-    n_folds: int = 5
-
-    @property
-    def stack(self) -> int:
-        """Heads in a stack: whole blocks."""
-        return min(self.blocks, max(1, STACK // self.heads)) * self.heads
-
-
-def shape_of(text: str, rows: int) -> HeadShape:
-    """Return the shape of `30x32x128`: 30 blocks of 32 heads of 128 columns."""
-    match = re.fullmatch(r"(\d{1,4})x(\d{1,4})x(\d{1,5})", text, re.ASCII)
-    if match is None or "0" in match.groups() or rows < 100:
-        raise CoralError(f"--shape must look like 30x32x128, with 100 rows or more. Got {text!r} and {rows} rows.")
-    blocks, heads, head_dim = map(int, match.groups())
-    return HeadShape(blocks, heads, head_dim, rows)
-
-
-def shape_of_store(store: HeadStore) -> HeadShape:
-    """Return the shape of the heads that a store holds."""
-    blocks = blocks_of(store)
-    rows, heads, head_dim = store.heads(blocks[0]).shape
-    return HeadShape(len(blocks), heads, head_dim, rows)
-
-
-@dataclass(frozen=True)
-class HeadPlan:
-    """What it will need."""
-
-    networks: int
-    stack: int
-    memory: int
-    """Bytes while a stack is trained."""
-    disk: int
-    """Bytes of a store with these heads, in half precision."""
-    step: float
-    """Seconds for one step of one network."""
-    seconds: float
-    most_seconds: float
-    """If no network stopped before its last epoch."""
-
-
-def plan_heads(shape: HeadShape, settings: MlpSettings = HEAD_MLP) -> HeadPlan:
-    """Estimate memory and time on this machine, as busy as it is now."""
-    networks = shape.blocks * shape.heads * shape.n_folds
-    train = shape.rows * (1 - 1 / shape.n_folds) * (1 - STOPPING)
-    step = time_step(shape, settings)
-    epoch = networks * train / settings.batch_size * step
-    return HeadPlan(
-        networks=networks,
-        stack=shape.stack,
-        memory=stack_bytes(shape.stack, shape.rows, shape.head_dim, settings),
-        disk=2 * shape.blocks * shape.heads * shape.head_dim * shape.rows,
-        step=step,
-        seconds=EPOCHS * epoch,
-        most_seconds=settings.max_epochs * epoch,
-    )
-
-
-def time_step(shape: HeadShape, settings: MlpSettings) -> float:
-    """Return the seconds that one step takes a network of a full stack."""
-    rows = 4 * settings.batch_size
-    rng = np.random.default_rng(0)
-    z = torch.from_numpy(rng.normal(size=(shape.stack, rows, shape.head_dim)).astype(np.float32))
-    stack = Stack(z, settings, seed=0)
-    r = rng.normal(size=rows)
-    stack.train_epoch(r, np.arange(rows), rng)  # the first steps also make their memory
-    start = time.perf_counter()
-    for _ in range(STEPS // 4):
-        stack.train_epoch(r, np.arange(rows), rng)
-    return (time.perf_counter() - start) / STEPS / shape.stack
-
-
-# ---------------------------------------------------------------------------------------------------- heads
+"""Steps that are timed for an estimate."""
 
 
 @runtime_checkable
@@ -132,15 +55,6 @@ class HeadStore(Scored, Protocol):
 
     def heads(self, block: int) -> Float[np.ndarray, "row head head_dim"]:
         """Return what each head of a block puts out at the options' last tokens."""
-
-
-STACK = 54
-"""Heads in a stack: at most so many, in whole blocks; `bench/heads.py --sizes` times other sizes."""
-STOPPING = 0.2
-"""Share of a fold's training questions, by whole groups, that say when to stop."""
-TOP = 48
-"""Heads that the paper calls a reasonable target for an intervention."""
-SIGNAL = 0.8
 
 
 @dataclass(frozen=True)
@@ -170,7 +84,7 @@ class HeadAnalysis:
     """Heads that hold 80 % of the positive signal."""
     needed_share: Score
     top_share: Score
-    """Of the positive signal, in the best 48 heads, or in all if there are fewer."""
+    """The share of the positive signal in the best 48 heads, or in all if there are fewer."""
     clear: int
     """Heads whose interval lies above 0."""
 
@@ -186,19 +100,19 @@ def analyse_heads(
     """Train a network on every head of a store, five folds each; with `work` a killed analysis goes on where it was."""
     blocks = blocks_of(store)
     n_heads = store.heads(blocks[0]).shape[1]
-    found, n_networks = [], len(blocks) * n_heads * data.n_folds
+    predicted, n_networks = [], len(blocks) * n_heads * data.n_folds
     identity = [*identity_of(store, data), asdict(settings)]
     with kept_arrays(work, identity) as journal, bar("training heads", n_networks, "networks") as advance:
-        for some in stacks(blocks, n_heads):
-            kept = journal.load(list(some))
+        for stack in stacks(blocks, n_heads):
+            kept = journal.load(list(stack))
             if kept is None:
-                kept = {"r_hat": predict_heads(store, some, data, settings, advance)}
-                journal.save(list(some), kept)
+                kept = {"r_hat": predict_heads(store, stack, data, settings, advance)}
+                journal.save(list(stack), kept)
             else:
                 advance(len(kept["r_hat"]) * data.n_folds)
-            found.append(kept["r_hat"])
+            predicted.append(kept["r_hat"])
     names = [(block, head) for block in blocks for head in range(n_heads)]
-    draws = r2_draws(data.r, np.concatenate(found), data.table.options, data.groups)
+    draws = r2_draws(data.r, np.concatenate(predicted), data.table.options, data.groups)
     return summarise(store, names, draws)
 
 
@@ -242,12 +156,12 @@ def stacked_heads(store: HeadStore, blocks: Sequence[int]) -> Float[np.ndarray, 
     """Return the outputs of these blocks' heads, head by head; beside the whole, no more than one block is held."""
     first = store.heads(blocks[0])
     rows, n_heads, width = first.shape
-    found = np.empty((len(blocks) * n_heads, rows, width), np.float32)
-    found[:n_heads] = first.transpose(1, 0, 2)
+    states = np.empty((len(blocks) * n_heads, rows, width), np.float32)
+    states[:n_heads] = first.transpose(1, 0, 2)
     del first
     for i, block in enumerate(blocks[1:], start=1):
-        found[i * n_heads : (i + 1) * n_heads] = store.heads(block).transpose(1, 0, 2)
-    return found
+        states[i * n_heads : (i + 1) * n_heads] = store.heads(block).transpose(1, 0, 2)
+    return states
 
 
 def fold_parts(data: Folded, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -269,22 +183,20 @@ def summarise(
     shares = np.stack([cumulative_share(values) for values in draws])
     needed = np.array([heads_needed(share) for share in shares], dtype=np.float64)
     return HeadAnalysis(
-        model=store.manifest["model"]["name"],
-        task=" ".join(sorted({q.task for q in store.questions})),
-        n_questions=len(store.questions),
+        **described(store),
         rows=rows,
         mean=scores_from(draws.mean(axis=1, keepdims=True))[0],
         highest=float(draws[0].max()),
         cumulative=[float(x) for x in shares[0]],
-        needed=spread(needed),
-        needed_share=spread(needed / len(rows)),
-        top_share=spread(shares[:, min(TOP, len(rows)) - 1]),
+        needed=with_interval(needed),
+        needed_share=with_interval(needed / len(rows)),
+        top_share=with_interval(shares[:, min(TOP, len(rows)) - 1]),
         clear=sum(row.r2.low > 0 for row in rows),
     )
 
 
-def spread(draws: Float[np.ndarray, " boot"]) -> Score:
-    """Return the first with an interval about it: noise that is cut off at 0 moves a resample's share away from it."""
+def with_interval(draws: Float[np.ndarray, " boot"]) -> Score:
+    """Return the first draw with an interval about it: noise that is cut off at 0 moves a resample's share away from it."""
     return score_of(float(draws[0]), draws[1:], kind="gap")
 
 
@@ -298,3 +210,87 @@ def cumulative_share(values: Float[np.ndarray, " head"]) -> Float[np.ndarray, " 
     best_first = np.maximum(np.sort(values)[::-1], 0.0)
     total = best_first.sum()
     return np.cumsum(best_first) / total if total > 0 else best_first
+
+
+# ----------------------------------------------------------------------------------------- what an analysis will need
+
+
+@dataclass(frozen=True)
+class HeadShape:
+    """How many heads of which size, and how many rows."""
+
+    blocks: int
+    heads: int
+    head_dim: int
+    rows: int
+    """Options of all questions."""
+    n_folds: int = 5
+
+    @property
+    def stack(self) -> int:
+        """Heads in a stack: whole blocks."""
+        return min(self.blocks, max(1, STACK // self.heads)) * self.heads
+
+
+def shape_of(text: str, rows: int) -> HeadShape:
+    """Return the shape of `30x32x128`: 30 blocks of 32 heads of 128 columns."""
+    match = re.fullmatch(r"(\d{1,4})x(\d{1,4})x(\d{1,5})", text, re.ASCII)
+    if match is None or "0" in match.groups() or rows < 100:
+        raise CoralError(f"--shape must look like 30x32x128, with 100 rows or more. Got {text!r} and {rows} rows.")
+    blocks, heads, head_dim = map(int, match.groups())
+    return HeadShape(blocks, heads, head_dim, rows)
+
+
+def shape_of_store(store: HeadStore) -> HeadShape:
+    """Return the shape of the heads that a store holds."""
+    blocks = blocks_of(store)
+    rows, heads, head_dim = store.heads(blocks[0]).shape
+    return HeadShape(len(blocks), heads, head_dim, rows)
+
+
+@dataclass(frozen=True)
+class HeadPlan:
+    """The networks, memory, disk and time of an analysis."""
+
+    networks: int
+    stack: int
+    memory: int
+    """Bytes while a stack is trained."""
+    disk: int
+    """Bytes of a store with these heads, in half precision."""
+    step: float
+    """Seconds for one step of one network."""
+    seconds: float
+    most_seconds: float
+    """If no network stopped before its last epoch."""
+
+
+def plan_heads(shape: HeadShape, settings: MlpSettings = HEAD_MLP) -> HeadPlan:
+    """Estimate memory and time on this machine, as busy as it is now."""
+    networks = shape.blocks * shape.heads * shape.n_folds
+    train = shape.rows * (1 - 1 / shape.n_folds) * (1 - STOPPING)
+    step = time_step(shape, settings)
+    epoch = networks * train / settings.batch_size * step
+    return HeadPlan(
+        networks=networks,
+        stack=shape.stack,
+        memory=stack_bytes(shape.stack, shape.rows, shape.head_dim, settings),
+        disk=2 * shape.blocks * shape.heads * shape.head_dim * shape.rows,
+        step=step,
+        seconds=EPOCHS * epoch,
+        most_seconds=settings.max_epochs * epoch,
+    )
+
+
+def time_step(shape: HeadShape, settings: MlpSettings) -> float:
+    """Return the seconds that one step takes a network of a full stack."""
+    rows = 4 * settings.batch_size
+    rng = np.random.default_rng(0)
+    z = torch.from_numpy(rng.normal(size=(shape.stack, rows, shape.head_dim)).astype(np.float32))
+    stack = Stack(z, settings, seed=0)
+    r = rng.normal(size=rows)
+    stack.train_epoch(r, np.arange(rows), rng)  # the first steps also make their memory
+    start = time.perf_counter()
+    for _ in range(STEPS // 4):
+        stack.train_epoch(r, np.arange(rows), rng)
+    return (time.perf_counter() - start) / STEPS / shape.stack

@@ -16,13 +16,14 @@ import numpy as np
 from coral_lens.analysis.files import ArrayJournal, kept_arrays
 from coral_lens.analysis.folds import (
     Folded,
-    Steering,
+    FoldedSteering,
     choose_steering,
     combined,
+    described,
+    fit_steering,
     identity_of,
     nested_ridge,
     refuse_too_wide,
-    steering_of,
 )
 from coral_lens.analysis.scores import SHOWN, r2_scores, scores_of
 from coral_lens.errors import CoralError
@@ -56,7 +57,7 @@ class LayerRow:
 
     layer: int
     r2: Score
-    """Of the predicted residuals, out of fold."""
+    """How well residuals are predicted, out of fold."""
     gamma: float
     """Mean of the strengths chosen for the folds."""
     at_one: Scores
@@ -64,7 +65,7 @@ class LayerRow:
     chosen: Scores
     """Steered at the chosen gamma."""
     share: float
-    """Of the forward pass, that the states of this layer need."""
+    """The share of the forward pass that the states of this layer need."""
     exit_here: Scores
     """A lens on this layer without any base probability: what remains when the pass stops here."""
     exit_best: Scores
@@ -123,20 +124,12 @@ def analyse_layers(
     sizes = [m for m in TOP if m <= len(layers)]
     rows, width = store.layer(layers[0]).shape
     refuse_too_wide(rows, width * max([1, *sizes]), data.n_folds)
-    blind = data.blind()
     with (
         kept_arrays(work, identity_of(store, data)) as journal,
         bar("analysing layers", len(layers) + len(sizes), "fits") as advance,
     ):
-        steered: list[Steering] = []
-        exits: list[Steering] = []
-        for layer in layers:
-            for found, seen in ((steered, data), (exits, blind)):
-                found.append(
-                    kept_steering(journal, [layer, seen is blind], partial(layer_steering, store, layer, seen))
-                )
-            advance(1)
-        best = best_of(steered)
+        steered, exits = steer_by_layers(store, data, journal, advance)
+        best = best_by_fold(steered)
         single = combined(steered, best, data)
         top = []
         for m in sizes:
@@ -144,12 +137,10 @@ def analyse_layers(
             advance(1)
     cost = forward or Forward(1, 0, int(store.manifest["model"].get("layers", max(layers))))
     return LayerAnalysis(
-        model=store.manifest["model"]["name"],
-        task=" ".join(sorted({q.task for q in store.questions})),
-        n_questions=len(store.questions),
+        **described(store),
         base_rule=base_rule,
         base=scores_of(data.predictions("base", data.p)),
-        blind=scores_of(blind.predictions("blind", blind.p)),
+        blind=scores_of(data.predictions("blind", data.blind().p)),
         single=scores_of(data.predictions("single", single.probs(data))),
         single_layers=[layers[i] for i in best],
         rows=layer_rows(layers, data, steered, exits, cost),
@@ -157,20 +148,36 @@ def analyse_layers(
     )
 
 
-def best_of(steered: Sequence[Steering]) -> list[int]:
+def steer_by_layers(
+    store: Scored, data: Folded, journal: ArrayJournal, advance: Callable[[int], None]
+) -> tuple[list[FoldedSteering], list[FoldedSteering]]:
+    """Return the steering by every layer, of the base probabilities and of equal ones."""
+    steered, exits, blind = [], [], data.blind()
+    for layer in store.layers:
+        steered.append(kept_steering(journal, [layer, False], partial(layer_steering, store, layer, data)))
+        exits.append(kept_steering(journal, [layer, True], partial(layer_steering, store, layer, blind)))
+        advance(1)
+    return steered, exits
+
+
+def best_by_fold(steered: Sequence[FoldedSteering]) -> list[int]:
     """Return for each fold the place of the layer with the lowest Brier score on the other folds."""
     return [int(i) for i in np.argmin([s.cost for s in steered], axis=0)]
 
 
 def layer_rows(
-    layers: Sequence[int], data: Folded, steered: Sequence[Steering], exits: Sequence[Steering], cost: Forward
+    layers: Sequence[int],
+    data: Folded,
+    steered: Sequence[FoldedSteering],
+    exits: Sequence[FoldedSteering],
+    cost: Forward,
 ) -> tuple[LayerRow, ...]:
     """Score every layer."""
     blind = data.blind()
     r2 = r2_scores(data.r, np.stack([s.r_hat for s in steered]), data.table.options, data.groups)
     rows = []
     for i, layer in enumerate(layers):
-        upto = combined(exits, best_of(exits[: i + 1]), blind)
+        upto = combined(exits, best_by_fold(exits[: i + 1]), blind)
         rows.append(
             LayerRow(
                 layer=layer,
@@ -186,37 +193,38 @@ def layer_rows(
     return tuple(rows)
 
 
-def layer_steering(store: Scored, layer: int, data: Folded) -> Steering:
+def layer_steering(store: Scored, layer: int, data: Folded) -> FoldedSteering:
     """Return the steering by one layer."""
-    return steering_of(store.layer(layer), data)
+    return fit_steering(store.layer(layer), data)
 
 
-def kept_steering(journal: ArrayJournal, key: Any, make: Callable[[], Steering]) -> Steering:
+def kept_steering(journal: ArrayJournal, key: Any, make: Callable[[], FoldedSteering]) -> FoldedSteering:
     """Return a steering that a journal keeps."""
-    return Steering(**journal.arrays(key, lambda: vars(make())))
+    return FoldedSteering(**journal.arrays(key, lambda: vars(make())))
 
 
-def best_layers(layers: Sequence[int], steered: Sequence[Steering], m: int) -> list[list[int]]:
+def best_layers(layers: Sequence[int], steered: Sequence[FoldedSteering], m: int) -> list[list[int]]:
     """Return the m best layers for each fold, chosen on the other folds."""
     order = np.argsort([s.cost for s in steered], axis=0)[:m]
     return [sorted(layers[i] for i in places) for places in order.T]
 
 
-def top_row(store: Scored, data: Folded, chosen: list[list[int]], single: Steering, journal: ArrayJournal) -> TopRow:
+def top_row(
+    store: Scored, data: Folded, chosen: list[list[int]], single: FoldedSteering, journal: ArrayJournal
+) -> TopRow:
     """Read the layers that were chosen for each fold side by side."""
-    found: list[Any] = [None] * data.n_folds
-    for some in sorted({tuple(layers) for layers in chosen}):
-        folds = [k for k, layers in enumerate(chosen) if tuple(layers) == some]
-        steering = kept_steering(journal, [list(some), folds], partial(top_steering, store, some, data, folds))
-        for k in folds:
-            found[k] = steering
-    several = combined(found, range(data.n_folds), data)
+    by_fold: dict[int, FoldedSteering] = {}
+    for layers in sorted({tuple(layers) for layers in chosen}):
+        folds = [k for k, others in enumerate(chosen) if tuple(others) == layers]
+        steering = kept_steering(journal, [list(layers), folds], partial(top_steering, store, layers, data, folds))
+        by_fold |= dict.fromkeys(folds, steering)
+    several = combined([by_fold[k] for k in range(data.n_folds)], range(data.n_folds), data)
     ours, theirs = (data.predictions(name, s.probs(data)) for name, s in (("top", several), ("single", single)))
     differences = {name: paired_difference(ours, theirs, name) for name in SHOWN}
     return TopRow(len(chosen[0]), chosen, scores_of(ours), differences)
 
 
-def top_steering(store: Scored, layers: Sequence[int], data: Folded, folds: Sequence[int]) -> Steering:
+def top_steering(store: Scored, layers: Sequence[int], data: Folded, folds: Sequence[int]) -> FoldedSteering:
     """Return the steering by layers side by side, for the folds for which these were chosen."""
     x = side_by_side(store.layer, layers)
     return choose_steering(nested_ridge(x, data, folds), data, folds)

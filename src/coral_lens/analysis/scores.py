@@ -24,8 +24,8 @@ Row = TypeVar("Row")
 def row_from(kind: type[Row], plain: Mapping[str, Any]) -> Row:
     """Return a row with `scores`, and perhaps a `gain`, from what a journal kept of it."""
     numbers = {"scores": Score, "gain": Difference}
-    found = {part: {m: numbers[part](**s) for m, s in plain[part].items()} for part in numbers if part in plain}
-    return kind(**{**plain, **found})
+    typed = {part: {m: numbers[part](**s) for m, s in plain[part].items()} for part in numbers if part in plain}
+    return kind(**{**plain, **typed})
 
 
 def scores_of(predictions: Predictions, names: Sequence[str] = SHOWN) -> dict[str, Score]:
@@ -37,33 +37,33 @@ def scores_of(predictions: Predictions, names: Sequence[str] = SHOWN) -> dict[st
             draws[name].append(METRICS[name].compute(facts, weights))
     once = np.ones((1, len(predictions)))
     return {
-        name: score_of(float(METRICS[name].compute(facts, once)[0]), np.concatenate(some), kind=METRICS[name].kind)
-        for name, some in draws.items()
+        name: score_of(float(METRICS[name].compute(facts, once)[0]), np.concatenate(values), kind=METRICS[name].kind)
+        for name, values in draws.items()
     }
 
 
 def r2_draws(
     r: Float[np.ndarray, " row"],
-    r_hat: Float[np.ndarray, "some row"],
+    r_hat: Float[np.ndarray, "probe row"],
     options: Options,
     groups: Sequence[str] = (),
-) -> Float[np.ndarray, "boot some"]:
+) -> Float[np.ndarray, "boot probe"]:
     """Return R2 of several predictions: first of the questions as they are, then of every resample, of whole groups if given."""
     # Fortran order, in which a product with the weights has always been rounded
     errors = np.asfortranarray(options.sum(((r - r_hat) ** 2).T))
     # what the variance of a resample is made of: its rows, their sum and their sum of squares
     sums = np.stack([options.sizes, options.sum(r), options.sum(r**2)], axis=1)
-    found = []
+    draws = []
     for weights in (np.ones((1, len(options))), *iter_weights(len(options), n_boot=N_BOOT, seed=0, groups=groups)):
         n, total, squares = (weights @ sums).T
         variance = squares - total**2 / n
-        found.append(1.0 - (weights @ errors) / np.where(variance > 0, variance, np.inf)[:, None])
-    return np.concatenate(found)
+        draws.append(1.0 - (weights @ errors) / np.where(variance > 0, variance, np.inf)[:, None])
+    return np.concatenate(draws)
 
 
 def r2_scores(
     r: Float[np.ndarray, " row"],
-    r_hat: Float[np.ndarray, "some row"],
+    r_hat: Float[np.ndarray, "probe row"],
     options: Options,
     groups: Sequence[str] = (),
 ) -> list[Score]:
@@ -71,6 +71,6 @@ def r2_scores(
     return scores_from(r2_draws(r, r_hat, options, groups))
 
 
-def scores_from(draws: Float[np.ndarray, "boot some"]) -> list[Score]:
+def scores_from(draws: Float[np.ndarray, "boot probe"]) -> list[Score]:
     """Return a score for each column of draws, whose first row is the estimate."""
     return [score_of(float(column[0]), column[1:], kind="mean") for column in draws.T]

@@ -1,7 +1,7 @@
 """Many small networks trained as one: weights side by side in a third dimension, one batched product for all of them.
 
-Networks of a stack share rows, order, dropout masks and initial weights and differ in what they read, so that each ends as
-`probes.MlpTraining` would leave it alone, whatever stands beside it. One that has stopped is taken out. The gradient is written
+Networks of a stack share rows, order, dropout masks and initial weights and differ in what they read: each ends as
+`mlp.MlpTraining` would leave it alone, whatever stands beside it. One that has stopped is taken out. The gradient is written
 out by hand: a product, a mask and a product back per layer need no graph, and their memory is used again.
 """
 
@@ -28,7 +28,7 @@ class StackData:
     """What each network of a stack reads, row by row, and the residuals that all of them predict."""
 
     z: Float[Tensor, "member row width"]
-    """Used up by a fit: members that go on move to the place of those that have stopped, so that no copy is made."""
+    """Used up by a fit: members that go on move to the place of those that have stopped, without a copy of all."""
     r: Float[np.ndarray, " row"]
     train: Int[np.ndarray, " train"]
     stop: Int[np.ndarray, " stop"]
@@ -144,15 +144,15 @@ class Stack:
                     slope.mul_(self.scale)
 
     @torch.no_grad()
-    def predict(self, rows: Int[np.ndarray, " some"]) -> Float[np.ndarray, "member some"]:
-        """Return what each member makes of some rows, without dropout."""
-        found = []
+    def predict(self, rows: Int[np.ndarray, " chosen"]) -> Float[np.ndarray, "member chosen"]:
+        """Return what each member predicts of these rows, without dropout."""
+        chunks = []
         for start in range(0, len(rows), PREDICTED_ROWS):
             h = self.z.index_select(1, torch.from_numpy(rows[start : start + PREDICTED_ROWS]))
             for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
                 h = torch.baddbmm(bias, h, weight).relu_()
-            found.append(torch.baddbmm(self.biases[-1], h, self.weights[-1]).tanh_()[:, :, 0])
-        return torch.cat(found, dim=1).double().numpy()
+            chunks.append(torch.baddbmm(self.biases[-1], h, self.weights[-1]).tanh_()[:, :, 0])
+        return torch.cat(chunks, dim=1).double().numpy()
 
     def keep(self, going: np.ndarray) -> None:
         """Take out the members that have stopped."""

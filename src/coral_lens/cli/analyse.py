@@ -92,11 +92,11 @@ class Studied(Settings):
 
     def opened(self) -> tuple[JoinedStore, Folded]:
         """Return the stores as one, and their questions in five folds."""
-        from coral_lens.analysis.folds import folded
+        from coral_lens.analysis.folds import divide_into_folds
         from coral_lens.engine.activations import ActivationStore, JoinedStore, first_questions
 
         store = JoinedStore([first_questions(ActivationStore(folder), self.limit) for folder in self.store])
-        return store, folded(store, base=self.base, seed=self.seed)
+        return store, divide_into_folds(store, base=self.base, seed=self.seed)
 
 
 @app.command()

@@ -1,7 +1,7 @@
 """The one road to a run: test sets without questions that leak, predictions of every method on them, and the run's folder.
 
 `evaluate` measures lenses on questions that a model has not scored yet; a study measures its methods on the states that it
-keeps. Both become a `Measurement`, and nothing else makes a run of predictions.
+keeps. Both go through a `Measurement`. Only what lm-eval logged becomes a run without it: there is nothing to predict.
 """
 
 from __future__ import annotations

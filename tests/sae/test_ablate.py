@@ -39,7 +39,7 @@ from coral_lens.sae.ablate import (
     run_ablation,
     without,
 )
-from coral_lens.sae.codes import CodeStore, collect_codes
+from coral_lens.sae.codes import CodeStore, Encoding, collect_codes
 from coral_lens.sae.effects import AblationScores, Changes, changes_of, compare, effects
 from coral_lens.sae.quality import patch
 from coral_lens.sae.select import StreamingPearson, correlate, impact, select, top_correlated
@@ -239,7 +239,7 @@ def test_nothing_to_correlate_is_refused_in_a_sentence() -> None:
 
 def test_codes_of_options_are_means_over_their_tokens_and_resume(tmp_path: Path) -> None:
     tiny, questions, sae = make_model("llama"), toy_questions(12), make_sae(2)
-    store = collect_codes(tiny, questions, tmp_path / "codes", what=(sae, Style()))
+    store = collect_codes(tiny, questions, tmp_path / "codes", Encoding(sae))
     asked = prepare(questions, Style(), tiny)
     seen = set()
     for coded in store:
@@ -250,13 +250,13 @@ def test_codes_of_options_are_means_over_their_tokens_and_resume(tmp_path: Path)
             np.testing.assert_allclose(coded.dense(sae.n_features)[j], expected, atol=1e-3)
         seen.add(coded.question)
     assert len(seen) == 12
-    again = collect_codes(tiny, questions, tmp_path / "codes", what=(sae, Style()))
+    again = collect_codes(tiny, questions, tmp_path / "codes", Encoding(sae))
     assert again.manifest == store.manifest
     (tmp_path / "codes" / "journal.jsonl").write_text("")
     with pytest.raises(CoralError, match="is not finished"):
         CodeStore(tmp_path / "codes")
     with pytest.raises(CoralError, match="activations of something else: sae is"):
-        collect_codes(tiny, questions, tmp_path / "codes", what=(make_sae(2, n_features=41), Style()))
+        collect_codes(tiny, questions, tmp_path / "codes", Encoding(make_sae(2, n_features=41)))
 
 
 # ---------------------------------------------------------------------------------------------------------- effects
@@ -312,8 +312,8 @@ def test_chosen_features_are_placed_among_random_ones_by_hand() -> None:
 
 
 def test_a_killed_ablation_goes_on_to_the_same_bytes(tmp_path: Path, tiny: Model) -> None:
-    questions, what = toy_questions(30), (Ablating(make_sae(1), features_of([7, 3, DEAD]), "answer"), Style())
-    whole = run_ablation(tiny, questions, tmp_path / "whole", what=what)
+    questions, what = toy_questions(30), Ablating(make_sae(1), features_of([7, 3, DEAD]), "answer")
+    whole = run_ablation(tiny, questions, tmp_path / "whole", what)
     calls: list[int] = []
 
     def stop(n: int) -> None:
@@ -322,8 +322,8 @@ def test_a_killed_ablation_goes_on_to_the_same_bytes(tmp_path: Path, tiny: Model
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run_ablation(tiny, questions, tmp_path / "killed", what=what, progress=stop)
-    again = run_ablation(tiny, questions, tmp_path / "killed", what=what)
+        run_ablation(tiny, questions, tmp_path / "killed", what, progress=stop)
+    again = run_ablation(tiny, questions, tmp_path / "killed", what)
     for name in ("journal.jsonl", "shard-00000.safetensors"):
         assert (tmp_path / "killed" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     np.testing.assert_array_equal(again.ablated, whole.ablated)

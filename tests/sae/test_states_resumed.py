@@ -11,14 +11,13 @@ import torch
 from support.autoencoders import make_sae
 from support.questions import toy_questions
 
-from coral_lens.data.settings import Style
 from coral_lens.engine.model import Model
 from coral_lens.errors import CoralError
 from coral_lens.progress import Progress
 from coral_lens.records import Question
 from coral_lens.sae import codes
 from coral_lens.sae.ablate import Ablating, features_of, run_ablation
-from coral_lens.sae.codes import collect_codes
+from coral_lens.sae.codes import Encoding, collect_codes
 from coral_lens.sae.settings import Sampling
 from coral_lens.sae.states import collect
 from coral_lens.sae.steer import SteerFeatures, Steering
@@ -42,22 +41,23 @@ def collecting(model: Model, questions: list[Question], folder: Path, progress: 
     def bar(_: str, __: int, ___: str) -> Iterator[Progress]:
         yield progress
 
-    return collect(model, questions, folder, what=Sampling(layer=1, tokens=0, shard_tokens=300), bar=bar)
+    return collect(model, questions, folder, Sampling(layer=1, tokens=0, shard_tokens=300), bar=bar)
 
 
 def encoding(model: Model, questions: list[Question], folder: Path, progress: Progress) -> object:
-    return collect_codes(model, questions, folder, what=(make_sae(1), Style()), progress=progress)
+    return collect_codes(model, questions, folder, Encoding(make_sae(1)), progress=progress)
 
 
 def ablating(model: Model, questions: list[Question], folder: Path, progress: Progress) -> object:
-    what = Ablating(make_sae(1), features_of([7, 3]), "answer")
-    return run_ablation(model, questions, folder, what=(what, Style()), progress=progress)
+    return run_ablation(
+        model, questions, folder, Ablating(make_sae(1), features_of([7, 3]), "answer"), progress=progress
+    )
 
 
 def sweeping(model: Model, questions: list[Question], folder: Path, progress: Progress) -> object:
     steering = Steering(torch.tensor([3, 7]), torch.tensor([0.5, 0.5]))
     edits = [SteerFeatures(make_sae(1), steering, gamma) for gamma in (0.0, 2.0)]
-    return run_sweep(model, questions, folder, what=Sweep(1, edits, [e.about for e in edits]), progress=progress)
+    return run_sweep(model, questions, folder, Sweep(1, edits, [e.about for e in edits]), progress=progress)
 
 
 @pytest.fixture(params=[collecting, encoding, ablating, sweeping])
@@ -114,5 +114,5 @@ def test_a_second_process_may_not_write_to_the_same_folder(loop: Loop, tiny: Mod
 
 def test_another_layer_than_the_model_has_is_refused_before_anything_is_written(tiny: Model, tmp_path: Path) -> None:
     with pytest.raises(CoralError, match="Layer 9 does not exist"):
-        run_sweep(tiny, toy_questions(3), tmp_path / "new", what=Sweep(9, [], []))
+        run_sweep(tiny, toy_questions(3), tmp_path / "new", Sweep(9, [], []))
     assert not (tmp_path / "new").exists()

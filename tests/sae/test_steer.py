@@ -11,7 +11,6 @@ from support.autoencoders import make_sae
 from support.plain_passes import hook_counts, logprobs_of, options, plain_logprob, ragged_prompts, run
 from support.questions import toy_questions
 
-from coral_lens.data.settings import Style
 from coral_lens.engine.edits import AddDirection
 from coral_lens.engine.extract import Edited, Extraction, extract
 from coral_lens.engine.hooks import Site
@@ -30,7 +29,7 @@ from coral_lens.methods.interface import FitContext, QuestionSet
 from coral_lens.methods.registry import read_method
 from coral_lens.records import Question
 from coral_lens.sae.autoencoder import Autoencoder
-from coral_lens.sae.codes import collect_codes
+from coral_lens.sae.codes import Encoding, collect_codes
 from coral_lens.sae.settings import Weighing
 from coral_lens.sae.steer import SteerFeatures, Steering, best_by_size, settings_of, steering_of
 from coral_lens.sae.sweep import Sweep, best_of, run_sweep
@@ -107,15 +106,15 @@ def test_a_sweep_gives_what_each_edit_gives_and_resumes(tmp_path: Path, tiny: Mo
     sae = make_sae(1)
     edits = [SteerFeatures(sae, STEERING, g) for g in (0.0, 1.0, 4.0)]
     what = Sweep(1, edits, [e.about for e in edits])
-    found = run_sweep(tiny, questions, tmp_path / "sweep", what=what)
+    found = run_sweep(tiny, questions, tmp_path / "sweep", what)
     assert np.array_equal(found.ablated[0], found.table.logprobs)
     for edit, row in zip(edits, found.ablated, strict=True):
         whole = extract(tiny, questions, tmp_path / f"{edit.gamma}", what=Extraction((), edited=edited(edit)))
         np.testing.assert_allclose(row, whole.table.logprobs, atol=1e-4)
-    again = run_sweep(tiny, questions, tmp_path / "sweep", what=what)
+    again = run_sweep(tiny, questions, tmp_path / "sweep", what)
     assert np.array_equal(again.ablated, found.ablated)
     with pytest.raises(CoralError, match="something else: variants is"):
-        run_sweep(tiny, questions, tmp_path / "sweep", what=Sweep(1, edits[:2], [e.about for e in edits[:2]]))
+        run_sweep(tiny, questions, tmp_path / "sweep", Sweep(1, edits[:2], [e.about for e in edits[:2]]))
 
 
 def edited(edit: SteerFeatures) -> Edited:
@@ -137,7 +136,7 @@ def context_of(model: Model, folder: Path) -> FitContext:
 
 def test_the_direction_is_the_mean_of_correct_samples_along_correlated_features(tmp_path: Path, tiny: Model) -> None:
     sae = make_sae(1)
-    codes = collect_codes(tiny, TRAIN, tmp_path, what=(sae, Style()))
+    codes = collect_codes(tiny, TRAIN, tmp_path, Encoding(sae))
     chosen = {q.id: 0 for q in TRAIN}
     right = {q.id: i % 3 == 0 for i, q in enumerate(TRAIN)}
     found, means = correlate_correctness(codes, chosen, right)

@@ -457,7 +457,7 @@ def test_states_that_questions_share_are_not_counted_for_each_of_them() -> None:
 
 def test_a_killed_collection_goes_on_and_ends_with_the_same_bytes(tmp_path: Path, tiny: Model) -> None:
     questions, what = toy_questions(24), Sampling(layer=1, tokens=900, shard_tokens=150)
-    whole = collect(tiny, questions, tmp_path / "whole", what=what)
+    whole = collect(tiny, questions, tmp_path / "whole", what)
     assert whole.n_shards >= 5
     counts = [len(whole.states(i)) for i in range(whole.n_shards)]
     assert sum(counts) >= 900
@@ -474,22 +474,22 @@ def test_a_killed_collection_goes_on_and_ends_with_the_same_bytes(tmp_path: Path
         yield stop
 
     with pytest.raises(KilledError):
-        collect(tiny, questions, tmp_path / "killed", what=what, bar=killing)
+        collect(tiny, questions, tmp_path / "killed", what, bar=killing)
     with pytest.raises(CoralError, match="is not finished"):
         TokenStore(tmp_path / "killed")
     (tmp_path / "killed" / "shard-00000.safetensors").write_bytes(b"damaged")
-    collect(tiny, questions, tmp_path / "killed", what=what)
+    collect(tiny, questions, tmp_path / "killed", what)
     assert files_of(tmp_path / "killed") == files_of(tmp_path / "whole")
     with pytest.raises(CoralError, match="activations of something else"):
-        collect(tiny, questions, tmp_path / "killed", what=replace(what, where="answer"))
+        collect(tiny, questions, tmp_path / "killed", replace(what, where="answer"))
     assert set(whole.questions(whole.held_out)).isdisjoint(whole.questions(whole.training))
 
 
 def test_too_few_questions_are_refused(tmp_path: Path, tiny: Model) -> None:
     with pytest.raises(CoralError, match="cannot be trained on 2 question"):
-        collect(tiny, toy_questions(2), tmp_path, what=Sampling(layer=1))
+        collect(tiny, toy_questions(2), tmp_path, Sampling(layer=1))
     with pytest.raises(CoralError, match="Layer 9 does not exist"):
-        collect(tiny, toy_questions(8), tmp_path, what=Sampling(layer=9))
+        collect(tiny, toy_questions(8), tmp_path, Sampling(layer=9))
 
 
 def test_pooled_states_of_a_store_may_be_trained_on_instead(tmp_path: Path, tiny: Model) -> None:

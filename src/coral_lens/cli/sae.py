@@ -79,11 +79,11 @@ def train(
 def train_on_questions(source: list[str], training: Training, asking: Asking, model: ModelChoice) -> dict[str, Any]:
     """Train on the token states of questions."""
     from coral_lens.progress import shown
-    from coral_lens.sae.train import train_on_tokens
+    from coral_lens.sae.train import TokenTraining, train_on_tokens
 
     opened, sampling = model.opener(), training.sampling
     questions = asking.gather(source, chat=opened if sampling.style.chat else None)
-    return train_on_tokens(opened(), questions, training.out, how=(sampling, training.settings), bar=shown)
+    return train_on_tokens(opened(), questions, training.out, TokenTraining(sampling, training.settings), bar=shown)
 
 
 def train_on_pooled(training: Training) -> dict[str, Any]:
@@ -93,8 +93,8 @@ def train_on_pooled(training: Training) -> dict[str, Any]:
     from coral_lens.sae.train import train_on_store
 
     assert training.store, "there are questions or a store"
-    how = (training.sampling.layer, training.settings)
-    return train_on_store(ActivationStore(training.store), training.out, how=how, bar=shown)
+    store, layer = ActivationStore(training.store), training.sampling.layer
+    return train_on_store(store, training.out, training.settings, layer=layer, bar=shown)
 
 
 # ----------------------------------------------------------------------------------------------------------- features
@@ -200,13 +200,13 @@ def steer(
     from coral_lens.cli.printing import print_steering
     from coral_lens.progress import shown
     from coral_lens.sae.folder import without_known
-    from coral_lens.sae.steer import steer_by_features
+    from coral_lens.sae.steer import SteerQuestions, steer_by_features
 
     study, opened = selected.opened()
     chat, asking = opened if study.record["style"]["chat"] else None, as_selected(asking, study)
     fresh = without_known(asking.gather(validation, chat=chat), study.seen)[: selected.questions]
-    questions = asking.gather(test, chat=chat)
-    print_steering(steer_by_features(opened(), fresh, questions, study, how=(plan, shown)))
+    questions = SteerQuestions(fresh, asking.gather(test, chat=chat))
+    print_steering(steer_by_features(opened(), questions, study, plan, bar=shown))
     typer.echo(f"In {selected.study}/steering.json.")
 
 

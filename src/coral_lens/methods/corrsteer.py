@@ -27,7 +27,7 @@ from coral_lens.lens.settings import Criterion
 from coral_lens.methods.interface import FitContext, Method, Predict, QuestionSet, options_of
 from coral_lens.records import Predictions, predictions_of
 from coral_lens.sae.autoencoder import Autoencoder, load_autoencoder
-from coral_lens.sae.codes import CodeStore, collect_codes, sae_digest
+from coral_lens.sae.codes import CodeStore, Encoding, collect_codes, sae_digest
 from coral_lens.sae.folder import LEAST_ACTIVE
 from coral_lens.sae.select import StreamingPearson, correlate, top_correlated
 from coral_lens.sae.sweep import Sweep, best_of, run_sweep, scores_by
@@ -129,18 +129,17 @@ def choose_direction(context: FitContext, settings: CorrSteerSettings) -> tuple[
     key = digest([sae_digest(sae), context.train.states.manifest, int(train.sum())])[:8]
     with context.bar("encoding", len(questions), "questions") as advance:
         folder = context.folder / f"codes-{key}"
-        codes = collect_codes(model, questions, folder, what=(sae, context.common.style), progress=advance)
+        codes = collect_codes(model, questions, folder, Encoding(sae, context.common.style), progress=advance)
     found, means = correlate_correctness(codes, *training_samples(context, train))
     site = Site("residual", sae.layer)
     sums = {n: direction_of(sae, found, means, n) for n in settings.features}
     tried = [(min(sums), 0.0), *((n, a) for n in sums for a in settings.alphas if a)]
     edits = [AddDirection({site: sums[n]}, a, "all") for n, a in tried]
-    what = Sweep(sae.layer, edits, [[key, *pair] for pair in tried], context.common.style)
+    sweep = Sweep(sae.layer, edits, [[key, *pair] for pair in tried], context.common.style)
     validation = [asked[i] for i in context.validation(settings.questions).tolist()]
     with context.bar("trying strengths", len(validation), "questions") as advance:
-        scores = run_sweep(
-            model, validation, context.folder / f"tuning-{digest(list(what.about))[:8]}", what=what, progress=advance
-        )
+        folder = context.folder / f"tuning-{digest(list(sweep.about))[:8]}"
+        scores = run_sweep(model, validation, folder, sweep, progress=advance)
     values = scores_by(scores, context.common.base, [settings.criterion])
     best = best_of([v[settings.criterion] for v in values], settings.criterion)
     record: list[dict[str, Any]] = [{"features": n, "alpha": a, **v} for (n, a), v in zip(tried, values, strict=True)]

@@ -5,11 +5,12 @@ Changes are measured against the reconstruction: its own error would swamp an ef
 reconstruction in place; for a feature only the blocks above the layer run again, only at positions that the change can
 reach, only where the feature is active, and many features at once. Labels are not used here.
 
-The ablation of many features on many questions, batch by batch in a folder that a killed run goes on with."""
+Many features are ablated on many questions batch by batch, in a folder that a killed run goes on with.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from coral_lens.data.leaks import question_keys
 from coral_lens.data.settings import Style
 from coral_lens.engine.batches import Batch, lay_out, prefix_batch
 from coral_lens.engine.edits import edited_positions, replaced
-from coral_lens.engine.extract import Extraction, lengths_of, plan_questions
+from coral_lens.engine.extract import Extraction, PlannedQuestions, lengths_of, plan_questions
 from coral_lens.engine.hooks import Site
 from coral_lens.engine.packing import PlannedBatch
 from coral_lens.engine.prompts import Prepared
@@ -45,8 +46,6 @@ from coral_lens.storage.shards import Journal
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
 
-
-"""Every position, as the paper reads (the layer's output is replaced); or the answer tokens alone."""
 ENTRY_TOKENS = 4096
 """Positions, padding included, that are computed together."""
 ENTRY_COLUMNS = 16_384
@@ -63,29 +62,31 @@ class Ablating:
     where: AblationPlace = "all"
     keep_error: bool = False
     """Keep what the reconstruction misses: the state less f_j d_j. The paper drops it."""
+    style: Style = Style()  # noqa: RUF009  (frozen)
+    """How the questions are asked."""
 
 
 @dataclass
 class Reconstruction:
     """An Edit that puts the reconstruction in place and keeps the codes of the features in question."""
 
-    what: Ablating
+    ablating: Ablating
     codes: dict[bool, Float[Tensor, "position feature"]] = field(default_factory=dict)
     """Of the last batch, and (True) of its prefixes; one row per edited position, in order."""
 
     @property
     def sites(self) -> tuple[Site, ...]:
-        return (Site("residual", self.what.sae.layer),)
+        return (Site("residual", self.ablating.sae.layer),)
 
     def edit(self, site: Site, states: Tensor, batch: Batch) -> Tensor:
-        return replaced(states, edited_positions(batch, self.what.where), lambda some: self._patch(some, batch))
+        return replaced(states, edited_positions(batch, self.ablating.where), lambda chunk: self._patch(chunk, batch))
 
     def _patch(self, states: Float[Tensor, "position width"], batch: Batch) -> Float[Tensor, "position width"]:
-        sae, kept, patched = self.what.sae, [], []
-        for some in states.split(CHUNK):
-            codes = sae.encode(some)
-            kept.append(codes[:, self.what.features.to(codes.device)])
-            patched.append(some if self.what.keep_error else sae.rebuilt(some, codes))
+        sae, kept, patched = self.ablating.sae, [], []
+        for chunk in states.split(CHUNK):
+            codes = sae.encode(chunk)
+            kept.append(codes[:, self.ablating.features.to(codes.device)])
+            patched.append(chunk if self.ablating.keep_error else sae.rebuilt(chunk, codes))
         self.codes[not batch.n_options] = torch.cat(kept)
         return torch.cat(patched)
 
@@ -104,42 +105,44 @@ class Ablated:
 
 
 @torch.inference_mode()
-def ablate_batch(model: Model, batch: Batch, what: Ablating, *, prefixes: PrefixCaches | None = None) -> Ablated:
+def ablate_batch(model: Model, batch: Batch, ablating: Ablating, *, prefixes: PrefixCaches | None = None) -> Ablated:
     """Score a batch with the reconstruction, and with each feature taken out of it.
 
     `prefixes` may be shared by batches if it was made with a Reconstruction of the same kind.
     """
-    edit = Reconstruction(what)
-    checkpoint = capture(model, batch, what.sae.layer, edits=[edit], prefixes=prefixes or PrefixCaches(model, [edit]))
-    found = checkpoint.logprobs.repeat(len(what.features), 1)
-    codes = spread(edit.codes.get(False), batch, what)
+    edit = Reconstruction(ablating)
+    checkpoint = capture(
+        model, batch, ablating.sae.layer, edits=[edit], prefixes=prefixes or PrefixCaches(model, [edit])
+    )
+    logprobs = checkpoint.logprobs.repeat(len(ablating.features), 1)
+    codes = spread(edit.codes.get(False), batch, ablating)
     active = (codes > 0).any(dim=1)  # [row, feature]
     n_computed = 0
-    for j, prefix in changed_prefixes(model, checkpoint, what):
+    for j, prefix in changed_prefixes(model, checkpoint, ablating):
         rows = torch.arange(len(batch.input_ids))
-        states = without(checkpoint, codes, rows, torch.full_like(rows, j), what)
-        found[j] = rerun(model, checkpoint, states, prefix=prefix)
+        states = without(checkpoint, codes, rows, torch.full_like(rows, j), ablating)
+        logprobs[j] = rerun(model, checkpoint, states, prefix=prefix)
         active[:, j] = False
         n_computed += len(rows)
     rows, features = active.nonzero().T
-    for some in entry_groups(rows, features, codes, batch):
-        states = without(checkpoint, codes, rows[some], features[some], what)
-        scores = rerun(model, checkpoint, states, rows=rows[some])
-        options = checkpoint.options_of(rows[some])
-        entry = torch.repeat_interleave(features[some], checkpoint.option_counts[rows[some]])
-        found[entry, options] = scores
-        n_computed += len(some)
-    return Ablated(batch, checkpoint.logprobs, found, n_computed)
+    for entries in entry_groups(rows, features, codes, batch):
+        states = without(checkpoint, codes, rows[entries], features[entries], ablating)
+        scores = rerun(model, checkpoint, states, rows=rows[entries])
+        options = checkpoint.options_of(rows[entries])
+        entry = torch.repeat_interleave(features[entries], checkpoint.option_counts[rows[entries]])
+        logprobs[entry, options] = scores
+        n_computed += len(entries)
+    return Ablated(batch, checkpoint.logprobs, logprobs, n_computed)
 
 
 def spread(
-    codes: Float[Tensor, "position feature"] | None, batch: Batch, what: Ablating
+    codes: Float[Tensor, "position feature"] | None, batch: Batch, ablating: Ablating
 ) -> Float[Tensor, "row width feature"]:
     """Return codes by row and column of the batch, zero where nothing is edited."""
     rows, width = batch.input_ids.shape
-    out = torch.zeros(rows * width, len(what.features))
+    out = torch.zeros(rows * width, len(ablating.features))
     if codes is not None:
-        out[edited_positions(batch, what.where)] = codes.cpu()
+        out[edited_positions(batch, ablating.where)] = codes.cpu()
     return out.reshape(rows, width, -1)
 
 
@@ -148,29 +151,29 @@ def without(
     codes: Float[Tensor, "row width feature"],
     rows: Int[Tensor, " entry"],
     features: Int[Tensor, " entry"],
-    what: Ablating,
+    ablating: Ablating,
 ) -> Float[Tensor, "entry width state"]:
     """Return the states of rows less f_j d_j; positions where the feature is not active keep their bits."""
     device = checkpoint.states.device
-    directions = what.sae.on(device).w_dec[what.features[features].to(device)]
+    directions = ablating.sae.on(device).w_dec[ablating.features[features].to(device)]
     amounts = codes[rows, :, features].to(device)[:, :, None]
     states = checkpoint.states[rows.to(device)]
     return torch.where(amounts > 0, states - (amounts * directions[:, None, :]).to(states.dtype), states)
 
 
 def changed_prefixes(
-    model: Model, checkpoint: Checkpoint, what: Ablating
+    model: Model, checkpoint: Checkpoint, ablating: Ablating
 ) -> Iterator[tuple[int, Float[Tensor, "prefix token state"]]]:
     """Yield the shared prefixes less f_j d_j, for each feature that is active in one of them; one copy at a time."""
     batch = checkpoint.batch
-    if not batch.prefixes or what.where != "all":
+    if not batch.prefixes or ablating.where != "all":
         return
-    own = Reconstruction(what)
-    states = prefix_states(model, batch, what.sae.layer, edits=[own])
-    codes = spread(own.codes.get(True), prefix_batch(batch.prefixes), what)
-    directions = what.sae.on(states.device).w_dec
+    own = Reconstruction(ablating)
+    states = prefix_states(model, batch, ablating.sae.layer, edits=[own])
+    codes = spread(own.codes.get(True), prefix_batch(batch.prefixes), ablating)
+    directions = ablating.sae.on(states.device).w_dec
     for j in (codes > 0).flatten(0, 1).any(dim=0).nonzero()[:, 0].tolist():
-        taken = codes[:, :, j : j + 1].to(states.device) * directions[what.features[j]]
+        taken = codes[:, :, j : j + 1].to(states.device) * directions[ablating.features[j]]
         yield j, states - taken.to(states.dtype)
 
 
@@ -179,7 +182,7 @@ def entry_groups(
     features: Int[Tensor, " entry"],
     codes: Float[Tensor, "row width feature"],
     batch: Batch,
-) -> Iterator[Int[Tensor, " some"]]:
+) -> Iterator[Int[Tensor, " group"]]:
     """Yield entries in groups of similar size: all of a group are padded to its largest."""
     if not len(rows):
         return
@@ -202,33 +205,31 @@ def reached(codes: Float[Tensor, "row width feature"], batch: Batch) -> Int[Tens
     return (sees @ active.float() > 0).sum(dim=1)
 
 
-def ablate_fully(model: Model, batch: Batch, what: Ablating, feature: int) -> Float[Tensor, " option"]:
+def ablate_fully(model: Model, batch: Batch, ablating: Ablating, feature: int) -> Float[Tensor, " option"]:
     """Return the scores without one feature by a whole pass of its own: what `ablate_batch` must equal, to rounding."""
-    from coral_lens.engine.scoring import score_batch
-
-    return score_batch(model, batch, edits=[WithoutFeature(what, feature)]).logprobs
+    return score_batch(model, batch, edits=[WithoutFeature(ablating, feature)]).logprobs
 
 
 @dataclass(frozen=True)
 class WithoutFeature:
     """An Edit that puts h_hat - f_j d_j in the place of h."""
 
-    what: Ablating
+    ablating: Ablating
     feature: int
     """Which of the features in question."""
 
     @property
     def sites(self) -> tuple[Site, ...]:
-        return (Site("residual", self.what.sae.layer),)
+        return (Site("residual", self.ablating.sae.layer),)
 
     def edit(self, site: Site, states: Tensor, batch: Batch) -> Tensor:
-        return replaced(states, edited_positions(batch, self.what.where), self._patch)
+        return replaced(states, edited_positions(batch, self.ablating.where), self._patch)
 
     def _patch(self, states: Float[Tensor, "position width"]) -> Float[Tensor, "position width"]:
-        sae, j, parts = self.what.sae.on(states.device), int(self.what.features[self.feature]), []
-        for some in states.split(CHUNK):
-            codes = sae.encode(some)
-            patched = some if self.what.keep_error else sae.rebuilt(some, codes)
+        sae, j, parts = self.ablating.sae.on(states.device), int(self.ablating.features[self.feature]), []
+        for chunk in states.split(CHUNK):
+            codes = sae.encode(chunk)
+            patched = chunk if self.ablating.keep_error else sae.rebuilt(chunk, codes)
             parts.append(patched - codes[:, j : j + 1] * sae.w_dec[j])
         return torch.cat(parts)
 
@@ -238,36 +239,40 @@ def features_of(chosen: Sequence[int]) -> Int[Tensor, " feature"]:
     return torch.tensor(list(chosen), dtype=torch.int64)
 
 
-# ---------------------------------------------------------------------------------------------------- ablating
+# ------------------------------------------------------------------------------------------------- batch by batch
 
 
 def run_ablation(
-    model: Model,
-    questions: Sequence[Question],
-    folder: Path,
-    *,
-    what: tuple[Ablating, Style],
-    progress: Progress | None = None,
+    model: Model, questions: Sequence[Question], folder: Path, ablating: Ablating, *, progress: Progress | None = None
 ) -> AblationScores:
     """Ablate features on questions, going on where an earlier run was stopped."""
-    ablating, style = what
     ablating.sae.check(model)
-    planned = plan_questions(model, questions, Extraction(layers=(ablating.sae.layer,), style=style), folder=folder)
-    plan = planned.plan()
-    identity = planned.manifest | {
+    extraction = Extraction(layers=(ablating.sae.layer,), style=ablating.style)
+    planned = plan_questions(model, questions, extraction, folder=folder)
+    about = {
         "sae": sae_digest(ablating.sae),
         "features": ablating.features.tolist(),
         "where": ablating.where,
         "keep_error": ablating.keep_error,
     }
-
-    def ablated(batch: PlannedBatch, _: Progress) -> dict[str, Tensor]:
-        return ablate_planned(model, lay_out(planned.prepared.prompts, batch, packing=plan.packing), ablating)
-
-    Resumable(folder, identity, plan.batches, ablated, size=lambda batch: len(batch.questions), form=Journal).run(
-        progress
-    )
+    work = batch_work(planned, folder, about, lambda batch: ablate_planned(model, batch, ablating))
+    work.run(progress)
     return read_scores(Journal(folder), planned.prepared, ablating.features.numpy())
+
+
+def batch_work(
+    planned: PlannedQuestions, folder: Path, about: dict[str, Any], compute: Callable[[Batch], dict[str, Tensor]]
+) -> Resumable[PlannedBatch, dict[str, Tensor]]:
+    """Return the work of computing something of every batch of questions; `about` is what it depends on beside them."""
+    plan, prompts = planned.plan(), planned.prepared.prompts
+    return Resumable(
+        folder,
+        planned.manifest | about,
+        plan.batches,
+        lambda batch, _: compute(lay_out(prompts, batch, packing=plan.packing)),
+        size=lambda batch: len(batch.questions),
+        form=Journal,
+    )
 
 
 def ablate_planned(model: Model, batch: Batch, ablating: Ablating) -> dict[str, Tensor]:
@@ -309,10 +314,7 @@ def read_scores(journal: Journal, prepared: Prepared, features: Int[np.ndarray, 
     )
 
 
-# ---------------------------------------------------------------------------------------------------- workflow
-
-
-# --------------------------------------------------------------------------------------------------------- ablation
+# ------------------------------------------------------------------------------------------------- coral sae ablate
 
 
 def ablate_features(
@@ -323,13 +325,13 @@ def ablate_features(
     study.check(model)
     check_questions(questions)
     chosen, random = draw_features(study.selection, plan)
-    ablating = Ablating(sae, features_of([*chosen, *random]), plan.where, plan.keep_error)
+    features, style = features_of([*chosen, *random]), Style(**record["style"])
+    ablating = Ablating(sae, features, plan.where, plan.keep_error, style)
     with bar(f"ablating ({plan.name})", len(questions), "questions") as advance:
         folder = study.folder / f"ablation-{plan.name}"
-        style = Style(**record["style"])
-        scores = run_ablation(model, questions, folder, what=(ablating, style), progress=advance)
+        scores = run_ablation(model, questions, folder, ablating, progress=advance)
     groups = {plan.by: range(len(chosen)), "random": range(len(chosen), len(chosen) + len(random))}
-    found = effects(scores, groups, record["base"])
+    changes = effects(scores, groups, record["base"])
     result = {
         "plan": asdict(plan),
         "of": study.identity,
@@ -339,7 +341,7 @@ def ablate_features(
         "questions": list(scores.ids),
         "keys": question_keys(questions).tolist(),
         "tasks": sorted({f"{q.task}:{q.split}" if q.split else q.task for q in questions}),
-        **found,
+        **changes,
     }
     write_json(study.folder / f"ablation-{plan.name}.json", result)
     return result

@@ -118,14 +118,14 @@ class Autoencoder:
         return states.float().norm(dim=-1) > limit
 
     def encode_some(
-        self, states: Float[Tensor, "row width"], features: Int[Tensor, " some"]
-    ) -> Float[Tensor, "row some"]:
+        self, states: Float[Tensor, "row width"], features: Int[Tensor, " chosen"]
+    ) -> Float[Tensor, "row chosen"]:
         """Return the activations of some features; where others do not matter to them, only theirs are computed."""
         if self.architecture == "topk":
             return self.encode(states)[:, features]
         return self.on(states.device)._part(features).encode(states)
 
-    def _part(self, features: Int[Tensor, " some"]) -> Autoencoder:
+    def _part(self, features: Int[Tensor, " chosen"]) -> Autoencoder:
         return replace(
             self,
             w_enc=self.w_enc[:, features],
@@ -141,15 +141,17 @@ class Autoencoder:
 
     def reconstruct(self, states: Float[Tensor, "row width"]) -> Float[Tensor, "row width"]:
         """Return h_hat of every state, a few at a time."""
-        parts = [self.rebuilt(some, self.encode(some)) for some in states.split(CHUNK)]
+        parts = [self.rebuilt(chunk, self.encode(chunk)) for chunk in states.split(CHUNK)]
         return torch.cat(parts) if parts else states.float()
 
     def rebuilt(
         self, states: Float[Tensor, "row width"], codes: Float[Tensor, "row feature"]
     ) -> Float[Tensor, "row width"]:
         """Return h_hat of states from their codes; states beyond `norm_limit` stay as they are."""
-        found = self.decode(codes)
-        return found if self.norm_limit is None else torch.where(self.massive(states)[:, None], states.float(), found)
+        decoded = self.decode(codes)
+        return (
+            decoded if self.norm_limit is None else torch.where(self.massive(states)[:, None], states.float(), decoded)
+        )
 
     @cached_property
     def norms(self) -> Float[Tensor, " feature"]:
@@ -213,8 +215,8 @@ def hook_name(layer: int) -> str:
 
 def layer_of(name: str) -> int | None:
     """Return the layer that a TransformerLens hook reads, or None if it is not the residual stream."""
-    found = re.fullmatch(r"blocks\.(\d+)\.hook_resid_(pre|post)", name)
-    return int(found[1]) + (found[2] == "post") if found else None
+    match = re.fullmatch(r"blocks\.(\d+)\.hook_resid_(pre|post)", name)
+    return int(match[1]) + (match[2] == "post") if match else None
 
 
 def load_autoencoder(folder: Path, *, layer: int | None = None) -> Autoencoder:
@@ -237,7 +239,7 @@ def load_autoencoder(folder: Path, *, layer: int | None = None) -> Autoencoder:
             "or say --layer if it is."
         )
     about = dict(config.get("metadata", {}).get("coral") or {})
-    found = Autoencoder(
+    sae = Autoencoder(
         w_enc=tensors["W_enc"],
         b_enc=tensors["b_enc"],
         w_dec=tensors["W_dec"],
@@ -251,10 +253,10 @@ def load_autoencoder(folder: Path, *, layer: int | None = None) -> Autoencoder:
         statistics=load_tensors((folder / STATISTICS).read_bytes()) if (folder / STATISTICS).exists() else {},
     )
     if config.get("rescale_acts_by_decoder_norm", False):
-        found = with_unit_rows(found)
+        sae = with_unit_rows(sae)
     if config.get("apply_b_dec_to_input", True):
-        found = replace(found, b_enc=found.b_enc - found.b_dec @ found.w_enc)
-    return found
+        sae = replace(sae, b_enc=sae.b_enc - sae.b_dec @ sae.w_enc)
+    return sae
 
 
 def with_unit_rows(sae: Autoencoder) -> Autoencoder:
@@ -293,5 +295,5 @@ def refuse_unreadable(folder: Path, architecture: str, config: dict[str, Any]) -
 
 def expansions_in(folder: Path) -> Sequence[Path]:
     """Return the autoencoders that lie in a folder of `coral sae train`, the smallest first."""
-    found = [p.parent for p in folder.glob(f"*x/{CONFIG}")]
-    return sorted(found, key=lambda p: int(re.sub(r"\D", "", p.name) or 0))
+    folders = [p.parent for p in folder.glob(f"*x/{CONFIG}")]
+    return sorted(folders, key=lambda p: int(re.sub(r"\D", "", p.name) or 0))

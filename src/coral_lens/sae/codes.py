@@ -54,23 +54,26 @@ def option_codes(
     lengths = batch.answer_offsets.diff()
     option = torch.repeat_interleave(torch.arange(batch.n_options), lengths)
     total = torch.zeros(batch.n_options, sae.n_features)
-    for some in torch.arange(len(at)).split(CHUNK):
-        total.index_add_(0, option[some], sae.encode(states[at[some]]))
+    for tokens in torch.arange(len(at)).split(CHUNK):
+        total.index_add_(0, option[tokens], sae.encode(states[at[tokens]]))
     return total / lengths[:, None]
 
 
+@dataclass(frozen=True)
+class Encoding:
+    """What encodes the options of questions, and how these are asked."""
+
+    sae: Autoencoder
+    style: Style = Style()  # noqa: RUF009  (frozen)
+
+
 def collect_codes(
-    model: Model,
-    questions: Sequence[Question],
-    folder: Path,
-    *,
-    what: tuple[Autoencoder, Style],
-    progress: Progress | None = None,
+    model: Model, questions: Sequence[Question], folder: Path, encoding: Encoding, *, progress: Progress | None = None
 ) -> CodeStore:
     """Write the codes of the options of questions, going on where an earlier run was stopped."""
-    sae, style = what
+    sae = encoding.sae
     sae.check(model)
-    planned = plan_questions(model, questions, Extraction(layers=(sae.layer,), style=style), folder=folder)
+    planned = plan_questions(model, questions, Extraction(layers=(sae.layer,), style=encoding.style), folder=folder)
     prepared, plan = planned.prepared, planned.plan()
     cuts = [Plan(plan.batches[i : i + SHARD_BATCHES], plan.packing) for i in range(0, len(plan.batches), SHARD_BATCHES)]
 
@@ -85,19 +88,20 @@ def collect_codes(
         "n_features": sae.n_features,
         "n_shards": len(cuts),
     }
-    Resumable(folder, identity, cuts, codes_of, size=count_questions, form=Journal).run(progress)
+    work = Resumable(folder, identity, cuts, codes_of, size=count_questions, form=Journal)
+    work.run(progress)
     return CodeStore(folder)
 
 
-def sparse(found: Sequence[tuple[Batch, Tensor]]) -> dict[str, Tensor]:
+def sparse(coded: Sequence[tuple[Batch, Tensor]]) -> dict[str, Tensor]:
     """Return the codes of some batches as offsets, indices and values, with the questions that they are of."""
-    at = [codes.nonzero() for _, codes in found]
-    counts = torch.cat([(codes > 0).sum(dim=1) for _, codes in found])
+    places = [codes.nonzero() for _, codes in coded]
+    counts = torch.cat([(codes > 0).sum(dim=1) for _, codes in coded])
     return {
-        "question": torch.tensor([q for batch, _ in found for q in batch.questions]),
+        "question": torch.tensor([q for batch, _ in coded for q in batch.questions]),
         "offsets": torch.cat([torch.zeros(1, dtype=torch.int64), counts.cumsum(0)]),
-        "index": torch.cat([some[:, 1] for some in at]).int(),
-        "value": torch.cat([codes[some[:, 0], some[:, 1]] for (_, codes), some in zip(found, at, strict=True)]),
+        "index": torch.cat([active[:, 1] for active in places]).int(),
+        "value": torch.cat([codes[active.unbind(1)] for (_, codes), active in zip(coded, places, strict=True)]),
     }
 
 

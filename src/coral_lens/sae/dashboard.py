@@ -72,11 +72,11 @@ def dashboard_of(study: FeatureStudy, features: Sequence[int] = ()) -> dict[str,
         f"{len(selection.r):,} features of layer {record['layer']}; {len(selection.alive()):,} are active often enough to be "
         f"looked at, on {len(record['questions']):,} questions."
     ]
-    for found in ablations.values():
-        mean = found["groups"].get(found["plan"]["by"], {}).get("ece", {}).get("mean")
+    for ablation in ablations.values():
+        mean = ablation["groups"].get(ablation["plan"]["by"], {}).get("ece", {}).get("mean")
         if mean:
             lead.append(
-                f"Taking out one feature ({described(found['plan'])}) changes ECE by {mean['value']:+.2e} on average "
+                f"Taking out one feature ({described(ablation['plan'])}) changes ECE by {mean['value']:+.2e} on average "
                 f"(95 % interval {mean['low']:+.2e} to {mean['high']:+.2e})."
             )
     shown = [
@@ -89,6 +89,6 @@ def dashboard_of(study: FeatureStudy, features: Sequence[int] = ()) -> dict[str,
         }
         for j in chosen
     ]
-    names = {name: described(found["plan"]) for name, found in ablations.items()}
+    names = {name: described(ablation["plan"]) for name, ablation in ablations.items()}
     return {"title": f"{record['model']}: features of layer {record['layer']}", "lead": lead, "features": shown, "names": names,
             "foot": f"Autoencoder {record['sae_digest'][:12]}, base {record['base']}."}  # fmt: skip

@@ -1,7 +1,7 @@
 """What ablations do to accuracy, ECE and Brier: per feature, on average, and beside randomly drawn features. Only arithmetic.
 
 Every change is against the run with the reconstruction in place, question by question, and every interval is a bootstrap
-over questions in which all features see the same resamples. One ablation moves few questions, so that single changes are
+over questions in which all features see the same resamples. One ablation moves few questions, so single changes are
 noise by themselves: the distribution of random features says how much.
 """
 
@@ -58,14 +58,14 @@ def changes_of(scores: AblationScores, rule: BaseRule, *, n_boot: int = N_BOOT, 
     weights = np.concatenate([np.ones((1, n)), *drawn])
     before = facts_of(scores.predictions(scores.reconstructed, rule))
     start = {name: METRICS[name].compute(before, weights) for name in CHANGES}
-    found = {name: np.zeros((len(scores.features), len(weights))) for name in CHANGES}
+    changes = {name: np.zeros((len(scores.features), len(weights))) for name in CHANGES}
     for j, logprobs in enumerate(scores.ablated):
         if np.array_equal(logprobs, scores.reconstructed):
             continue
         facts = facts_of(scores.predictions(logprobs, rule))
         for name in CHANGES:
-            found[name][j] = METRICS[name].compute(facts, weights) - start[name]
-    return {name: Changes(some[:, 0], some[:, 1:]) for name, some in found.items()}
+            changes[name][j] = METRICS[name].compute(facts, weights) - start[name]
+    return {name: Changes(of_metric[:, 0], of_metric[:, 1:]) for name, of_metric in changes.items()}
 
 
 def interval(value: float, draws: Float[np.ndarray, " boot"]) -> dict[str, float]:
@@ -74,9 +74,9 @@ def interval(value: float, draws: Float[np.ndarray, " boot"]) -> dict[str, float
     return {"value": value, "low": float(min(low, value)), "high": float(max(high, value))}
 
 
-def summary(changes: Changes, some: Sequence[int] | Int[np.ndarray, " some"]) -> dict[str, Any]:
+def summary(changes: Changes, features: Sequence[int] | Int[np.ndarray, " chosen"]) -> dict[str, Any]:
     """Return the mean change over some features with its interval, and the quartiles of the changes."""
-    at = np.asarray(some, dtype=np.int64)
+    at = np.asarray(features, dtype=np.int64)
     values = changes.values[at]
     first, median, third = np.quantile(values, [0.25, 0.5, 0.75])
     return {
@@ -96,18 +96,18 @@ def compare(changes: Changes, chosen: Sequence[int], random: Sequence[int], *, s
     beyond them, and `rank` is the mean share of random changes that a chosen one exceeds, ties counting half: 0.5 by chance.
     """
     a, b = np.asarray(chosen, dtype=np.int64), np.asarray(random, dtype=np.int64)
-    one, other = changes.values[a], changes.values[b]
+    by_chosen, by_random = changes.values[a], changes.values[b]
     n_boot = changes.draws.shape[1]
     counts = np.random.default_rng(seed).multinomial(len(b), np.full(len(b), 1 / len(b)), size=n_boot)
     drawn = (counts.T * changes.draws[b]).sum(axis=0) / len(b)
-    low, high = np.quantile(other, [0.025, 0.975])
-    exceeded = (one[:, None] > other).mean() + (one[:, None] == other).mean() / 2
+    low, high = np.quantile(by_random, [0.025, 0.975])
+    exceeded = (by_chosen[:, None] > by_random).mean() + (by_chosen[:, None] == by_random).mean() / 2
     return {
-        **interval(float(one.mean() - other.mean()), changes.draws[a].mean(axis=0) - drawn),
+        **interval(float(by_chosen.mean() - by_random.mean()), changes.draws[a].mean(axis=0) - drawn),
         "low_random": float(low),
         "high_random": float(high),
-        "below": float((one < low).mean()),
-        "above": float((one > high).mean()),
+        "below": float((by_chosen < low).mean()),
+        "above": float((by_chosen > high).mean()),
         "rank": float(exceeded),
     }
 
@@ -119,11 +119,13 @@ def effects(
     changes = changes_of(scores, rule, n_boot=n_boot, seed=seed)
     runs = {"unpatched": scores.table.logprobs, "reconstructed": scores.reconstructed}
     facts = {name: facts_of(scores.predictions(logprobs, rule)) for name, logprobs in runs.items()}
-    one = np.ones((1, len(scores.ids)))
+    even = np.ones((1, len(scores.ids)))
     report: dict[str, Any] = {
         "n_questions": len(scores.ids),
         "base": rule,
-        "runs": {name: {m: float(METRICS[m].compute(found, one)[0]) for m in CHANGES} for name, found in facts.items()},
+        "runs": {
+            name: {m: float(METRICS[m].compute(of_run, even)[0]) for m in CHANGES} for name, of_run in facts.items()
+        },
         "features": {
             str(feature): {m: interval(float(changes[m].values[j]), changes[m].draws[j]) for m in CHANGES}
             for j, feature in enumerate(scores.features.tolist())

@@ -49,7 +49,7 @@ class Selection:
     chosen: dict[str, list[int]]
     """By criterion, `correlation` or `impact`: features, best first."""
 
-    def alive(self) -> Int[np.ndarray, " some"]:
+    def alive(self) -> Int[np.ndarray, " alive"]:
         """Return the features that are active often enough."""
         return np.flatnonzero((self.n_active >= LEAST_ACTIVE) & (self.n_active > LEAST_FREQUENCY * self.n_samples))
 
@@ -76,12 +76,12 @@ class FeatureStudy:
         path = self.folder / "selection.json"
         if not path.exists():
             raise CoralError(f"{self.folder} holds no selection of features; run `coral sae select` first.")
-        found = read_json(path)
-        if missing := [name for name in BOUND if name not in found]:
+        record = read_json(path)
+        if missing := [name for name in BOUND if name not in record]:
             raise CoralError(
                 f"{path} says nothing of {missing[0]}, because an earlier version wrote it; run `coral sae select` again."
             )
-        return found
+        return record
 
     @property
     def identity(self) -> str:
@@ -97,11 +97,11 @@ class FeatureStudy:
 
     def check(self, model: Model) -> None:
         """Refuse a model other than the one that features were selected on."""
-        known, found = self.record["weights"], model.fingerprint["weights"]
-        if known != found:
+        known, given = self.record["weights"], model.fingerprint["weights"]
+        if known != given:
             raise CoralError(
                 f"The features were selected on {self.record['model']!r} (weights {known[:12]}), but {model.name!r} has "
-                f"weights {found[:12]}; use that model or select anew."
+                f"weights {given[:12]}; use that model or select anew."
             )
 
     @property
@@ -116,20 +116,20 @@ class FeatureStudy:
         """Return the record of an ablation; one of another selection is refused."""
         if name not in self.ablations():
             raise CoralError(f"{self.folder} holds no ablation {name!r}; run `coral sae ablate` first.")
-        found = self._read(name)
-        if found["of"] != self.identity:
+        record = self._read(name)
+        if record["of"] != self.identity:
             raise CoralError(
                 f"The ablation {name!r} in {self.folder} is of another selection (another base, for instance); run "
                 "`coral sae ablate` again, which computes no score twice."
             )
-        return found
+        return record
 
     def _read(self, name: str) -> dict[str, Any]:
         path = self.folder / f"ablation-{name}.json"
-        found = read_json(path)
-        if "of" not in found:
+        record = read_json(path)
+        if "of" not in record:
             raise CoralError(f"{path} was written by an earlier version; run `coral sae ablate` again.")
-        return found
+        return record
 
     @property
     def seen(self) -> set[int]:

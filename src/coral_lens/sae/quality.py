@@ -7,7 +7,8 @@ massive states can carry most of it, and what matters may lie in the rest. So th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,6 +23,7 @@ from coral_lens.errors import CoralError
 from coral_lens.records import Prompt
 from coral_lens.sae.autoencoder import CHUNK, Autoencoder
 from coral_lens.sae.states import StateSource
+from coral_lens.storage.files import read_json, write_json
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
@@ -50,22 +52,22 @@ def fidelity(sae: Autoencoder, source: StateSource, shards: Sequence[int]) -> Fi
     n, n_massive, active, seen = 0, 0, 0, torch.zeros(sae.n_features, dtype=torch.bool)
     left, total, squares = (torch.zeros(sae.width, dtype=torch.float64) for _ in range(3))
     shift: Tensor | None = None
-    for part in (part for shard in shards for part in source.states(shard).split(CHUNK)):
-        if part.shape[1] != sae.width:
+    for states in (states for shard in shards for states in source.states(shard).split(CHUNK)):
+        if states.shape[1] != sae.width:
             raise CoralError(
-                f"The autoencoder is of states of width {sae.width}, but these have width {part.shape[1]}; use those that it "
+                f"The autoencoder is of states of width {sae.width}, but these have width {states.shape[1]}; use those that it "
                 "was trained on."
             )
-        some = part[~sae.massive(part)]
-        n_massive += len(part) - len(some)
-        codes = sae.encode(some)
-        n, active = n + len(some), active + int((codes > 0).sum())
+        ordinary = states[~sae.massive(states)]
+        n_massive += len(states) - len(ordinary)
+        codes = sae.encode(ordinary)
+        n, active = n + len(ordinary), active + int((codes > 0).sum())
         seen |= (codes > 0).any(dim=0)
-        left += (some - sae.decode(codes)).double().square().sum(dim=0)
+        left += (ordinary - sae.decode(codes)).double().square().sum(dim=0)
         # squares about a mean of the first states: about 0 they would lose the digits of a column far from it
-        shift = some.double().mean(dim=0) if shift is None else shift
-        total += (some - shift).sum(dim=0)
-        squares += (some - shift).square().sum(dim=0)
+        shift = ordinary.double().mean(dim=0) if shift is None else shift
+        total += (ordinary - shift).sum(dim=0)
+        squares += (ordinary - shift).square().sum(dim=0)
     whole = (squares - total**2 / n).clamp_min(0)
     scale = sae.statistics.get("scale", whole.div(n).sqrt()).double().clamp_min(1e-12)
     return Fidelity(
@@ -80,7 +82,7 @@ def fidelity(sae: Autoencoder, source: StateSource, shards: Sequence[int]) -> Fi
 
 def refuse_dead(quality: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse, by their record, autoencoders none of whose features is ever active."""
-    dead = [name for name, found in quality.items() if found["dead"] == 1.0]
+    dead = [name for name, measures in quality.items() if measures["dead"] == 1.0]
     if dead:
         raise CoralError(
             f"All features of {' and '.join(dead)} are dead: no held-out state activates one, so that there is nothing to select "
@@ -131,3 +133,33 @@ def mean_loss(model: Model, texts: Sequence[Prompt], plan: Plan, edits: Sequence
     """Return the mean negative log-probability of the tokens of texts."""
     total = -sum(float(scored.logprobs.sum()) for scored in score(model, texts, plan, edits=edits))
     return total / sum(len(text.options[0]) for text in texts)
+
+
+# ---------------------------------------------------------------------------------------------------------- the record
+
+
+@dataclass(frozen=True)
+class PatchedLoss:
+    """The loss of the patched model on questions that training has not seen."""
+
+    ids: tuple[str, ...]
+    """Of the questions."""
+    recover: Callable[[Autoencoder], Recovered]
+
+
+def measure(
+    saes: Mapping[int, Autoencoder], source: StateSource, folder: Path, *, loss: PatchedLoss | None = None
+) -> dict[str, Any]:
+    """Return FOLDER/quality.json, with what it has not yet: measures on held-out states, and the loss on questions."""
+    path = folder / "quality.json"
+    known = read_json(path) if path.exists() else {}
+    for expansion, sae in saes.items():
+        about = {"steps": sae.about["training"], "questions": list(loss.ids) if loss else []}
+        if known.get(f"{expansion}x", {}).get("about") == about:
+            continue
+        measures = asdict(fidelity(sae, source, source.held_out))
+        recovered = loss.recover(sae) if loss else None
+        patched = {**asdict(recovered), "share": recovered.share} if recovered else {}
+        known[f"{expansion}x"] = {"n_features": sae.n_features, **measures, "loss": patched, "about": about}
+        write_json(path, known)
+    return known

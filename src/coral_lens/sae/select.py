@@ -25,7 +25,7 @@ from coral_lens.lens.rules import base_probs, residuals
 from coral_lens.progress import Bar, silent
 from coral_lens.records import Question, Scored
 from coral_lens.sae.autoencoder import Autoencoder, load_autoencoder
-from coral_lens.sae.codes import CodeStore, collect_codes, sae_digest
+from coral_lens.sae.codes import CodeStore, Encoding, collect_codes, sae_digest
 from coral_lens.sae.folder import LEAST_ACTIVE, LEAST_FREQUENCY, FeatureStudy, Selection
 from coral_lens.sae.settings import Selecting
 from coral_lens.storage.files import versions, write_json
@@ -83,28 +83,28 @@ class StreamingPearson:
 
 def correlate(samples: Iterable[tuple[np.ndarray, np.ndarray]], n_features: int) -> StreamingPearson:
     """Take in chunks of codes with their targets; refuse too few samples, and features that are all dead."""
-    found = StreamingPearson(n_features)
+    pearson = StreamingPearson(n_features)
     for codes, target in samples:
-        found.add(codes, target)
-    if found.n < LEAST_ACTIVE:
+        pearson.add(codes, target)
+    if pearson.n < LEAST_ACTIVE:
         raise CoralError(
-            f"{found.n} samples are too few for a correlation; give at least {LEAST_ACTIVE}, better thousands."
+            f"{pearson.n} samples are too few for a correlation; give at least {LEAST_ACTIVE}, better thousands."
         )
-    if not found.n_active.any():
+    if not pearson.n_active.any():
         raise CoralError(
             f"All {n_features} features of the autoencoder are dead on these questions; train with a smaller --penalty or on "
             "more tokens."
         )
-    if not found.passes.any():
+    if not pearson.passes.any():
         raise CoralError(
-            f"No feature is active in {LEAST_ACTIVE} of the {found.n} samples; give more questions or another autoencoder."
+            f"No feature is active in {LEAST_ACTIVE} of the {pearson.n} samples; give more questions or another autoencoder."
         )
-    return found
+    return pearson
 
 
-def top_correlated(found: StreamingPearson, k: int) -> Int[np.ndarray, " some"]:
+def top_correlated(pearson: StreamingPearson, k: int) -> Int[np.ndarray, " chosen"]:
     """Return the features of the highest positive correlation, best first: at most k, of those active often enough."""
-    r = np.where(found.passes, found.r, -np.inf)
+    r = np.where(pearson.passes, pearson.r, -np.inf)
     order = np.argsort(-r, kind="stable")[:k]
     return order[r[order] > 0]
 
@@ -131,17 +131,17 @@ def impact(
     return sae.w_dec.double().numpy() @ w * mean_activation
 
 
-def top_impact(found: StreamingPearson, scores: Float[np.ndarray, " feature"], k: int) -> Int[np.ndarray, " some"]:
+def top_impact(pearson: StreamingPearson, scores: Float[np.ndarray, " feature"], k: int) -> Int[np.ndarray, " chosen"]:
     """Return the features of the largest absolute impact, of those active often enough."""
-    size = np.where(found.passes, np.abs(scores), -np.inf)
+    size = np.where(pearson.passes, np.abs(scores), -np.inf)
     order = np.argsort(-size, kind="stable")[:k]
     return order[size[order] > 0]
 
 
-def select(found: StreamingPearson, scores: Float[np.ndarray, " feature"], *, k: int) -> Selection:
+def select(pearson: StreamingPearson, scores: Float[np.ndarray, " feature"], *, k: int) -> Selection:
     """Choose k features by either criterion."""
-    chosen = {"correlation": top_correlated(found, k).tolist(), "impact": top_impact(found, scores, k).tolist()}
-    return Selection(found.n, found.r, found.n_active, found.mean, scores, chosen)
+    chosen = {"correlation": top_correlated(pearson, k).tolist(), "impact": top_impact(pearson, scores, k).tolist()}
+    return Selection(pearson.n, pearson.r, pearson.n_active, pearson.mean, scores, chosen)
 
 
 SAMPLES = 50
@@ -152,29 +152,29 @@ SAMPLES = 50
 
 
 def select_features(
-    model: Model, questions: Sequence[Question], folder: Path, what: Selecting, *, bar: Bar = silent
+    model: Model, questions: Sequence[Question], folder: Path, selecting: Selecting, *, bar: Bar = silent
 ) -> FeatureStudy:
     """Correlate the features of an autoencoder with the residuals of labelled questions, and choose the best."""
-    sae = load_autoencoder(what.sae, layer=what.layer)
+    sae = load_autoencoder(selecting.sae, layer=selecting.layer)
     sae.check(model)
     check_questions(questions)
-    extraction = Extraction(layers=(sae.layer,), style=what.style)
+    extraction = Extraction(layers=(sae.layer,), style=selecting.style)
     with bar("scoring", len(questions), "questions") as advance:
         scored = extract(model, questions, folder / "states", what=extraction, progress=advance)
     with bar("encoding", len(questions), "questions") as advance:
-        codes = collect_codes(model, questions, folder / "codes", what=(sae, what.style), progress=advance)
+        codes = collect_codes(model, questions, folder / "codes", Encoding(sae, selecting.style), progress=advance)
     table = scored.table
-    r = residuals(table, base_probs(table, what.base))
-    found = correlate(iter_samples(codes, scored, r), sae.n_features)
-    scores = impact(sae, ridge_direction(scored, sae.layer, r), found.mean)
-    chosen = select(found, scores, k=what.k)
+    r = residuals(table, base_probs(table, selecting.base))
+    pearson = correlate(iter_samples(codes, scored, r), sae.n_features)
+    scores = impact(sae, ridge_direction(scored, sae.layer, r), pearson.mean)
+    chosen = select(pearson, scores, k=selecting.k)
     record = {
-        "sae": str(what.sae.resolve()),
+        "sae": str(selecting.sae.resolve()),
         "sae_digest": sae_digest(sae),
         "layer": sae.layer,
-        "base": what.base,
-        "style": asdict(what.style),
-        "shots": {"num_fewshot": what.num_fewshot, "fixed_shots": what.fixed_shots},
+        "base": selecting.base,
+        "style": asdict(selecting.style),
+        "shots": {"num_fewshot": selecting.num_fewshot, "fixed_shots": selecting.fixed_shots},
         "model": model.name,
         "weights": model.fingerprint["weights"],
         "questions": [q.id for q in scored.questions],
@@ -192,13 +192,13 @@ def iter_samples(
     """Yield the codes of the options of some questions with their residuals."""
     number = {q.id: i for i, q in enumerate(scored.questions)}
     options, ids = scored.table.options, codes.ids
-    some: list[tuple[np.ndarray, np.ndarray]] = []
+    samples: list[tuple[np.ndarray, np.ndarray]] = []
     for coded in codes:
         at = number.get(ids[coded.question])
         if at is not None:
-            some.append((coded.dense(codes.n_features), r[options.of(at)]))
-        if len(some) == SAMPLES:
-            yield np.concatenate([c for c, _ in some]), np.concatenate([t for _, t in some])
-            some = []
-    if some:
-        yield np.concatenate([c for c, _ in some]), np.concatenate([t for _, t in some])
+            samples.append((coded.dense(codes.n_features), r[options.of(at)]))
+        if len(samples) == SAMPLES:
+            yield np.concatenate([c for c, _ in samples]), np.concatenate([t for _, t in samples])
+            samples = []
+    if samples:
+        yield np.concatenate([c for c, _ in samples]), np.concatenate([t for _, t in samples])

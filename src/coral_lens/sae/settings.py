@@ -24,6 +24,7 @@ GAMMAS = (0.0, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 """Strengths that steering tries. Weights sum to 1: at gamma = n, a feature of n with equal weights is doubled."""
 
 AblationPlace = Literal["all", "answer"]
+"""Every position, as the paper reads (the layer's output is replaced); or the answer tokens alone."""
 ShareOfSteps = Annotated[float, Range(0, 1), NO_OPTION]
 
 

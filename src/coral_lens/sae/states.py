@@ -1,13 +1,12 @@
-"""Token states on the disk, read back in shuffled minibatches, if wished without massive ones; pooled states are read alike.
-
-Token states for an autoencoder: streamed from the engine into a resumable folder of shards, and read back shuffled.
+"""Token states for an autoencoder: streamed from the engine into a resumable folder of shards, and read back shuffled.
 
     manifest.json             what the states are of
     journal.jsonl             finished shards with the digests of their tensors
     shard-00000.safetensors   `states` [token, width] of some questions, drawn at random, and the numbers of those questions
 
 A pass ends at the layer that is read: the blocks above it are never run. Questions are drawn at random before they are laid
-out, so that every shard is a sample of all, and shuffling a few shards at a time is shuffling enough.
+out: every shard is then a sample of all, and shuffling a few shards at a time is shuffling enough. The pooled states of an
+activation store are read in the same way. Massive states may be left out.
 """
 
 from __future__ import annotations
@@ -54,6 +53,131 @@ MEDIAN_STATES = 16_384
 """States from whose norms the median is taken, of the first training shards."""
 FEWEST = 4
 """Shards: fewer leave nothing to train on beside what is held out."""
+
+
+# ------------------------------------------------------------------------------------------------------- collecting
+
+
+class LayerReached(Exception):  # noqa: N818  (not an error)
+    """The layer was read; what lies above it is not wanted."""
+
+
+@dataclass
+class Tap:
+    """An Edit that changes nothing: it keeps the states that it is shown, those of cached prefixes too, and ends the pass."""
+
+    site: Site
+    where: TokenPlace
+    _kept: list[Tensor] = field(default_factory=list)
+
+    @property
+    def sites(self) -> tuple[Site, ...]:
+        return (self.site,)
+
+    def edit(self, site: Site, states: Tensor, batch: Batch) -> Tensor:
+        positions = TOKENS[self.where](batch).to(states.device)
+        self._kept.append(states.reshape(-1, states.shape[-1])[positions].float().cpu())
+        if batch.n_options:
+            raise LayerReached
+        return states  # a prefix goes on to the top, because rows attend to it there
+
+    def take(self) -> Float[Tensor, "token width"]:
+        kept, self._kept = self._kept, []
+        return torch.cat(kept)
+
+
+def iter_states(
+    model: Model, prompts: Sequence[Prompt], plan: Plan, *, layer: int, where: TokenPlace = "all"
+) -> Iterator[tuple[Batch, Float[Tensor, "token width"]]]:
+    """Yield each batch of a plan with its token states, computed no further than the layer."""
+    tap = Tap(Site("residual", layer), where)
+    prefixes = PrefixCaches(model, [tap])
+    for planned in plan.batches:
+        batch = lay_out(prompts, planned, packing=plan.packing, joined=model.attends_in_blocks)
+        with torch.inference_mode(), suppress(LayerReached):
+            run_batch(model, batch, edits=[tap], prefixes=prefixes)
+        states = tap.take()
+        refuse_broken(model, batch, states)
+        yield batch, states
+
+
+def collect(
+    model: Model, questions: Sequence[Question], folder: Path, sampling: Sampling, *, bar: Bar = silent
+) -> TokenStore:
+    """Write the token states of questions drawn at random, going on where an earlier run was stopped."""
+    extraction = Extraction(layers=(sampling.layer,), style=sampling.style)
+    planned = plan_questions(model, questions, extraction, folder=folder)
+    prompts, where = planned.prepared.prompts, sampling.where
+
+    def plan(drawn: Sequence[int]) -> tuple[list[Prompt], Plan]:
+        chosen = [prompts[q] for q in drawn]
+        return chosen, planned.plan(chosen)
+
+    def states_of(drawn: list[int], _: Progress) -> dict[str, Tensor]:
+        batches = iter_states(model, *plan(drawn), layer=sampling.layer, where=where)
+        return {"states": compact(torch.cat([states for _, states in batches])), "questions": torch.tensor(drawn)}
+
+    cuts = draw_questions(len(prompts), sampling, lambda drawn: count_states(*plan(drawn), where))
+    about = {"where": where, "seed": sampling.seed, "shard_tokens": sampling.shard_tokens, "drawn": digest(cuts)}
+    identity = planned.manifest | {"sampling": about, "n_shards": len(cuts)}
+    with bar("collecting states", sum(map(len, cuts)), "questions") as advance:
+        Resumable(folder, identity, cuts, states_of, size=len, form=Journal).run(advance)
+    return TokenStore(folder)
+
+
+def draw_questions(n_questions: int, sampling: Sampling, count: Callable[[Sequence[int]], int]) -> list[list[int]]:
+    """Return the numbers of the questions of each shard, in random order, until there are enough states.
+
+    `count` says how many states the questions of a shard give together: a prefix that they share is among them once.
+    """
+    left = np.random.default_rng(sampling.seed).permutation(n_questions).tolist()
+    cuts: list[list[int]] = []
+    total = 0
+    while left and not (sampling.tokens and total >= sampling.tokens):
+        aim = min(sampling.shard_tokens, sampling.tokens - total) if sampling.tokens else sampling.shard_tokens
+        n, n_states = 1, count(left[:1])
+        while n_states < aim and n < len(left):
+            more = max(1, (aim - n_states) * n // max(1, n_states))
+            n = min(n + min(n, more), len(left))  # at most twice as many: the first ones may be short
+            n_states = count(left[:n])
+        cuts.append(left[:n])
+        left, total = left[n:], total + n_states
+    cuts = [*cuts[-1:], *cuts[:-1]]  # the last ones are held out, so that the one that may be small comes first
+    if len(cuts) < FEWEST:
+        # too little for whole shards: cut what there is into a few small ones
+        flat = [q for cut in cuts for q in cut]
+        cuts = [part.tolist() for part in np.array_split(np.array(flat, dtype=np.int64), FEWEST) if len(part)]
+    if len(cuts) < FEWEST:
+        raise CoralError(f"An autoencoder cannot be trained on {n_questions} question(s); give some hundreds at least.")
+    return cuts
+
+
+def count_states(prompts: Sequence[Prompt], plan: Plan, where: TokenPlace) -> int:
+    """Return how many states `iter_states` gives: those of a prefix each time that its cache is made."""
+    total, cached = 0, set[tuple[int, ...]]()
+    for planned in plan.batches:
+        rows = list(zip(planned.rows, planned.prefixes, strict=True))
+        prefixes = {prompts[row[0]].contexts[0][:length] for row, length in rows if length}
+        if not prefixes <= cached:
+            cached = prefixes
+            total += 0 if where == "answer" else sum(map(len, prefixes))
+        plain = planned.plain or plan.packing == "plain"
+        total += sum(count_tokens(prompts[q], where, skip=length, plain=plain) for row, length in rows for q in row)
+    return total
+
+
+def count_tokens(prompt: Prompt, where: TokenPlace, *, skip: int = 0, plain: bool = False) -> int:
+    """Return how many states a question gives after `skip` tokens, as a tree or (plain) in a row for each option."""
+    if plain:
+        n_answer, n_context = sum(map(len, prompt.options)), sum(map(len, prompt.contexts))
+    else:
+        tree = build_tree(prompt, skip=skip)
+        n_answer = len({int(node) for path in tree.paths for node in path})
+        n_context = len(tree) - n_answer
+    return {"all": n_answer + n_context, "answer": n_answer, "context": n_context}[where]
+
+
+# ----------------------------------------------------------------------------------------------------------- reading
 
 
 @runtime_checkable
@@ -176,8 +300,8 @@ class Ordinary:
 
     def states(self, shard: int) -> Float[Tensor, "token width"]:
         """Return the states of a shard that are not massive."""
-        found = self.source.states(shard)
-        return found if self.norm_limit is None else found[found.norm(dim=1) <= self.norm_limit]
+        states = self.source.states(shard)
+        return states if self.norm_limit is None else states[states.norm(dim=1) <= self.norm_limit]
 
 
 @dataclass(frozen=True)
@@ -212,126 +336,3 @@ class Minibatches:
                 order = torch.from_numpy(np.random.default_rng([self.seed, 1, seed]).permutation(len(states)))
                 yield from (states[part] for part in order.tensor_split(n)[max(0, start - step) :])
             step += n
-
-
-# ---------------------------------------------------------------------------------------------------- tokens
-
-# ------------------------------------------------------------------------------------------------------- collecting
-
-
-class LayerReached(Exception):  # noqa: N818  (not an error)
-    """The layer was read; what lies above it is not wanted."""
-
-
-@dataclass
-class Tap:
-    """An Edit that changes nothing: it keeps the states that it is shown, those of cached prefixes too, and ends the pass."""
-
-    site: Site
-    where: TokenPlace
-    _found: list[Tensor] = field(default_factory=list)
-
-    @property
-    def sites(self) -> tuple[Site, ...]:
-        return (self.site,)
-
-    def edit(self, site: Site, states: Tensor, batch: Batch) -> Tensor:
-        positions = TOKENS[self.where](batch).to(states.device)
-        self._found.append(states.reshape(-1, states.shape[-1])[positions].float().cpu())
-        if batch.n_options:
-            raise LayerReached
-        return states  # a prefix goes on to the top, because rows attend to it there
-
-    def take(self) -> Float[Tensor, "token width"]:
-        found, self._found = self._found, []
-        return torch.cat(found)
-
-
-def iter_states(
-    model: Model, prompts: Sequence[Prompt], plan: Plan, *, layer: int, where: TokenPlace = "all"
-) -> Iterator[tuple[Batch, Float[Tensor, "token width"]]]:
-    """Yield each batch of a plan with its token states, computed no further than the layer."""
-    tap = Tap(Site("residual", layer), where)
-    prefixes = PrefixCaches(model, [tap])
-    for planned in plan.batches:
-        batch = lay_out(prompts, planned, packing=plan.packing, joined=model.attends_in_blocks)
-        with torch.inference_mode(), suppress(LayerReached):
-            run_batch(model, batch, edits=[tap], prefixes=prefixes)
-        states = tap.take()
-        refuse_broken(model, batch, states)
-        yield batch, states
-
-
-def collect(
-    model: Model, questions: Sequence[Question], folder: Path, *, what: Sampling, bar: Bar = silent
-) -> TokenStore:
-    """Write the token states of questions drawn at random, going on where an earlier run was stopped."""
-    planned = plan_questions(model, questions, Extraction(layers=(what.layer,), style=what.style), folder=folder)
-    prompts = planned.prepared.prompts
-
-    def plan(drawn: Sequence[int]) -> tuple[list[Prompt], Plan]:
-        chosen = [prompts[q] for q in drawn]
-        return chosen, planned.plan(chosen)
-
-    def states_of(drawn: list[int], _: Progress) -> dict[str, Tensor]:
-        batches = iter_states(model, *plan(drawn), layer=what.layer, where=what.where)
-        return {"states": compact(torch.cat([states for _, states in batches])), "questions": torch.tensor(drawn)}
-
-    cuts = draw_questions(len(prompts), what, lambda drawn: count_states(*plan(drawn), what.where))
-    sampling = {"where": what.where, "seed": what.seed, "shard_tokens": what.shard_tokens, "drawn": digest(cuts)}
-    identity = planned.manifest | {"sampling": sampling, "n_shards": len(cuts)}
-    with bar("collecting states", sum(map(len, cuts)), "questions") as advance:
-        Resumable(folder, identity, cuts, states_of, size=len, form=Journal).run(advance)
-    return TokenStore(folder)
-
-
-def draw_questions(n_questions: int, what: Sampling, count: Callable[[Sequence[int]], int]) -> list[list[int]]:
-    """Return the numbers of the questions of each shard, in random order, until there are enough states.
-
-    `count` says how many states the questions of a shard give together: a prefix that they share is among them once.
-    """
-    left = np.random.default_rng(what.seed).permutation(n_questions).tolist()
-    cuts: list[list[int]] = []
-    total = 0
-    while left and not (what.tokens and total >= what.tokens):
-        aim = min(what.shard_tokens, what.tokens - total) if what.tokens else what.shard_tokens
-        n, found = 1, count(left[:1])
-        while found < aim and n < len(left):
-            more = max(1, (aim - found) * n // max(1, found))
-            n = min(n + min(n, more), len(left))  # at most twice as many: the first ones may be short
-            found = count(left[:n])
-        cuts.append(left[:n])
-        left, total = left[n:], total + found
-    cuts = [*cuts[-1:], *cuts[:-1]]  # the last ones are held out, so that the one that may be small comes first
-    if len(cuts) < FEWEST:
-        # too little for whole shards: cut what there is into a few small ones
-        flat = [q for cut in cuts for q in cut]
-        cuts = [part.tolist() for part in np.array_split(np.array(flat, dtype=np.int64), FEWEST) if len(part)]
-    if len(cuts) < FEWEST:
-        raise CoralError(f"An autoencoder cannot be trained on {n_questions} question(s); give some hundreds at least.")
-    return cuts
-
-
-def count_states(prompts: Sequence[Prompt], plan: Plan, where: TokenPlace) -> int:
-    """Return how many states `iter_states` gives: those of a prefix each time that its cache is made."""
-    total, cached = 0, set[tuple[int, ...]]()
-    for planned in plan.batches:
-        rows = list(zip(planned.rows, planned.prefixes, strict=True))
-        prefixes = {prompts[row[0]].contexts[0][:length] for row, length in rows if length}
-        if not prefixes <= cached:
-            cached = prefixes
-            total += 0 if where == "answer" else sum(map(len, prefixes))
-        plain = planned.plain or plan.packing == "plain"
-        total += sum(count_tokens(prompts[q], where, skip=length, plain=plain) for row, length in rows for q in row)
-    return total
-
-
-def count_tokens(prompt: Prompt, where: TokenPlace, *, skip: int = 0, plain: bool = False) -> int:
-    """Return how many states a question gives after `skip` tokens, as a tree or (plain) in a row for each option."""
-    if plain:
-        n_answer, n_context = sum(map(len, prompt.options)), sum(map(len, prompt.contexts))
-    else:
-        tree = build_tree(prompt, skip=skip)
-        n_answer = len({int(node) for path in tree.paths for node in path})
-        n_context = len(tree) - n_answer
-    return {"all": n_answer + n_context, "answer": n_answer, "context": n_context}[where]

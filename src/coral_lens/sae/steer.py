@@ -1,9 +1,8 @@
 """Steer by features (appendix A.1): weights from ablations, and an edit that amplifies what a weighted feature adds.
 
 h' = h + gamma * sum_j f_j w_j d_j * sigma, with f_j the feature's own activation in that very state. Number of features and
-gamma are chosen on validation questions; gamma = 0 is the unsteered model, to the bit.
-
-`coral sae steer`: number of features and gamma by validation questions, then measured once on test questions."""
+gamma are chosen on validation questions, and measured once on test questions; gamma = 0 is the unsteered model, to the bit.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +25,9 @@ from coral_lens.errors import CoralError
 from coral_lens.metrics.comparisons import Difference, paired_difference
 from coral_lens.metrics.scores import Score, measure
 from coral_lens.progress import Bar, silent
-from coral_lens.records import Question
+from coral_lens.records import Predictions, Question
 from coral_lens.sae.autoencoder import CHUNK, Autoencoder
+from coral_lens.sae.effects import AblationScores
 from coral_lens.sae.folder import FeatureStudy, without_known
 from coral_lens.sae.settings import GAMMAS, TOP, SteerPlan, Weighing
 from coral_lens.sae.sweep import Sweep, best_of, run_sweep, scores_by
@@ -46,17 +46,18 @@ class Steering:
 
     def top(self, n: int) -> Steering:
         """Return the n heaviest, normalised anew."""
-        some = self.weights[:n]
-        return Steering(self.features[:n], some / some.sum())
+        heaviest = self.weights[:n]
+        return Steering(self.features[:n], heaviest / heaviest.sum())
 
 
 def steering_of(
     d_accuracy: Mapping[int, float], d_ece: Mapping[int, float], weighing: Weighing | None = None
 ) -> Steering:
     """Return the beneficial features: those whose ablation lowers accuracy or raises ECE, weighted by how much."""
-    how = weighing or Weighing()
+    worth = weighing or Weighing()
     weights = {
-        j: how.accuracy * max(-d_accuracy[j], 0.0) + how.calibration * max(d_ece[j], 0.0) for j in sorted(d_accuracy)
+        j: worth.accuracy * max(-d_accuracy[j], 0.0) + worth.calibration * max(d_ece[j], 0.0)
+        for j in sorted(d_accuracy)
     }
     kept = sorted((j for j, w in weights.items() if w > 0), key=lambda j: (-weights[j], j))
     if not kept:
@@ -89,7 +90,7 @@ class SteerFeatures:
     def _steer(self, states: Float[Tensor, "position width"]) -> Float[Tensor, "position width"]:
         features, sae = self.steering.features.to(states.device), self.sae.on(states.device)
         directions = self.gamma * self.steering.weights.to(states.device)[:, None] * sae.w_dec[features]
-        parts = [some + sae.encode_some(some, features) @ directions for some in states.split(CHUNK)]
+        parts = [chunk + sae.encode_some(chunk, features) @ directions for chunk in states.split(CHUNK)]
         return torch.cat(parts)
 
     @property
@@ -111,78 +112,96 @@ def settings_of(
     return [(0, 0.0), *((n, g) for n in sizes for g in gammas if g != 0.0)]
 
 
-# ---------------------------------------------------------------------------------------------------- steer_run
+# -------------------------------------------------------------------------------------------------- coral sae steer
 
 SHOWN = ("accuracy", "ece", "brier", "nll")
 
 
+@dataclass(frozen=True)
+class SteerQuestions:
+    """Questions that a steering is chosen on, and others that it is measured on."""
+
+    validation: Sequence[Question]
+    test: Sequence[Question]
+
+
 def steer_by_features(
     model: Model,
-    validation: Sequence[Question],
-    test: Sequence[Question],
+    questions: SteerQuestions,
     study: FeatureStudy,
+    plan: SteerPlan = SteerPlan(),  # noqa: B008  (frozen)
     *,
-    how: tuple[SteerPlan, Bar] = (SteerPlan(), silent),
+    bar: Bar = silent,
 ) -> dict[str, Any]:
     """Choose a setting on validation questions and measure it on test questions; return STUDY/steering.json."""
-    plan, bar = how
-    record, sae = study.record, study.autoencoder()
+    sae, rule = study.autoencoder(), study.record["base"]
     study.check(model)
-    test = refuse_shared(study, validation, test)
-    steering = steering_from(study, plan)
-    settings = settings_of(len(steering.features), plan.top, plan.gammas)
-    rule, style = record["base"], Style(**record["style"])
-
-    def swept(name: str, questions: Sequence[Question], some: Sequence[tuple[int, float]]) -> Any:
-        what = sweep_of(sae, steering, some, style)
-        with bar(f"steering ({name})", len(questions), "questions") as advance:
-            folder = study.folder / f"steering-{name}-{digest(list(what.about))[:8]}"
-            return run_sweep(model, questions, folder, what=what, progress=advance)
-
+    test = refuse_shared(study, questions)
+    sweeps = FeatureSweeps(model, study, sae, steering_from(study, plan), bar)
+    settings = settings_of(len(sweeps.steering.features), plan.top, plan.gammas)
     shown = tuple(dict.fromkeys((*SHOWN, plan.criterion)))
-    tried = scores_by(swept("validation", validation, settings), rule, shown)
-    values = [t[plan.criterion] for t in tried]
+    tried = scores_by(sweeps.run("validation", questions.validation, settings), rule, shown)
+    values = [scores[plan.criterion] for scores in tried]
     chosen = best_of(values, plan.criterion)
-    kept = [chosen, *best_by_size(settings, values, plan.criterion)]
-    kept = list(dict.fromkeys([0, *kept]))  # gamma 0 first: what the others are compared with
-    scores = swept("test", test, [settings[i] for i in kept])
+    # gamma 0 comes first: the others are compared with it
+    kept = list(dict.fromkeys([0, chosen, *best_by_size(settings, values, plan.criterion)]))
+    scores = sweeps.run("test", test, [settings[i] for i in kept])
     base, *_ = predictions = [scores.predictions(row, rule) for row in scores.ablated]
-    rows = [
-        {
-            "features": settings[i][0],
-            "gamma": settings[i][1],
-            "chosen": i == chosen,
-            "test": intervals({m: s for m, s in measure(found, n_boot=500).scores.items() if m in shown}),
-            "less base": intervals({m: paired_difference(found, base, m) for m in shown}) if i else {},
-        }
-        for i, found in zip(kept, predictions, strict=True)
-    ]
     result = {
         "ablation": plan.ablation,
         "criterion": plan.criterion,
-        "n_beneficial": len(steering.features),
-        "n_validation": len(validation),
+        "n_beneficial": len(sweeps.steering.features),
+        "n_validation": len(questions.validation),
         "n_test": len(scores.ids),
-        "validation": [{"features": n, "gamma": g, **t} for (n, g), t in zip(settings, tried, strict=True)],
-        "rows": rows,
+        "validation": [{"features": n, "gamma": g, **s} for (n, g), s in zip(settings, tried, strict=True)],
+        "rows": [
+            {"features": settings[i][0], "gamma": settings[i][1], "chosen": i == chosen}
+            | measured(steered, base if i else None, shown)
+            for i, steered in zip(kept, predictions, strict=True)
+        ],
     }
     write_json(study.folder / "steering.json", result)
     return result
 
 
-def intervals(found: Mapping[str, Score | Difference]) -> dict[str, dict[str, float]]:
+@dataclass(frozen=True)
+class FeatureSweeps:
+    """Scores of questions under several settings of one steering, kept in the folder of its features."""
+
+    model: Model
+    study: FeatureStudy
+    sae: Autoencoder
+    steering: Steering
+    bar: Bar
+
+    def run(self, name: str, questions: Sequence[Question], settings: Sequence[tuple[int, float]]) -> AblationScores:
+        """Return the scores under each setting (number of features, gamma)."""
+        sweep = sweep_of(self.sae, self.steering, settings, Style(**self.study.record["style"]))
+        folder = self.study.folder / f"steering-{name}-{digest(list(sweep.about))[:8]}"
+        with self.bar(f"steering ({name})", len(questions), "questions") as advance:
+            return run_sweep(self.model, questions, folder, sweep, progress=advance)
+
+
+def measured(predictions: Predictions, base: Predictions | None, metrics: Sequence[str]) -> dict[str, Any]:
+    """Return the test scores of a steering, and how much they are above those of the unsteered model, if it is given."""
+    scores = {name: score for name, score in measure(predictions, n_boot=500).scores.items() if name in metrics}
+    differences = {name: paired_difference(predictions, base, name) for name in metrics} if base else {}
+    return {"test": intervals(scores), "less base": intervals(differences)}
+
+
+def intervals(scores: Mapping[str, Score | Difference]) -> dict[str, dict[str, float]]:
     """Return value and interval of scores or differences; one that does not exist is left out, since JSON has no nan."""
     return {
-        name: {"value": float(one.value), "low": float(one.low), "high": float(one.high)}
-        for name, one in found.items()
-        if not np.isnan(one.value)
+        name: {"value": float(score.value), "low": float(score.low), "high": float(score.high)}
+        for name, score in scores.items()
+        if not np.isnan(score.value)
     }
 
 
 def steering_from(study: FeatureStudy, plan: SteerPlan) -> Steering:
     """Return the weights that an ablation of the study gives; random features are not steered by."""
-    found = study.ablation(plan.ablation)
-    effects = {int(j): e for j, e in found["features"].items() if int(j) in set(found["chosen"])}
+    ablation = study.ablation(plan.ablation)
+    effects = {int(j): e for j, e in ablation["features"].items() if int(j) in set(ablation["chosen"])}
     changes = [{j: e[m]["value"] for j, e in effects.items()} for m in ("accuracy", "ece")]
     return steering_of(changes[0], changes[1], plan.weighing)
 
@@ -195,15 +214,16 @@ def sweep_of(sae: Autoencoder, steering: Steering, settings: Sequence[tuple[int,
 
 def best_by_size(settings: Sequence[tuple[int, float]], values: Sequence[float], criterion: str) -> list[int]:
     """Return, for each number of features, the setting of the best gamma other than 0."""
-    found = []
+    best = []
     for size in dict.fromkeys(n for n, _ in settings if n):
-        some = [i for i, (n, _) in enumerate(settings) if n == size]
-        found.append(some[best_of([values[i] for i in some], criterion)])
-    return found
+        places = [i for i, (n, _) in enumerate(settings) if n == size]
+        best.append(places[best_of([values[i] for i in places], criterion)])
+    return best
 
 
-def refuse_shared(study: FeatureStudy, validation: Sequence[Question], test: Sequence[Question]) -> list[Question]:
+def refuse_shared(study: FeatureStudy, questions: SteerQuestions) -> list[Question]:
     """Return the test questions that nothing was chosen on; refuse validation questions that features were weighed on."""
+    validation, test = questions.validation, questions.test
     if not validation:
         raise CoralError("There are no validation questions; give others than selection and ablation used.")
     n_known = len(validation) - len(without_known(validation, study.seen))

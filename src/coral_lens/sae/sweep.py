@@ -16,10 +16,9 @@ import torch
 from torch import Tensor
 
 from coral_lens.data.settings import Style
-from coral_lens.engine.batches import Batch, lay_out, prefix_batch
+from coral_lens.engine.batches import Batch, prefix_batch
 from coral_lens.engine.extract import Extraction, plan_questions
 from coral_lens.engine.hooks import Edit, Site
-from coral_lens.engine.packing import PlannedBatch
 from coral_lens.engine.rerun import capture, prefix_states, rerun
 from coral_lens.errors import CoralError
 from coral_lens.lens.settings import BaseRule
@@ -27,10 +26,9 @@ from coral_lens.metrics.scores import metric_named
 from coral_lens.metrics.scores import score as metric_of
 from coral_lens.progress import Progress
 from coral_lens.records import Question
-from coral_lens.sae.ablate import read_scores
+from coral_lens.sae.ablate import batch_work, read_scores
 from coral_lens.sae.effects import AblationScores
 from coral_lens.storage.files import digest
-from coral_lens.storage.resumable import Resumable
 from coral_lens.storage.shards import Journal
 
 if TYPE_CHECKING:
@@ -49,39 +47,33 @@ class Sweep:
 
 
 def run_sweep(
-    model: Model, questions: Sequence[Question], folder: Path, *, what: Sweep, progress: Progress | None = None
+    model: Model, questions: Sequence[Question], folder: Path, sweep: Sweep, *, progress: Progress | None = None
 ) -> AblationScores:
     """Return the scores of every variant; `progress` is told of questions that all variants are done with."""
-    planned = plan_questions(model, questions, Extraction(layers=(what.layer,), style=what.style), folder=folder)
-    plan, identity = planned.plan(), planned.manifest | {"variants": digest(list(what.about))}
-
-    def swept(batch: PlannedBatch, _: Progress) -> dict[str, Tensor]:
-        return sweep_batch(model, lay_out(planned.prepared.prompts, batch, packing=plan.packing), what)
-
-    Resumable(folder, identity, plan.batches, swept, size=lambda batch: len(batch.questions), form=Journal).run(
-        progress
-    )
-    return read_scores(Journal(folder), planned.prepared, np.arange(len(what.edits)))
+    planned = plan_questions(model, questions, Extraction(layers=(sweep.layer,), style=sweep.style), folder=folder)
+    about = {"variants": digest(list(sweep.about))}
+    batch_work(planned, folder, about, lambda batch: sweep_batch(model, batch, sweep)).run(progress)
+    return read_scores(Journal(folder), planned.prepared, np.arange(len(sweep.edits)))
 
 
 @torch.inference_mode()
-def sweep_batch(model: Model, batch: Batch, what: Sweep) -> dict[str, Tensor]:
+def sweep_batch(model: Model, batch: Batch, sweep: Sweep) -> dict[str, Tensor]:
     """Return the scores of a batch, unedited and under every variant."""
-    site = Site("residual", what.layer)
-    checkpoint = capture(model, batch, what.layer)
-    shared = prefix_states(model, batch, what.layer) if batch.prefixes else None
-    found = []
-    for edit in what.edits:
+    site = Site("residual", sweep.layer)
+    checkpoint = capture(model, batch, sweep.layer)
+    shared = prefix_states(model, batch, sweep.layer) if batch.prefixes else None
+    logprobs = []
+    for edit in sweep.edits:
         states, prefix = edit.edit(site, checkpoint.states, batch), None
         if shared is not None:
             changed = edit.edit(site, shared, prefix_batch(batch.prefixes))
             prefix = None if torch.equal(changed, shared) else changed
-        found.append(rerun(model, checkpoint, states, prefix=prefix))
+        logprobs.append(rerun(model, checkpoint, states, prefix=prefix))
     return {
         "question": torch.tensor(batch.questions),
         "base": checkpoint.logprobs,
         "reconstructed": checkpoint.logprobs,
-        "ablated": torch.stack(found, dim=1),
+        "ablated": torch.stack(logprobs, dim=1),
     }
 
 

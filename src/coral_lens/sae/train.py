@@ -1,19 +1,15 @@
-"""One autoencoder in training: its weights, the paper's loss, a step of Adam, and a new start for silent features.
-
-Everything here sees z-scored states. Knows nothing of files or of the order of states.
-
-Train autoencoders of several sizes side by side over the same minibatches (the paper's section 5.1).
+"""Train autoencoders of several sizes side by side over the same minibatches (the paper's section 5.1).
 
 Loss = |z - z_hat|^2 + lambda * sum_j |f_j| * |d_j|, with z-scored states; weighing by the decoder's norms leaves nothing to
 gain from small codes and long directions. Learning rate and lambda are warmed up, features that have fallen silent get a
 new direction from a badly reconstructed state, and a killed run goes on from its last checkpoint and ends with the same
-bytes. Never runs a model.
+bytes. First the weights and one step, which know nothing of files; then z-scores, the run, and `coral sae train`.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +25,7 @@ from coral_lens.errors import CoralError
 from coral_lens.progress import Bar, silent
 from coral_lens.records import UNKNOWN, Question, Scored
 from coral_lens.sae.autoencoder import Autoencoder, top_k
-from coral_lens.sae.quality import Recovered, fidelity, loss_recovered
+from coral_lens.sae.quality import PatchedLoss, loss_recovered, measure
 from coral_lens.sae.settings import Sampling, TrainingSettings
 from coral_lens.sae.states import Minibatches, Ordinary, PooledStates, StateSource, TokenStore, collect
 from coral_lens.storage.files import digest, digest_bytes, read_json, versions, write_atomic, write_json
@@ -261,7 +257,7 @@ def train(
     plan = plan_training(source, settings)
     with locked(folder / "checkpoint"):
         weights = train_steps(plan, Checkpoints(folder / "checkpoint", plan.identity), bar=bar)
-        saes = {expansion: autoencoder_of(plan, expansion, one, layer=layer) for expansion, one in weights.items()}
+        saes = {expansion: autoencoder_of(plan, expansion, w, layer=layer) for expansion, w in weights.items()}
         for expansion, sae in saes.items():
             sae.save(folder / f"{expansion}x")
     return saes
@@ -309,10 +305,10 @@ class Checkpoints:
         self.folder, self.path, self.about = folder, folder / "checkpoint.json", about
         self._record = read_json(self.path) if self.path.exists() else {}
         if self._record:
-            for what in ("settings", "states"):
-                if self._record.get(what) != about[what]:
+            for part in ("settings", "states"):
+                if self._record.get(part) != about[part]:
                     raise CoralError(
-                        f"{folder} is the checkpoint of a training with other {what}; choose another folder or delete this one."
+                        f"{folder} is the checkpoint of a training with other {part}; choose another folder or delete this one."
                     )
 
     @property
@@ -322,20 +318,20 @@ class Checkpoints:
 
     def latest(self) -> tuple[int, dict[int, Weights]]:
         """Return the step to go on at and the weights, or step 0 and none where a file is missing or damaged."""
-        found = {}
+        weights = {}
         for expansion, (name, wanted) in self._record.get("files", {}).items():
             path = self.folder / name
             raw = path.read_bytes() if path.exists() else b""
             if digest_bytes(raw) != wanted:
                 return 0, {}
-            found[int(expansion)] = Weights.from_tensors(load_tensors(raw))
-        return (int(self._record["step"]), found) if found else (0, {})
+            weights[int(expansion)] = Weights.from_tensors(load_tensors(raw))
+        return (int(self._record["step"]), weights) if weights else (0, {})
 
     def write(self, step: int, weights: Mapping[int, Weights]) -> None:
         """Write the files of a step, then the record, then remove the files of the step before."""
         files = {}
-        for expansion, some in weights.items():
-            raw = save_tensors({n: t.contiguous() for n, t in some.tensors().items()})
+        for expansion, of_expansion in weights.items():
+            raw = save_tensors({n: t.contiguous() for n, t in of_expansion.tensors().items()})
             files[str(expansion)] = [f"{step}-{expansion}x.safetensors", digest_bytes(raw)]
             write_atomic(self.folder / files[str(expansion)][0], raw)
         self._record = {**self.about, "threads": self.threads, "step": step, "files": files}
@@ -346,71 +342,47 @@ class Checkpoints:
                 path.unlink()
 
 
-# ---------------------------------------------------------------------------------------------------- workflow
+# -------------------------------------------------------------------------------------------------- coral sae train
 
 QUALITY_QUESTIONS = 200
 """Held-out questions on which the loss of the patched model is measured."""
 
 
+@dataclass(frozen=True)
+class TokenTraining:
+    """Which token states autoencoders are trained on, and how."""
+
+    sampling: Sampling
+    settings: TrainingSettings
+
+
 def train_on_tokens(
-    model: Model,
-    questions: Sequence[Question],
-    folder: Path,
-    *,
-    how: tuple[Sampling, TrainingSettings],
-    bar: Bar = silent,
+    model: Model, questions: Sequence[Question], folder: Path, training: TokenTraining, *, bar: Bar = silent
 ) -> dict[str, Any]:
     """Collect token states, train on them and measure on what was held out; return the record in FOLDER/quality.json."""
-    sampling, settings = how
-    store = collect(model, questions, folder / "tokens", what=sampling, bar=bar)
-    saes = train(store, folder, settings, layer=sampling.layer, bar=bar)
+    sampling = training.sampling
+    store = collect(model, questions, folder / "tokens", sampling, bar=bar)
+    saes = train(store, folder, training.settings, layer=sampling.layer, bar=bar)
     held_out = held_out_questions(model, questions, store, sampling)
     if not held_out:
         return measure(saes, store, folder)
     prompts, answers = prepare(held_out, sampling.style, model).prompts, [q.answer for q in held_out]
-
-    def patched(sae: Autoencoder) -> Recovered:
-        return loss_recovered(model, sae, prompts, answers)
-
-    return measure(saes, store, folder, loss=(patched, [q.id for q in held_out]))
+    ids = tuple(q.id for q in held_out)
+    return measure(saes, store, folder, loss=PatchedLoss(ids, lambda sae: loss_recovered(model, sae, prompts, answers)))
 
 
 def train_on_store(
-    scored: Scored, folder: Path, *, how: tuple[int, TrainingSettings], bar: Bar = silent
+    scored: Scored, folder: Path, settings: TrainingSettings, *, layer: int, bar: Bar = silent
 ) -> dict[str, Any]:
-    """Train on the pooled answer states of a store at a layer; no model runs, so that no patched loss is measured."""
-    layer, settings = how
+    """Train on the pooled answer states of a store at a layer; no model runs, so no patched loss is measured."""
     source = PooledStates(scored, layer, seed=settings.seed)
     return measure(train(source, folder, settings, layer=layer, bar=bar), source, folder)
-
-
-def measure(
-    saes: Mapping[int, Autoencoder],
-    source: StateSource,
-    folder: Path,
-    *,
-    loss: tuple[Callable[[Autoencoder], Recovered] | None, Sequence[str]] = (None, ()),
-) -> dict[str, Any]:
-    """Return FOLDER/quality.json, with what it has not yet: measures on held-out states, and the loss on named questions."""
-    recover, names = loss
-    path = folder / "quality.json"
-    known = read_json(path) if path.exists() else {}
-    for expansion, sae in saes.items():
-        about = {"steps": sae.about["training"], "questions": list(names)}
-        if known.get(f"{expansion}x", {}).get("about") == about:
-            continue
-        found = fidelity(sae, source, source.held_out)
-        recovered = recover(sae) if recover else None
-        patched = {**asdict(recovered), "share": recovered.share} if recovered else {}
-        known[f"{expansion}x"] = {"n_features": sae.n_features, **asdict(found), "loss": patched, "about": about}
-        write_json(path, known)
-    return known
 
 
 def held_out_questions(
     model: Model, questions: Sequence[Question], store: TokenStore, sampling: Sampling
 ) -> list[Question]:
     """Return labelled questions whose states training has not seen."""
-    asked = prepare(questions, sampling.style, model).questions
-    found = [asked[i] for i in store.questions(store.held_out)]
-    return [q for q in found if q.answer != UNKNOWN][:QUALITY_QUESTIONS]
+    prepared = prepare(questions, sampling.style, model).questions
+    unseen = [prepared[i] for i in store.questions(store.held_out)]
+    return [q for q in unseen if q.answer != UNKNOWN][:QUALITY_QUESTIONS]

@@ -251,11 +251,11 @@ class JoinedStore:
     def __init__(self, parts: Sequence[Subset]) -> None:
         first = parts[0].store
         for part in parts[1:]:
-            for what in SAME:
-                ours, theirs = (s.manifest["model"][what] for s in (first, part.store))
+            for key in SAME:
+                ours, theirs = (s.manifest["model"][key] for s in (first, part.store))
                 if ours != theirs:
                     raise CoralError(
-                        f"{first.folder} and {part.store.folder} cannot be joined: their model's {what} are {ours[:12]} and "
+                        f"{first.folder} and {part.store.folder} cannot be joined: their model's {key} are {ours[:12]} and "
                         f"{theirs[:12]}; extract both with one model."
                     )
             if part.store.manifest["style"] != first.manifest["style"]:
@@ -296,8 +296,8 @@ class JoinedStore:
             states = part.store.layer(layer)
             rows = np.flatnonzero(part.store.table.options.rows(part.keep))
             out = allocate(self.table.options.n_rows, states.shape[1]) if out is None else out
-            for some in row_chunks(len(rows), states.shape[1]):
-                out[done + some.start : done + some.stop] = states[rows[some]]
+            for chunk in row_chunks(len(rows), states.shape[1]):
+                out[done + chunk.start : done + chunk.stop] = states[rows[chunk]]
                 release(states, out)
             done += len(rows)
         assert out is not None, "a joined store has parts"

@@ -42,13 +42,13 @@ def digest_file(path: Path) -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions of the packages that can change a result."""
-    found = {}
+    known = {}
     for name in TRACED_PACKAGES:
         try:
-            found[name] = version(name)
+            known[name] = version(name)
         except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            known[name] = "not installed"
+    return known
 
 
 @contextmanager

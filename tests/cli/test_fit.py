@@ -9,7 +9,7 @@ from support.models import make_model
 from typer.testing import CliRunner
 
 from coral_lens.cli import app
-from coral_lens.cli.fit import Kept, parse_blocks
+from coral_lens.cli.fit import KeptStates, parse_blocks
 from coral_lens.data.settings import Style
 from coral_lens.errors import CoralError
 
@@ -21,7 +21,7 @@ def run(*arguments: object) -> str:
 
 
 def test_by_default_all_layers_and_no_heads_are_kept() -> None:
-    extraction = Kept().extraction(make_model("llama"))
+    extraction = KeptStates().extraction(make_model("llama"))
     assert extraction.layers == (0, 1, 2, 3)
     assert extraction.readings is None
     assert extraction.style == Style()
@@ -29,11 +29,11 @@ def test_by_default_all_layers_and_no_heads_are_kept() -> None:
 
 def test_layers_heads_and_style_are_kept_as_asked() -> None:
     model = make_model("llama")
-    extraction = Kept(layers=(2,), heads=(1, 3), style=Style("letters")).extraction(model)
+    extraction = KeptStates(layers=(2,), heads=(1, 3), style=Style("letters")).extraction(model)
     assert (extraction.layers, extraction.style.kind) == ((2,), "letters")
     assert extraction.readings is not None
     assert extraction.readings.about == {"heads": [1, 3]}
-    everything = Kept(heads=None).extraction(model)
+    everything = KeptStates(heads=None).extraction(model)
     assert everything.readings is not None
     assert everything.readings.about == {"heads": [1, 2, 3]}
 

@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coral_lens.cli.options import (
-    Asking,
-    DataDir,
-    LensModel,
-    Limit,
-    Machine,
-    OtherModel,
-    beside,
-    flat,
-    folder_of_data,
-    work_for,
-)
+from coral_lens.cli.options import Asking, DataDir, OtherModelChoice, beside, flat, folder_of_data, work_for
+from coral_lens.data.settings import SourceOptions
 from coral_lens.errors import CoralError, need
+from coral_lens.storage.settings import Settings
 
 if TYPE_CHECKING:
     from coral_lens.records import Question
@@ -35,64 +26,76 @@ Beside lm-eval's own arguments, `coral lm-eval` takes
 """
 
 
+@dataclass(frozen=True)
+class Measured(Settings):
+    """What is measured: lenses on tasks, or what lm-eval logged."""
+
+    lens: tuple[str, ...] = ()
+    """Folder or hub id of a lens; give several to compare them."""
+    task: tuple[str, ...] = ()
+    """TASK[:SPLIT] or a file; may be given several times."""
+    lm_eval_samples: tuple[str, ...] = ()
+    """Instead of a lens and tasks: logs of lm-eval (`samples_*.jsonl`)."""
+    out: Path | None = None
+    """Folder for predictions, tables and report.html."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.lm_eval_samples and (self.lens or self.task):
+            raise CoralError("--lm-eval-samples are measured by themselves; leave --lens and --task out.")
+        if not self.lm_eval_samples and not (self.lens and self.task):
+            raise CoralError("Give --lens and --task, or --lm-eval-samples.")
+
+
 @app.command(name="eval")
 @flat
 def evaluate(
     more: Annotated[list[str] | None, typer.Argument(hidden=True)] = None,
-    lens: Annotated[
-        list[str] | None, typer.Option(help="Folder or hub id of a lens; give several to compare them.")
-    ] = None,
-    task: Annotated[
-        list[str] | None, typer.Option("--task", help="TASK[:SPLIT] or a file; may be given several times.")
-    ] = None,
-    lm_eval_samples: Annotated[
-        list[str] | None, typer.Option(help="Instead of a lens and tasks: logs of lm-eval (`samples_*.jsonl`).")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for predictions, tables and report.html.")] = None,
-    model: LensModel = None,
-    other_model: OtherModel = False,
     *,
+    measured: Measured,
     asking: Asking,
-    machine: Machine,
+    model: OtherModelChoice,
 ) -> None:
     """Measure a lens on tasks: base, temperature and CORAL side by side, with 95 % intervals.
 
     Example: `coral eval --lens my-lens --task arc_challenge:validation --task openbookqa:validation --out run`
     Or, without any model, what lm-eval logged: `coral eval --lm-eval-samples results/*/samples_*.jsonl --out run`
     """
-    if out:
-        need("report", by="coral eval --out")
-    if lm_eval_samples:
-        if lens or task:
-            raise CoralError("--lm-eval-samples are measured by themselves; leave --lens and --task out.")
-        # a shell puts the first file of a pattern behind the option, and the others behind that
-        return report_logs([*lm_eval_samples, *(more or [])], out)
-    if more:
-        raise CoralError(f"Unexpected argument {more[0]!r}; tasks and files are given with --task.")
-    if not lens or not task:
-        raise CoralError("Give --lens and --task, or --lm-eval-samples.")
     from coral_lens.cli.printing import show_run
+    from coral_lens.harness.logs import run_of_logs
+    from coral_lens.report.runs import save_run
+
+    if more and not measured.lm_eval_samples:
+        raise CoralError(f"Unexpected argument {more[0]!r}; tasks and files are given with --task.")
+    if measured.out:
+        need("report", by="coral eval --out")
+    # a shell puts the first file of a pattern behind the option, and the others behind that
+    logs = [*measured.lm_eval_samples, *(more or [])]
+    run = run_of_logs(logs) if logs else run_of_lenses(measured, asking, model)
+    if measured.out:
+        save_run(run, measured.out)
+    show_run(run, measured.out)
+    if not logs:
+        show_left_out(run)
+
+
+def run_of_lenses(measured: Measured, asking: Asking, model: OtherModelChoice) -> Run:
+    """Measure lenses on tasks."""
     from coral_lens.data.leaks import guard_of_shown
     from coral_lens.lens.artefact import load_lens
-    from coral_lens.report.runs import save_run
     from coral_lens.storage.files import versions
     from coral_lens.study.evaluate import evaluate as measure
 
-    lenses = [load_lens(folder) for folder in lens]
-    loaded = machine.opener(model or lenses[0].model["name"])
+    lenses = [load_lens(folder) for folder in measured.lens]
+    loaded = model.opener(lenses[0].model["name"])
     chat = loaded if lenses[0].style.chat else None
-    tests = {name: asking.gather([name], chat=chat) for name in dict.fromkeys(task)}
+    tests = {name: asking.gather([name], chat=chat) for name in dict.fromkeys(measured.task)}
     shown = [q for name in tests for q in worked_examples(name, asking)]
-    lenses = [one.adopted(loaded()) if other_model else one for one in lenses]
-    run = measure(
-        lenses, loaded(), tests, guard=guard_of_shown(shown) if shown else None, work_dir=out / "work" if out else None
-    )
-    about = {"lens": ", ".join(lens), "versions": versions(), "num_fewshot": asking.num_fewshot or 0}
-    run = replace(run, provenance=about | run.provenance)
-    if out:
-        save_run(run, out)
-    show_run(run, out)
-    show_left_out(run)
+    lenses = [lens.adopted(loaded()) if model.other_model else lens for lens in lenses]
+    guard, work = guard_of_shown(shown) if shown else None, measured.out / "work" if measured.out else None
+    run = measure(lenses, loaded(), tests, guard=guard, work_dir=work)
+    about = {"lens": ", ".join(measured.lens), "versions": versions(), "num_fewshot": asking.num_fewshot or 0}
+    return replace(run, provenance=about | run.provenance)
 
 
 def show_left_out(run: Run) -> None:
@@ -121,30 +124,15 @@ def worked_examples(task: str, asking: Asking) -> list[Question]:
     return [q for split in shot_splits(definitions(name), asking.num_fewshot) for q in pool.gather([f"{name}:{split}"])]
 
 
-def report_logs(sources: list[str], out: Path | None) -> None:
-    """Measure what lm-eval logged."""
-    from coral_lens.cli.printing import show_run
-    from coral_lens.harness.logs import run_of_logs
-    from coral_lens.report.runs import save_run
-
-    run = run_of_logs(sources)
-    if out:
-        save_run(run, out)
-    show_run(run, out)
-
-
 @app.command()
 @flat
 def predict(
     lens: Annotated[str, typer.Option(help="Folder of a lens made by `coral fit`, or a hub id.")],
     questions: Annotated[str, typer.Option(help="A .jsonl or .csv file of questions; answers are not needed.")],
     out: Annotated[Path, typer.Option(help="JSONL file to write, one line per question.")],
-    model: LensModel = None,
-    other_model: OtherModel = False,
-    limit: Limit = None,
-    data: DataDir = None,
     *,
-    machine: Machine,
+    source: SourceOptions,
+    model: OtherModelChoice,
 ) -> None:
     """Answer questions with steered probabilities; each answer says how far it is from what the lens was fitted on.
 
@@ -156,9 +144,10 @@ def predict(
     from coral_lens.storage.files import write_atomic
 
     fitted, target = load_lens(lens), beside(out)
-    loaded = machine.opener(model or fitted.model["name"])
-    asked = Asking(limit=limit, data_dir=data).gather([questions], chat=loaded if fitted.style.chat else None)
-    fitted = fitted.adopted(loaded()) if other_model else fitted
+    loaded = model.opener(fitted.model["name"])
+    asking = Asking(limit=source.limit, data_dir=source.data_dir)
+    asked = asking.gather([questions], chat=loaded if fitted.style.chat else None)
+    fitted = fitted.adopted(loaded()) if model.other_model else fitted
     fitted.check(loaded())
     with work_for(target, fitted, loaded(), asked) as work:
         with questions_bar("answering", len(asked)) as advance:

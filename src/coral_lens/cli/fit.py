@@ -28,7 +28,7 @@ def parse_blocks(text: str, option: str) -> tuple[int, ...] | None:
 
 
 @dataclass(frozen=True)
-class Kept(Settings):
+class KeptStates(Settings):
     """What is kept of each option."""
 
     layers: Layers = None
@@ -53,7 +53,7 @@ def extract(
     source: Annotated[list[str], typer.Argument(help="TASK[:SPLIT], or a .jsonl or .csv file of questions.")],
     out: Annotated[Path, typer.Option(help="Folder for the activation store.")],
     *,
-    kept: Kept,
+    kept: KeptStates,
     asking: Asking,
     model: ModelChoice,
 ) -> None:

@@ -192,11 +192,7 @@ def allowed(hint: Any) -> str | None:
 
 # ------------------------------------------------------------------------------------------------- what commands share
 
-OtherModel = Annotated[
-    bool, typer.Option("--other-model", help="Use a lens on a model of other fingerprints; this is recorded.")
-]
 DataDir = Annotated[Path | None, typer.Option("--data", help=docs_of(TaskOptions)["data_dir"])]
-Limit = Annotated[int | None, typer.Option(help=docs_of(TaskOptions)["limit"])]
 
 
 @dataclass(frozen=True)
@@ -224,7 +220,7 @@ class Machine(Settings):
 
 @dataclass(frozen=True)
 class ModelChoice(Settings):
-    """The model, and where it runs."""
+    """The model."""
 
     model: str = "smollm2"
     """Hub id, local folder, .gguf file, or `smollm2` (embedded)."""
@@ -238,7 +234,7 @@ class ModelChoice(Settings):
 
 @dataclass(frozen=True)
 class LensModelChoice(Settings):
-    """The model of a lens, and where it runs."""
+    """The model of a lens."""
 
     model: str | None = None
     """By default the model that the lens was fitted on."""
@@ -250,8 +246,12 @@ class LensModelChoice(Settings):
         return self.machine.opener(self.model or fitted_on)
 
 
-ModelName = Annotated[str, typer.Option("--model", help=docs_of(ModelChoice)["model"])]
-LensModel = Annotated[str | None, typer.Option("--model", help=docs_of(LensModelChoice)["model"])]
+@dataclass(frozen=True)
+class OtherModelChoice(LensModelChoice):
+    """The model of a lens, or another one."""
+
+    other_model: bool = False
+    """Use a lens on a model of other fingerprints; this is recorded."""
 
 
 @dataclass(frozen=True)

@@ -32,10 +32,10 @@ class Training(Settings):
 
     out: Path
     """Folder for the autoencoders (OUT/4x ...), states and checkpoints."""
-    sampling: Sampling
-    """Which token states are collected."""
     settings: TrainingSettings
     """How they are trained."""
+    sampling: Sampling
+    """Which token states are collected."""
     store: Path | None = None
     """Train on the pooled answer states in this folder of `coral extract` instead; no model runs."""
 

@@ -1,20 +1,24 @@
-"""Commands of whole experiments: run, report, demo.
-
-The command that fits what lenses are compared with: baseline."""
+"""Commands of whole experiments: run, report, demo, and baseline, a study of methods that are named on the command line."""
 
 from __future__ import annotations
 
 import json
 import sys
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coral_lens.cli.options import DataDir, Machine, ModelName, beside, flat, folder_of_data
+from coral_lens.cli.options import DataDir, Machine, ModelChoice, beside, flat, folder_of_data
 from coral_lens.data.settings import Style
 from coral_lens.errors import CoralError, need
+from coral_lens.lens.settings import BaseRule
+from coral_lens.storage.settings import Count, Option, Range, Seed, Settings
+
+if TYPE_CHECKING:
+    from coral_lens.study.config import Study
 
 app = typer.Typer()
 
@@ -111,8 +115,7 @@ def demo(
     show_run(run_demo(out), out)
 
 
-# ---------------------------------------------------------------------------------------------------- comparing
-
+# ---------------------------------------------------------------------------------------------------------- baselines
 
 NAMES = (
     "`isotonic`, `vector-scaling`; for options under letters `contextual-calibration`, `batch-calibration`, `pride`, `cyclic`; "
@@ -120,25 +123,63 @@ NAMES = (
 )
 
 
+@dataclass(frozen=True)
+class BaselineSettings(Settings):
+    """What baselines are fitted and measured on."""
+
+    train: tuple[str, ...]
+    """TASK:SPLIT or a file of labelled questions to fit and choose on; may be given several times."""
+    task: tuple[str, ...]
+    """TASK[:SPLIT] or a file to test on; may be given several times."""
+    out: Path
+    """Folder for the run and its report. States are kept in OUT.work."""
+    options: Annotated[tuple[str, ...], Option("--set")] = ()
+    """An option of the method, as in a study: `questions=20`; may be given several times."""
+    base: BaseRule = "token"
+    """Score whose softmax is the base probability: `sum`, `token` (mean per token) or `char` (lm-eval's acc_norm)."""
+    num_fewshot: Annotated[int, Range(0)] = 0
+    """Worked examples before each question, as in lm-eval."""
+    limit: Count | None = None
+    """At most so many questions of each source, drawn at random."""
+    seed: Seed = 0
+    """Seed of samples, splits and fits."""
+    data: Path | None = None
+    """Folder with TASK/SPLIT.jsonl[.gz] or .parquet, looked into before the embedded data and the hub."""
+    style: Style = Style()  # noqa: RUF009  (frozen)
+    """How questions without a template of their own are asked."""
+
+    def study(self, kinds: list[str], model: str) -> Study:
+        """Return the study that fits and measures these methods."""
+        from coral_lens.study.config import study_of
+
+        options = dict(map(parsed, self.options))
+        train, tests = (
+            tuple(source_of(s, shots=self.num_fewshot, limit=self.limit, tested=tested) for s in sources)
+            for sources, tested in ((self.train, False), (self.task, True))
+        )
+        return study_of(
+            {
+                "name": "baseline",
+                "models": (model,),
+                "seed": self.seed,
+                "seeds": (self.seed,),
+                "base": self.base,
+                "style": self.style.kind,
+                "chat": self.style.chat,
+                "mixture": ({"name": "train", "sources": train},),
+                "test": tests,
+                "method": tuple({"kind": k, "name": row_of(k, options), **options} for k in dict.fromkeys(kinds)),
+            }
+        )
+
+
 @app.command()
 @flat
 def baseline(
     name: Annotated[list[str], typer.Argument(help=f"One or more of: {NAMES}.")],
-    train: Annotated[list[str], typer.Option(help="TASK:SPLIT or a file of labelled questions to fit and choose on.")],
-    task: Annotated[list[str], typer.Option(help="TASK[:SPLIT] or a file to test on; may be given several times.")],
-    out: Annotated[Path, typer.Option(help="Folder for the run and its report. States are kept in OUT.work.")],
-    model: ModelName = "smollm2",
-    setting: Annotated[
-        list[str] | None, typer.Option("--set", help="An option of the method, as in a study: `questions=20`.")
-    ] = None,
-    base: Annotated[str, typer.Option(help="Base score: `sum`, `token` or `char`.")] = "token",
-    num_fewshot: Annotated[int, typer.Option(help="Worked examples before each question, as in lm-eval.")] = 0,
-    limit: Annotated[int | None, typer.Option(help="At most so many questions of each source, at random.")] = None,
-    seed: Annotated[int, typer.Option(help="Of samples, splits and fits.")] = 0,
-    data: DataDir = None,
     *,
-    style: Style,
-    machine: Machine,
+    settings: BaselineSettings,
+    model: ModelChoice,
 ) -> None:
     """Fit one or more baselines and measure them beside the model as it is and temperature scaling.
 
@@ -147,28 +188,13 @@ def baseline(
     from coral_lens.cli.printing import show_run
     from coral_lens.progress import shown
     from coral_lens.report.runs import load_run
-    from coral_lens.study.config import study_of
     from coral_lens.study.folders import Folders
     from coral_lens.study.run import prepare_study, run_alone
 
     need("report", by="coral baseline")
-    options = dict(map(parsed, setting or ()))
-    sources = [source_of(s, shots=num_fewshot, limit=limit, tested=False) for s in train]
-    study = study_of(
-        {
-            "name": "baseline",
-            "models": (model,),
-            "seed": seed,
-            "seeds": (seed,),
-            "base": base,
-            "style": style.kind,
-            "chat": style.chat,
-            "mixture": ({"name": "train", "sources": tuple(sources)},),
-            "test": tuple(source_of(t, shots=num_fewshot, limit=limit, tested=True) for t in task),
-            "method": tuple({"kind": kind, "name": row_of(kind, options), **options} for kind in dict.fromkeys(name)),
-        }
-    )
-    folders = Folders(out=out, work=beside(out), data=folder_of_data(data), dtype=machine.dtype)
+    study, machine = settings.study(name, model.model), model.machine
+    data = folder_of_data(settings.data)
+    folders = Folders(out=settings.out, work=beside(settings.out), data=data, dtype=machine.dtype)
     typer.echo("reading questions ...", err=True)
     prepared = prepare_study(study, folders.data)
     folder = run_alone(prepared, folders, open_model=machine.open, bar=shown)
@@ -179,12 +205,8 @@ def baseline(
 def source_of(text: str, *, shots: int, limit: int | None, tested: bool) -> dict[str, Any]:
     """Return the source that `task:split`, a task or a file names; only a test may leave its split to the task."""
     from coral_lens.data.questions import is_file, task_and_split
-    from coral_lens.data.settings import TaskOptions
     from coral_lens.data.tasks import definitions
 
-    TaskOptions(
-        num_fewshot=shots, limit=limit
-    )  # refuses numbers below what can be asked, by the names of their options
     if is_file(text):
         return {"task": text, "n": limit, "shots": 0}
     name, split = task_and_split(text)

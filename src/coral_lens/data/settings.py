@@ -28,7 +28,17 @@ class Style(Settings):
 
 
 @dataclass(frozen=True)
-class TaskOptions(Settings):
+class SourceOptions(Settings):
+    """Which questions of a source are read."""
+
+    limit: Count | None = None
+    """At most so many questions of each source, the first ones; of a group or tag, so many of each of its tasks."""
+    data_dir: Annotated[Path | None, Option("--data")] = None
+    """Folder with TASK/SPLIT.jsonl[.gz] or .parquet, looked into before the embedded data and the hub."""
+
+
+@dataclass(frozen=True)
+class TaskOptions(SourceOptions):
     """How a task is asked. The defaults are lm-eval's."""
 
     split: Annotated[str | None, NO_OPTION] = None
@@ -36,10 +46,6 @@ class TaskOptions(Settings):
     num_fewshot: Annotated[int, Range(0)] | None = None
     """Worked examples before each question, as in lm-eval. By default as many as the task itself says, which is nearly always
     0; a task that insists on 0 keeps it."""
-    limit: Count | None = None
-    """At most so many questions of each source, the first ones; of a group or tag, so many of each of its tasks."""
-    data_dir: Annotated[Path | None, Option("--data")] = None
-    """Folder with TASK/SPLIT.jsonl[.gz] or .parquet, looked into before the embedded data and the hub."""
     chat_template: Annotated[ChatTemplate | None, NO_OPTION] = None
     """Set to wrap prompts as lm-eval's --apply_chat_template does, shots as turns of their own."""
     seed: Annotated[int, NO_OPTION] = 1234

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coral_lens.cli.options import DataDir, Machine, ModelChoice, beside, flat, folder_of_data
+from coral_lens.cli.options import Machine, ModelChoice, beside, flat, folder_of_data
 from coral_lens.data.settings import Style
 from coral_lens.errors import CoralError, need
 from coral_lens.lens.settings import BaseRule
@@ -23,23 +23,30 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 
+@dataclass(frozen=True)
+class Running(Settings):
+    """Where a study runs, and how far."""
+
+    out: Path | None = None
+    """Folder for results. By default the study's name."""
+    work: Path | None = None
+    """Folder for states, lenses and predictions, which studies may share. By default OUT.work."""
+    data: Path | None = None
+    """Folder with TASK/SPLIT.jsonl[.gz] or .parquet, looked into before the embedded data and the hub."""
+    check: bool = False
+    """Say which questions it would use and stop before a model is loaded."""
+    listed: Annotated[bool, Option("--list")] = False
+    """List the ready-made studies and stop."""
+
+
 @app.command()
 @flat
 def run(
     study: Annotated[
         str | None, typer.Argument(help="A study: a TOML file, or the name of a ready-made one (see `--list`).")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for results. Default: the study's name.")] = None,
-    work: Annotated[
-        Path | None,
-        typer.Option(help="Folder for states, lenses and predictions, which studies may share. Default: OUT.work."),
-    ] = None,
-    data: DataDir = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Say which questions it would use and stop before a model is loaded.")
-    ] = False,
-    listed: Annotated[bool, typer.Option("--list", help="List the ready-made studies and stop.")] = False,
     *,
+    running: Running,
     machine: Machine,
 ) -> None:
     """Run the models, mixtures, tests and methods of a study to a report; go on where it was if it was stopped.
@@ -48,7 +55,7 @@ def run(
     """
     from coral_lens.study.config import load_study, ready_made
 
-    if listed:
+    if running.listed:
         return typer.echo("\n".join(f"{name:<17}{line}" for name, line in ready_made().items()))
     if study is None:
         raise CoralError("Give a study: a TOML file, or the name of a ready-made one; `coral run --list` lists them.")
@@ -57,15 +64,15 @@ def run(
     from coral_lens.study.folders import Folders
     from coral_lens.study.run import prepare_study, run_prepared
 
-    if not check:
+    if not running.check:
         need("report", by="coral run")
-    data, wanted = folder_of_data(data), load_study(study)
-    target = out or Path(wanted.name)
-    folders = Folders(out=target, work=work or beside(target), data=data, dtype=machine.dtype)
+    data, wanted = folder_of_data(running.data), load_study(study)
+    out = running.out or Path(wanted.name)
+    folders = Folders(out=out, work=running.work or beside(out), data=data, dtype=machine.dtype)
     typer.echo("reading questions ...", err=True)
     prepared = prepare_study(wanted, data)
     print_plan(prepared.record())
-    if not check:
+    if not running.check:
         print_study(run_prepared(prepared, folders, open_model=machine.open, bar=shown))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -202,3 +203,12 @@ def test_the_map_names_only_files_that_exist() -> None:
 def test_the_map_is_in_the_order_of_imports() -> None:
     packages = [name.rstrip("/") for indent, name in map_lines() if indent == 2 and name.endswith("/")]
     assert packages == [name for name in ORDER if name in packages]
+
+
+# ------------------------------------------------------------------------------------------------------- reference
+
+
+@pytest.mark.parametrize("name", ["api.md", "commands.md"])
+def test_the_reference_is_what_docstrings_and_help_say(name: str) -> None:
+    made = runpy.run_path(str(ROOT / "docs" / "make_reference.py"))["PAGES"][name]()
+    assert (ROOT / "docs" / "reference" / name).read_text("utf-8") == made, "run `python docs/make_reference.py`"

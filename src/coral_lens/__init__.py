@@ -2,8 +2,8 @@
 
     model = coral_lens.load_model("smollm2")
     lens = coral_lens.fit(model, coral_lens.load_questions("train.jsonl"))
-    lens.save("my-lens")
-    answers = coral_lens.load_lens("my-lens").predict(model, coral_lens.load_questions("new.jsonl"))
+    print(coral_lens.evaluate(lens, model, coral_lens.load_questions("test.jsonl")))
+    answers = coral_lens.predict(lens, model, coral_lens.load_questions("new.jsonl"))
 
 Names are imported when they are first used, so that `import coral_lens` costs nothing.
 """
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from coral_lens.engine.loading import load_model
     from coral_lens.engine.model import Model, wrap
     from coral_lens.errors import CoralError
-    from coral_lens.lens.artefact import Answer, Lens, load_lens
+    from coral_lens.lens.artefact import Answer, Lens, load_lens, predict
     from coral_lens.lens.calibrate import calibrate
     from coral_lens.lens.fit import fit
     from coral_lens.lens.settings import FitSettings, Guarantees
@@ -36,7 +36,7 @@ _HOMES = {
     "lens.calibrate": ("calibrate",),
     "lens.fit": ("fit",),
     "lens.settings": ("FitSettings", "Guarantees"),
-    "lens.artefact": ("Answer", "Lens", "load_lens"),
+    "lens.artefact": ("Answer", "Lens", "load_lens", "predict"),
     "engine.loading": ("load_model",),
     "metrics.scores": ("Metrics", "measure"),
     "engine.model": ("Model", "wrap"),
@@ -81,6 +81,7 @@ __all__ = [
     "load_run",
     "load_study",
     "measure",
+    "predict",
     "run_study",
     "wrap",
 ]

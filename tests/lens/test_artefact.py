@@ -25,7 +25,7 @@ from coral_lens.engine.extract import Extraction, extract
 from coral_lens.engine.model import Model, wrap
 from coral_lens.errors import CoralError
 from coral_lens.lens import choose as choosing
-from coral_lens.lens.artefact import Lens, load_lens
+from coral_lens.lens.artefact import Answer, Lens, load_lens
 from coral_lens.lens.fit import fit, fit_store
 from coral_lens.lens.probes.mlp import MlpSettings
 from coral_lens.lens.rules import base_probs, steer, tilt
@@ -441,3 +441,30 @@ def test_the_style_of_the_questions_is_part_of_the_lens(tiny: Model, tmp_path: P
     assert again.style == Style("letters")
     again.predict(tiny, toy_questions(3, seed=9), work_dir=tmp_path / "work")
     assert ActivationStore(tmp_path / "work").manifest["style"] == "letters"
+
+
+# ----------------------------------------------------------------------------------------------------------- printing
+
+
+def test_a_lens_fits_on_a_screen_and_says_how_it_did() -> None:
+    lens = load_lens(Path(__file__).parents[1] / "golden" / "lens")
+    lines = str(lens).splitlines()
+    assert lines[0] == f"Lens for model: {lens.name}"
+    assert lines[1].split()[:2] == ["method", "accuracy"]
+    assert [line.split()[0] for line in lines[2:-1]] == [m.split()[0] for m in lens.trace.validation]
+    assert "48 of questions" in lines[-1]
+    assert len(repr(lens)) < 2000
+    assert lens.to_frame()["accuracy"][0] == lens.trace.validation["base"]["accuracy"].value
+    assert lens._repr_html_().count("<tr>") == 1 + len(lens.trace.validation)
+
+
+def test_an_answer_prints_every_option_and_in_a_list_one_line() -> None:
+    answer = Answer("q7", 1, "a blue whale", 0.732, (0.268, 0.732), (0.6, 0.4), 1.04, (0, 1), False)
+    assert repr([answer]) == "[<q7: a blue whale (73% sure, shift 1.0)>]"
+    assert str(answer).splitlines() == [
+        "q7: a blue whale (73% sure, shift 1.0)",
+        "option  chosen  before  after  in set",
+        "     0      no     0.6  0.268     yes",
+        "     1     yes     0.4  0.732     yes",
+    ]
+    assert answer.to_frame()["after"].tolist() == [0.268, 0.732]

@@ -36,6 +36,7 @@ from coral_lens.lens.shift import ShiftModel
 from coral_lens.lens.tempering import Tempering, evidence_of
 from coral_lens.lens.trace import Trace, Training
 from coral_lens.metrics.conformal import Abstention, Conformal, abstains, prediction_sets
+from coral_lens.metrics.display import Shown, Table, cell
 from coral_lens.progress import Progress
 from coral_lens.ragged import Options
 from coral_lens.records import OptionTable, Predictions, Question, Scored, predictions_of
@@ -63,8 +64,8 @@ RECORDS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 AS_IT_IS = (lambda value: value, lambda value: value)
 
 
-@dataclass(frozen=True)
-class Answer:
+@dataclass(frozen=True, repr=False)
+class Answer(Shown):
     """One answered question, for people: the chosen option and what the model thought before and after steering."""
 
     id: str
@@ -82,6 +83,19 @@ class Answer:
     abstain: bool | None = None
     """Whether the answer is too uncertain for the stated risk, if the lens was calibrated for one."""
 
+    def __repr__(self) -> str:
+        unsure = ", abstains" if self.abstain else ""
+        return f"<{self.id}: {cell(self.option)} ({self.confidence:.0%} sure, shift {self.shift:.1f}{unsure})>"
+
+    def table(self) -> Table:
+        """Return what the model thought of each option before and after steering."""
+        chosen = [i == self.answer for i in range(len(self.probs))]
+        columns: dict[str, Sequence[Any]] = {"option": range(len(chosen)), "chosen": chosen}
+        columns |= {"before": self.base_probs, "after": self.probs}
+        if self.options_in_set is not None:
+            columns["in set"] = [i in self.options_in_set for i in columns["option"]]
+        return Table(repr(self)[1:-1], tuple(columns), tuple(zip(*columns.values(), strict=True)))
+
 
 class Reading(NamedTuple):
     """What a lens makes of the questions of a store."""
@@ -92,8 +106,8 @@ class Reading(NamedTuple):
     """How far each question lies from the training questions."""
 
 
-@dataclass(frozen=True)
-class Lens:
+@dataclass(frozen=True, repr=False)
+class Lens(Shown):
     """Turns pooled states and base probabilities into steered probabilities."""
 
     kind: str
@@ -134,6 +148,16 @@ class Lens:
     """The version of the keys of both; see `leaks.NORMALISED`."""
     view: LayerView | None = None
     """The probes of single layers among which its own was chosen; for people, never for steering."""
+
+    def table(self) -> Table:
+        """Return how it did on its validation questions, beside its controls."""
+        validation = self.trace.validation
+        metrics = tuple(next(iter(validation.values()), {}))
+        rows = tuple((method, *(scores[m].value for m in metrics)) for method, scores in validation.items())
+        tasks = ", ".join(f"{n} of {task}" for task, n in self.training.tasks.items())
+        promises = tuple(str(promise) for promise in (self.sets, self.abstention) if promise)
+        notes = (f"Fitted on {tasks}; scores of {self.training.n_validation} validation questions.", *promises)
+        return Table(f"Lens for {self.model['name']}: {self.name}", ("method", *metrics), rows, notes)
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -399,3 +423,15 @@ def load_lens(folder: str | Path) -> Lens:
     return Lens.from_record(
         {"keys": 1} | record, tensors, load_view(source)
     )  # lenses of older versions do not say which
+
+
+def predict(
+    lens: Lens,
+    model: Model,
+    questions: Sequence[Question],
+    *,
+    work_dir: Path | None = None,
+    progress: Progress | None = None,
+) -> list[Answer]:
+    """Answer questions with a lens; the same as `lens.predict(model, questions)`."""
+    return lens.predict(model, questions, work_dir=work_dir, progress=progress)

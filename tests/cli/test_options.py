@@ -21,7 +21,7 @@ from coral_lens.cli.options import Asking, flat, iter_options, settings_from, wr
 from coral_lens.data.settings import Style, TaskOptions
 from coral_lens.errors import CoralError
 from coral_lens.lens.probes.mlp import HIDDEN
-from coral_lens.lens.probes.registry import KINDS
+from coral_lens.lens.probes.registry import LENSES
 from coral_lens.lens.rules import BASE_SCORES
 from coral_lens.lens.settings import FitSettings, Guarantees
 from coral_lens.sae.settings import AblationPlan, Sampling, SteerPlan, TrainingSettings
@@ -93,7 +93,7 @@ def test_a_field_is_documented_and_an_option_unless_that_was_decided_otherwise(k
 
 
 def test_names_that_a_sentence_lists_are_those_of_the_tables() -> None:
-    for name in (*KINDS, "auto"):
+    for name in (*LENSES, "auto"):
         assert f"`{name}`" in docs_of(FitSettings)["lens"]
     for name in BASE_SCORES:
         assert f"`{name}`" in docs_of(FitSettings)["base"]

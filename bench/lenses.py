@@ -97,8 +97,8 @@ def states(name: str, n: int | None, args: argparse.Namespace) -> ActivationStor
     questions = load_questions(name, TaskOptions(data_dir=args.data))
     questions = sample(questions, n, seed=0) if n else list(questions)
     with questions_bar(name, len(questions)) as advance:
-        what = Extraction(layers=all_layers(model))
-        return extract(model, questions, args.work / file_name(name), what=what, progress=advance)
+        extraction = Extraction(layers=all_layers(model))
+        return extract(model, questions, args.work / file_name(name), extraction=extraction, progress=advance)
 
 
 def mixture(train: Sequence[ActivationStore], test: Sequence[ActivationStore]) -> tuple[JoinedStore, int]:

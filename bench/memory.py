@@ -51,7 +51,7 @@ def child(name: str, task: str, n: int) -> None:
     model = load_model(name)
     questions = load_questions(task, TaskOptions(limit=n))
     with tempfile.TemporaryDirectory() as folder:
-        extract(model, questions, Path(folder), what=Extraction(layers=all_layers(model)))
+        extract(model, questions, Path(folder), extraction=Extraction(layers=all_layers(model)))
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, *allocated())
 
 

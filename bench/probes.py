@@ -88,7 +88,7 @@ def open_store(folder: Path, data: Path | None, n: int) -> ActivationStore:
 
     model = load_model("smollm2")
     questions = load_questions("commonsense_qa_cloze:train", TaskOptions(limit=n, data_dir=data))
-    return extract(model, questions, folder, what=Extraction(layers=all_layers(model)))
+    return extract(model, questions, folder, extraction=Extraction(layers=all_layers(model)))
 
 
 # -------------------------------------------------------------------------------------------------------------- data

@@ -32,8 +32,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("states") / "toy"
     model = make_model("llama")
     readings = head_outputs(model, (2, 3))
-    what = Extraction(layers=(0, 1, 2, 3), packing="tree", token_budget=2000, readings=readings)
-    extract(model, toy_questions(40), folder, what=what)
+    extraction = Extraction(layers=(0, 1, 2, 3), packing="tree", token_budget=2000, readings=readings)
+    extract(model, toy_questions(40), folder, extraction=extraction)
     return folder
 
 

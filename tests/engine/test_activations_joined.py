@@ -23,10 +23,12 @@ LAYERS = (0, 2)
 @pytest.fixture(scope="module")
 def stores(tiny: Model, tmp_path_factory: pytest.TempPathFactory) -> tuple[ActivationStore, ActivationStore]:
     root: Path = tmp_path_factory.mktemp("stores")
-    what = Extraction(layers=LAYERS)
+    extraction = Extraction(layers=LAYERS)
     questions = toy_questions(30)
     others = [replace(q, id=f"other {q.id}", task="other", text=f"{q.text} Really?") for q in questions]
-    return extract(tiny, questions, root / "a", what=what), extract(tiny, others, root / "b", what=what)
+    return extract(tiny, questions, root / "a", extraction=extraction), extract(
+        tiny, others, root / "b", extraction=extraction
+    )
 
 
 def joined(stores: tuple[ActivationStore, ActivationStore]) -> JoinedStore:
@@ -63,7 +65,7 @@ def test_another_choice_of_questions_is_another_digest(stores: tuple[ActivationS
 def test_states_of_another_style_are_refused(
     stores: tuple[ActivationStore, ActivationStore], tiny: Model, tmp_path: Path
 ) -> None:
-    letters = extract(tiny, toy_questions(5), tmp_path, what=Extraction(layers=LAYERS, style=Style("letters")))
+    letters = extract(tiny, toy_questions(5), tmp_path, extraction=Extraction(layers=LAYERS, style=Style("letters")))
     with pytest.raises(CoralError, match="prompt styles differ"):
         JoinedStore([Subset(s, np.ones(len(s.questions), dtype=bool)) for s in (stores[0], letters)])
 

@@ -53,7 +53,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("store") / "undisturbed"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(store_module, "SHARD_BYTES", 1)
-        extract(make_model("llama"), store_questions(), folder, what=WHAT)
+        extract(make_model("llama"), store_questions(), folder, extraction=WHAT)
     assert len(shards(folder)) >= 8
     return folder
 
@@ -130,7 +130,7 @@ def test_rows_are_the_scores_of_each_question_alone_in_the_order_of_the_question
     whole = ActivationStore(undisturbed)
     table = whole.table
     for i in (0, 7, N - 1):
-        alone = extract(tiny, store_questions()[i : i + 1], tmp_path / str(i), what=WHAT)
+        alone = extract(tiny, store_questions()[i : i + 1], tmp_path / str(i), extraction=WHAT)
         rows = slice(table.offsets[i], table.offsets[i + 1])
         np.testing.assert_allclose(table.logprobs[rows], alone.table.logprobs, atol=1e-4)
         assert table.n_tokens[rows].tolist() == alone.table.n_tokens.tolist()
@@ -144,7 +144,7 @@ def test_the_order_of_rows_does_not_depend_on_the_packing(
 ) -> None:
     first, second = (
         ActivationStore(undisturbed),
-        extract(tiny, store_questions(), tmp_path, what=replace(WHAT, **changed)),
+        extract(tiny, store_questions(), tmp_path, extraction=replace(WHAT, **changed)),
     )
     np.testing.assert_allclose(first.table.logprobs, second.table.logprobs, atol=1e-4)
     np.testing.assert_allclose(first.layer(2), second.layer(2), rtol=2e-3, atol=2e-3)
@@ -159,14 +159,14 @@ def test_passages_that_are_computed_once_give_the_rows_of_passages_that_are_not(
     assert len({n for n in shared if n}) == 2
     assert min(shared.count(n) for n in shared) >= 2, "every passage goes over several shards"
     monkeypatch.setattr(packing_module, "find_prefixes", lambda contexts: [PrefixGroup(0, tuple(range(len(contexts))))])
-    first, second = ActivationStore(undisturbed), extract(tiny, store_questions(), tmp_path, what=WHAT)
+    first, second = ActivationStore(undisturbed), extract(tiny, store_questions(), tmp_path, extraction=WHAT)
     np.testing.assert_allclose(first.table.logprobs, second.table.logprobs, atol=1e-4)
     for layer in WHAT.layers:
         np.testing.assert_allclose(first.layer(layer), second.layer(layer), rtol=2e-3, atol=2e-3)
 
 
 def test_other_order_of_questions_other_order_of_rows(undisturbed: Path, tiny: Model, tmp_path: Path) -> None:
-    forward, backward = ActivationStore(undisturbed), extract(tiny, store_questions()[::-1], tmp_path, what=WHAT)
+    forward, backward = ActivationStore(undisturbed), extract(tiny, store_questions()[::-1], tmp_path, extraction=WHAT)
     a, b = forward.table, backward.table
     for i in range(N):
         j = N - 1 - i
@@ -177,7 +177,7 @@ def test_other_order_of_questions_other_order_of_rows(undisturbed: Path, tiny: M
 
 def test_the_table_counts_tokens_characters_and_bytes_of_each_option(tiny: Model, tmp_path: Path) -> None:
     question = Question("q", "q", "Which?", ("né", "word"), 1)
-    table = extract(tiny, [question], tmp_path, what=WHAT).table
+    table = extract(tiny, [question], tmp_path, extraction=WHAT).table
     assert table.n_chars.tolist() == [2, 4]
     assert table.n_bytes.tolist() == [3, 4]
     assert table.n_tokens.tolist() == [4, 5]  # a token a byte, and the space before the option
@@ -190,7 +190,7 @@ def test_questions_come_back_as_they_were_even_with_odd_line_breaks(tiny: Model,
         Question("a", "g", "line\u2028separator\u2029and\x85next\r\nline", ("y\u2028es", "no"), 0, passage="p\x0b\x1c"),
         Question("b", "g", "ümlaut 漢字", ("1", "2"), task="t", version="3", split="s"),
     ]
-    assert extract(tiny, odd, tmp_path, what=WHAT).questions == odd
+    assert extract(tiny, odd, tmp_path, extraction=WHAT).questions == odd
 
 
 def test_large_values_stay_float32_and_others_become_float16() -> None:
@@ -215,7 +215,7 @@ def test_massive_activations_are_stored_as_they_are(tmp_path: Path) -> None:
     model = make_model("llama", seed=3)
     with torch.no_grad():
         model.hf.get_input_embeddings().weight.mul_(1e6)
-    store = extract(model, toy_questions(4), tmp_path, what=WHAT)
+    store = extract(model, toy_questions(4), tmp_path, extraction=WHAT)
     assert 1e5 < np.abs(store.layer(0)).max() < np.inf
     for path in shards(tmp_path):
         with safe_open(path, framework="pt") as file:
@@ -231,7 +231,7 @@ def test_ordinary_states_are_stored_as_float16(undisturbed: Path) -> None:
 
 
 def test_a_layer_that_was_not_extracted_is_refused_with_those_that_were(tiny: Model, tmp_path: Path) -> None:
-    store = extract(tiny, toy_questions(3), tmp_path, what=replace(WHAT, layers=(1, 3)))
+    store = extract(tiny, toy_questions(3), tmp_path, extraction=replace(WHAT, layers=(1, 3)))
     assert store.layers == (1, 3)
     with pytest.raises(CoralError, match=r"\[1, 3\], not 2"):
         store.layer(2)
@@ -241,17 +241,17 @@ def test_what_else_is_read_of_each_option_is_kept_in_the_order_of_the_questions(
     def reading(*layers: int) -> Readings:
         return Readings((HeadInputs(layers, 4),), {"heads": list(layers)}, row_bytes=2**20)
 
-    what = replace(WHAT, layers=(), readings=reading(1, 3))
-    store = extract(tiny, store_questions(), tmp_path / "heads", what=what)
+    extraction = replace(WHAT, layers=(), readings=reading(1, 3))
+    store = extract(tiny, store_questions(), tmp_path / "heads", extraction=extraction)
     assert len(list((tmp_path / "heads").glob("shard-*"))) > 1
     heads = store.reading("heads.3")
     assert heads.shape == (len(store.table.logprobs), 4, 8)
-    alone = extract(tiny, store_questions()[5:6], tmp_path / "alone", what=what)
+    alone = extract(tiny, store_questions()[5:6], tmp_path / "alone", extraction=extraction)
     rows = slice(*store.table.offsets[5:7])
     np.testing.assert_allclose(heads[rows], alone.reading("heads.3"), rtol=2e-3, atol=2e-3)
     for other in (None, reading(1)):
         with pytest.raises(CoralError, match=r"holds activations of something else: readings is"):
-            extract(tiny, store_questions(), tmp_path / "heads", what=replace(what, readings=other))
+            extract(tiny, store_questions(), tmp_path / "heads", extraction=replace(extraction, readings=other))
 
 
 def test_all_layers_are_the_embeddings_and_every_block(tiny: Model) -> None:
@@ -261,10 +261,10 @@ def test_all_layers_are_the_embeddings_and_every_block(tiny: Model) -> None:
 def test_a_family_that_takes_no_tree_is_extracted_plain_with_one_warning(plain_tiny: Model, tmp_path: Path) -> None:
     questions = store_questions()[:6]
     with pytest.warns(UserWarning, match="in a row of its own") as caught:
-        store = extract(plain_tiny, questions, tmp_path / "chosen", what=replace(WHAT, packing=None))
+        store = extract(plain_tiny, questions, tmp_path / "chosen", extraction=replace(WHAT, packing=None))
     assert len(caught) == 1
     assert store.manifest["packing"] == "plain"
-    asked = extract(plain_tiny, questions, tmp_path / "asked", what=replace(WHAT, packing="plain"))
+    asked = extract(plain_tiny, questions, tmp_path / "asked", extraction=replace(WHAT, packing="plain"))
     assert content(store.folder) == content(asked.folder)
 
 
@@ -281,7 +281,7 @@ def test_questions_that_cannot_be_asked_are_named_once_and_the_rest_is_scored(
     with pytest.warns(
         UserWarning, match=r"^2 question\(s\) left out\. Question 'too long': option 2 has 301"
     ) as caught:
-        store = extract(tiny, mixed, tmp_path, what=WHAT)
+        store = extract(tiny, mixed, tmp_path, extraction=WHAT)
     assert len(caught) == 1
     assert "Question 'too long too': option 2 has 301 tokens" in str(caught[0].message)
     assert store.questions == questions
@@ -293,13 +293,13 @@ def test_questions_that_cannot_be_asked_are_named_once_and_the_rest_is_scored(
 def test_only_the_first_three_of_many_are_named(tiny: Model, tmp_path: Path) -> None:
     bad = [replace(TOO_LONG, id=f"bad {i}") for i in range(5)]
     with pytest.warns(UserWarning, match=r"^5 question\(s\) left out\. .*'bad 2'.*\(and 2 more\)$") as caught:
-        extract(tiny, [*bad, *toy_questions(1)], tmp_path, what=WHAT)
+        extract(tiny, [*bad, *toy_questions(1)], tmp_path, extraction=WHAT)
     assert "bad 3" not in str(caught[0].message)
 
 
 def test_if_no_question_can_be_asked_nothing_is_written(tiny: Model, tmp_path: Path) -> None:
     with pytest.raises(CoralError, match="no questions to score: Question 'too long'"):
-        extract(tiny, [TOO_LONG], tmp_path / "new", what=WHAT)
+        extract(tiny, [TOO_LONG], tmp_path / "new", extraction=WHAT)
     assert not (tmp_path / "new").exists()
 
 
@@ -308,7 +308,7 @@ def test_prompts_that_are_too_long_are_counted_in_one_warning(tiny: Model, tmp_p
     for i in (1, 3):
         questions[i] = replace(questions[i], passage="word " * 60)
     with pytest.warns(UserWarning, match=r"^2 of 5 prompts were longer than the model reads and were cut") as caught:
-        store = extract(tiny, questions, tmp_path, what=WHAT)
+        store = extract(tiny, questions, tmp_path, extraction=WHAT)
     assert len(caught) == 1
     assert store.manifest["n_truncated"] == 2
     assert store.questions == questions
@@ -343,7 +343,7 @@ def test_questions_at_which_the_model_breaks_are_named_and_the_others_are_kept(
     undisturbed: Path, tmp_path: Path, changed: dict[str, Any]
 ) -> None:
     with pytest.warns(UserWarning, match=NAMES_BOTH) as caught:
-        store = extract(broken_model(), with_broken(), tmp_path, what=replace(WHAT, **changed))
+        store = extract(broken_model(), with_broken(), tmp_path, extraction=replace(WHAT, **changed))
     assert len(caught) == 1
     assert store.broken == ["breaks", "ends"]
     assert store.questions == store_questions()
@@ -362,13 +362,13 @@ def test_a_stopped_run_with_broken_questions_ends_with_the_same_bytes(
 ) -> None:
     monkeypatch.setattr(store_module, "SHARD_BYTES", shard_bytes)
     model, questions, told = broken_model(), with_broken(), []
-    extract(model, questions, tmp_path / "whole", what=WHAT, progress=told.append)
+    extract(model, questions, tmp_path / "whole", extraction=WHAT, progress=told.append)
     assert sum(told) == len(questions)
     for after in range(1, len(questions), 4):
         folder = tmp_path / str(after)
         with pytest.raises(KeyboardInterrupt):
-            extract(model, questions, folder, what=WHAT, progress=Stop(after))
-        extract(model, questions, folder, what=WHAT)
+            extract(model, questions, folder, extraction=WHAT, progress=Stop(after))
+        extract(model, questions, folder, extraction=WHAT)
         assert content(folder) == content(tmp_path / "whole")
 
 
@@ -377,7 +377,7 @@ def test_a_finished_store_with_broken_questions_is_returned_at_once_and_names_th
 ) -> None:
     for _ in range(2):
         with pytest.warns(UserWarning, match=NAMES_BOTH):
-            extract(broken_model(), with_broken(), tmp_path, what=WHAT)
+            extract(broken_model(), with_broken(), tmp_path, extraction=WHAT)
         assert sum(computed) == N + 2
 
 
@@ -386,7 +386,7 @@ def test_a_model_that_breaks_at_every_question_is_refused(tmp_path: Path) -> Non
         with pytest.raises(
             CoralError, match=r"'tiny-llama' gives .* not finite for every question, first 'breaks': its"
         ):
-            extract(broken_model(), BREAKS, tmp_path, what=WHAT)
+            extract(broken_model(), BREAKS, tmp_path, extraction=WHAT)
 
 
 def test_a_sound_store_has_no_list_of_broken_questions(undisturbed: Path) -> None:
@@ -420,7 +420,7 @@ def fsync(fd):
 
 os.fsync = fsync
 torch.set_num_threads(int(sys.argv[5]))
-extract.extract(make_model("llama"), store_questions(), Path(sys.argv[2]), what=WHAT)
+extract.extract(make_model("llama"), store_questions(), Path(sys.argv[2]), extraction=WHAT)
 """
 
 
@@ -454,7 +454,7 @@ def test_a_run_killed_twice_ends_with_the_bytes_of_an_undisturbed_one(
     kill_at_write(folder, 4, tmp_path)
     assert (folder / "journal.jsonl").read_bytes().count(b"\n") == 4
     finished = [p.stat().st_mtime_ns for p in shards(folder)]
-    extract(tiny, store_questions(), folder, what=WHAT)
+    extract(tiny, store_questions(), folder, extraction=WHAT)
     assert len(computed) == len(shards(folder)) - 4
     assert [p.stat().st_mtime_ns for p in shards(folder)][:4] == finished
     assert content(folder) == content(undisturbed)
@@ -467,7 +467,7 @@ def test_a_torn_last_line_of_the_journal_costs_its_shard_only(
     journal = copy / "journal.jsonl"
     last = journal.read_bytes().splitlines(keepends=True)[-1]
     journal.write_bytes(journal.read_bytes()[: -min(cut, len(last) - 1)])
-    extract(tiny, store_questions(), copy, what=WHAT)
+    extract(tiny, store_questions(), copy, extraction=WHAT)
     assert len(computed) == 1
     assert content(copy) == content(undisturbed)
 
@@ -484,11 +484,11 @@ def test_ctrl_c_keeps_the_finished_shards(
     undisturbed: Path, tiny: Model, tmp_path: Path, computed: list[int], after: int
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
-        extract(tiny, store_questions(), tmp_path, what=WHAT, progress=Stop(after=after))
+        extract(tiny, store_questions(), tmp_path, extraction=WHAT, progress=Stop(after=after))
     kept = shards(tmp_path)
     assert 0 < len(kept) < len(shards(undisturbed))
     assert len(computed) == len(kept) + 1
-    extract(tiny, store_questions(), tmp_path, what=WHAT)
+    extract(tiny, store_questions(), tmp_path, extraction=WHAT)
     assert len(computed) == len(shards(undisturbed)) + 1
     assert content(tmp_path) == content(undisturbed)
 
@@ -509,10 +509,10 @@ def test_a_full_disk_is_one_sentence_and_keeps_the_finished_shards(
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(CoralError, match="no space left on the disk"):
-            extract(tiny, store_questions(), tmp_path, what=WHAT)
+            extract(tiny, store_questions(), tmp_path, extraction=WHAT)
     assert len(shards(tmp_path)) == {1: 0, 2: 0, 7: 2, 8: 3}[write]
     assert not list(tmp_path.glob("*.tmp")) + list(tmp_path.glob(".*.tmp"))
-    extract(tiny, store_questions(), tmp_path, what=WHAT)
+    extract(tiny, store_questions(), tmp_path, extraction=WHAT)
     assert content(tmp_path) == content(undisturbed)
 
 
@@ -531,9 +531,9 @@ def test_a_resumed_run_computes_with_the_number_of_threads_it_began_with(
     try:
         torch.set_num_threads(1)
         with pytest.raises(KeyboardInterrupt):
-            extract(tiny, store_questions(), tmp_path, what=WHAT, progress=Stop(after=10))
+            extract(tiny, store_questions(), tmp_path, extraction=WHAT, progress=Stop(after=10))
         torch.set_num_threads(2)
-        store = extract(tiny, store_questions(), tmp_path, what=WHAT)
+        store = extract(tiny, store_questions(), tmp_path, extraction=WHAT)
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
@@ -545,17 +545,17 @@ def test_a_resumed_run_keeps_the_packing_it_began_with(
     tiny: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
-        extract(tiny, store_questions(), tmp_path, what=replace(WHAT, packing="plain"), progress=Stop(after=10))
+        extract(tiny, store_questions(), tmp_path, extraction=replace(WHAT, packing="plain"), progress=Stop(after=10))
     assert choose_packing(tiny) == "tree"
-    store = extract(tiny, store_questions(), tmp_path, what=replace(WHAT, packing=None))
+    store = extract(tiny, store_questions(), tmp_path, extraction=replace(WHAT, packing=None))
     assert store.manifest["packing"] == "plain"
 
 
 def test_progress_counts_every_question_once_also_after_an_interruption(tiny: Model, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        extract(tiny, store_questions(), tmp_path, what=WHAT, progress=Stop(after=10))
+        extract(tiny, store_questions(), tmp_path, extraction=WHAT, progress=Stop(after=10))
     steps: list[int] = []
-    extract(tiny, store_questions(), tmp_path, what=WHAT, progress=steps.append)
+    extract(tiny, store_questions(), tmp_path, extraction=WHAT, progress=steps.append)
     assert steps[0] > 0
     assert sum(steps) == N
 
@@ -573,7 +573,7 @@ def test_a_flipped_byte_is_detected_on_reading_and_only_its_shard_is_computed_ag
         ActivationStore(copy).layer(2)
     assert str(damaged) in str(error.value)
     before = {p.name: p.stat().st_mtime_ns for p in shards(copy)}
-    extract(tiny, store_questions(), copy, what=WHAT)
+    extract(tiny, store_questions(), copy, extraction=WHAT)
     assert len(computed) == 1
     assert {p.name for p in shards(copy) if p.stat().st_mtime_ns != before[p.name]} == {damaged.name}
     assert content(copy) == content(undisturbed)
@@ -588,7 +588,7 @@ def test_a_shard_that_is_missing_or_cut_is_named_and_computed_again(
     damage(shards(copy)[2])
     with pytest.raises(CoralError, match=r"shard-00002\.safetensors"):
         everything(copy)
-    extract(tiny, store_questions(), copy, what=WHAT)
+    extract(tiny, store_questions(), copy, extraction=WHAT)
     assert len(computed) == 1
     assert content(copy) == content(undisturbed)
 
@@ -624,7 +624,7 @@ def test_any_changed_byte_is_refused_or_harmless_and_a_rerun_repairs_it(
     except CoralError as error:
         complaint = str(error)
     assert str(folder) in complaint or read == everything(undisturbed)
-    extract(tiny, store_questions(), folder, what=WHAT)
+    extract(tiny, store_questions(), folder, extraction=WHAT)
     assert content(folder) == content(undisturbed)
 
 
@@ -642,7 +642,7 @@ def test_a_question_file_that_was_edited_is_refused_and_written_anew_by_a_rerun(
     path.write_text(path.read_text("utf-8").replace("Toy question 3", "Toy question 4"), "utf-8")
     with pytest.raises(CoralError, match="changed after"):
         _ = ActivationStore(copy).questions
-    extract(tiny, store_questions(), copy, what=WHAT)
+    extract(tiny, store_questions(), copy, extraction=WHAT)
     assert computed == []
     assert content(copy) == content(undisturbed)
 
@@ -668,7 +668,7 @@ def test_a_finished_store_is_returned_without_running_the_model(
         monkeypatch.setattr(Model, body, refuses)
     before = {p.name: p.stat().st_mtime_ns for p in copy.iterdir() if p.name != ".lock"}
     for packing in ("tree", None):
-        store = extract(tiny, store_questions(), copy, what=replace(WHAT, packing=packing))
+        store = extract(tiny, store_questions(), copy, extraction=replace(WHAT, packing=packing))
         assert len(store.table) == N
     assert {p.name: p.stat().st_mtime_ns for p in copy.iterdir() if p.name != ".lock"} == before
 
@@ -677,7 +677,7 @@ def test_the_same_model_under_another_name_goes_on_with_the_store(
     copy: Path, undisturbed: Path, tiny: Model, computed: list[int]
 ) -> None:
     shards(copy)[4].unlink()
-    extract(replace(tiny, name="elsewhere/tiny"), store_questions(), copy, what=WHAT)
+    extract(replace(tiny, name="elsewhere/tiny"), store_questions(), copy, extraction=WHAT)
     assert len(computed) == 1
     assert content(copy) == content(undisturbed)
 
@@ -685,15 +685,15 @@ def test_the_same_model_under_another_name_goes_on_with_the_store(
 def test_a_store_that_left_other_questions_out_is_refused(tiny: Model, tmp_path: Path) -> None:
     bad = [replace(TOO_LONG, id=f"bad {i}") for i in range(2)]
     with pytest.warns(UserWarning, match="'bad 0'"):
-        extract(tiny, [bad[0], *toy_questions(3)], tmp_path, what=WHAT)
+        extract(tiny, [bad[0], *toy_questions(3)], tmp_path, extraction=WHAT)
     with pytest.warns(UserWarning, match="'bad 1'"), pytest.raises(CoralError, match=r"left_out\.bad 1 is null, not"):
-        extract(tiny, [bad[1], *toy_questions(3)], tmp_path, what=WHAT)
+        extract(tiny, [bad[1], *toy_questions(3)], tmp_path, extraction=WHAT)
 
 
 def test_another_model_is_refused_with_both_fingerprints(copy: Path, tiny: Model) -> None:
     other = make_model("llama", seed=1)
     with pytest.raises(CoralError, match=r"model\.weights") as error:
-        extract(other, store_questions(), copy, what=WHAT)
+        extract(other, store_questions(), copy, extraction=WHAT)
     assert tiny.fingerprint["weights"] in str(error.value)
     assert other.fingerprint["weights"] in str(error.value)
 
@@ -711,7 +711,7 @@ def test_another_way_to_extract_is_refused_with_both_values(
     copy: Path, undisturbed: Path, tiny: Model, changed: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(CoralError, match=said):
-        extract(tiny, store_questions(), copy, what=replace(WHAT, **changed))
+        extract(tiny, store_questions(), copy, extraction=replace(WHAT, **changed))
     assert content(copy) == content(undisturbed)
 
 
@@ -721,7 +721,7 @@ def test_other_questions_are_refused_and_the_store_stays(
 ) -> None:
     recorded = json.loads((copy / "manifest.json").read_text())["questions"]
     with pytest.raises(CoralError, match="questions is") as error:
-        extract(tiny, other, copy, what=WHAT)
+        extract(tiny, other, copy, extraction=WHAT)
     assert recorded in str(error.value)
     assert content(copy) == content(undisturbed)
 
@@ -729,20 +729,20 @@ def test_other_questions_are_refused_and_the_store_stays(
 def test_the_same_questions_with_other_answers_are_other_questions(copy: Path, tiny: Model) -> None:
     relabelled = [replace(q, answer=(q.answer + 1) % len(q.options)) for q in store_questions()]
     with pytest.raises(CoralError, match="questions is"):
-        extract(tiny, relabelled, copy, what=WHAT)
+        extract(tiny, relabelled, copy, extraction=WHAT)
 
 
 def test_a_layer_that_the_model_does_not_have_is_refused_before_anything_is_written(
     tiny: Model, tmp_path: Path
 ) -> None:
     with pytest.raises(CoralError, match=r"Layer 4 does not exist.* 0 to 3"):
-        extract(tiny, toy_questions(3), tmp_path / "new", what=replace(WHAT, layers=(1, 4)))
+        extract(tiny, toy_questions(3), tmp_path / "new", extraction=replace(WHAT, layers=(1, 4)))
     assert not (tmp_path / "new").exists()
 
 
 def test_no_questions_are_refused(tiny: Model, tmp_path: Path) -> None:
     with pytest.raises(CoralError, match="no questions"):
-        extract(tiny, [], tmp_path / "new", what=WHAT)
+        extract(tiny, [], tmp_path / "new", extraction=WHAT)
 
 
 LOCK = """
@@ -760,11 +760,11 @@ def test_a_second_process_may_not_write_to_the_same_store(tiny: Model, tmp_path:
         assert first.stdout is not None
         assert first.stdout.readline() == "locked\n"
         with pytest.raises(CoralError, match="another process") as error:
-            extract(tiny, toy_questions(3), tmp_path, what=WHAT)
+            extract(tiny, toy_questions(3), tmp_path, extraction=WHAT)
         first.communicate("")
     assert str(tmp_path) in str(error.value)
     assert not (tmp_path / "manifest.json").exists()
-    assert len(extract(tiny, toy_questions(3), tmp_path, what=WHAT).table) == 3
+    assert len(extract(tiny, toy_questions(3), tmp_path, extraction=WHAT).table) == 3
 
 
 def test_the_journal_lists_the_shards_in_order_with_a_digest_for_each_tensor(undisturbed: Path) -> None:

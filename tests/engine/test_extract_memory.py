@@ -72,7 +72,7 @@ def same(one: ScoredShards, other: ScoredShards) -> None:
 @pytest.mark.parametrize("changed", [{}, {"packing": "plain"}, {"token_budget": None, "packing": None}])
 def test_few_questions_in_memory_read_as_from_a_folder(tiny: Model, tmp_path: Path, changed: dict[str, Any]) -> None:
     extraction = replace(WHAT, **changed)
-    stored = extract(tiny, store_questions(), tmp_path, what=extraction)
+    stored = extract(tiny, store_questions(), tmp_path, extraction=extraction)
     told: list[int] = []
     with score_questions(tiny, store_questions(), extraction, progress=told.append) as scored:
         assert isinstance(scored, MemoryStore)
@@ -86,7 +86,7 @@ def test_heads_and_massive_states_in_memory_read_as_from_a_folder(tmp_path: Path
     with torch.no_grad():
         model.hf.get_input_embeddings().weight.mul_(1e6)
     extraction = replace(WHAT, readings=head_outputs(model, (1, 3)))
-    stored = extract(model, toy_questions(6), tmp_path, what=extraction)
+    stored = extract(model, toy_questions(6), tmp_path, extraction=extraction)
     assert np.abs(stored.layer(0)).max() > 1e5
     with score_questions(model, toy_questions(6), extraction) as scored:
         assert scored.blocks == (1, 3)
@@ -104,7 +104,7 @@ def test_many_questions_are_in_a_temporary_folder_while_the_block_lasts(
     tiny: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: list[str]
 ) -> None:
     monkeypatch.setattr(extract_module, "SHARD_BYTES", 2000)
-    stored = extract(tiny, store_questions(), tmp_path / "kept", what=WHAT)
+    stored = extract(tiny, store_questions(), tmp_path / "kept", extraction=WHAT)
     with score_questions(tiny, store_questions(), WHAT) as scored:
         assert isinstance(scored, ActivationStore)
         assert len(list(scored.folder.glob("shard-*"))) > 2
@@ -143,7 +143,7 @@ def test_the_same_questions_are_left_out_with_the_same_warnings(tmp_path: Path) 
     model, questions = broken_model(), [TOO_LONG, *toy_questions(5), BREAKS]
     with warnings.catch_warnings(record=True) as of_folder:
         warnings.simplefilter("always")
-        stored = extract(model, questions, tmp_path, what=WHAT)
+        stored = extract(model, questions, tmp_path, extraction=WHAT)
     with warnings.catch_warnings(record=True) as of_memory:
         warnings.simplefilter("always")
         with score_questions(model, questions, WHAT) as scored:
@@ -187,5 +187,5 @@ def test_prompts_are_not_kept(tiny: Model, tmp_path: Path) -> None:
         question, rendered=Rendered(("Which?",) * n, tuple(f" {o}" for o in question.options), ("x",) * n)
     )
     with score_questions(tiny, [rendered], WHAT) as scored:
-        same(scored, extract(tiny, [rendered], tmp_path, what=WHAT))
+        same(scored, extract(tiny, [rendered], tmp_path, extraction=WHAT))
         assert scored.questions == [question]

@@ -64,7 +64,7 @@ def copy(saved: Path, tmp_path: Path) -> Path:
 def fresh(tiny: Model, lens: Lens, tmp_path_factory: pytest.TempPathFactory) -> ActivationStore:
     """The states of questions that the lens has not seen."""
     folder = tmp_path_factory.mktemp("fresh")
-    return extract(tiny, toy_questions(12, seed=5), folder, what=Extraction(layers=(1, 2), style=lens.style))
+    return extract(tiny, toy_questions(12, seed=5), folder, extraction=Extraction(layers=(1, 2), style=lens.style))
 
 
 def content(folder: Path) -> dict[str, bytes]:

@@ -185,7 +185,7 @@ def test_predict_shows_the_set_and_the_flag_only_of_a_calibrated_lens(tiny: Mode
     fitted = fit(tiny, toy_questions(30), FitSettings(layers=(1,), temper=False))
     new = toy_questions(5, seed=9)
     assert {(a.options_in_set, a.abstain) for a in fitted.predict(tiny, new)} == {(None, None)}
-    held_out = extract(tiny, toy_questions(40, seed=4), tmp_path / "held out", what=Extraction(layers=(1,)))
+    held_out = extract(tiny, toy_questions(40, seed=4), tmp_path / "held out", extraction=Extraction(layers=(1,)))
     calibrated, _ = calibrate_on(fitted, held_out, Guarantees(coverage=0.8, risk=0.5))
     for answer in calibrated.predict(tiny, new):
         assert answer.options_in_set is not None
@@ -199,7 +199,7 @@ def test_predict_shows_the_set_and_the_flag_only_of_a_calibrated_lens(tiny: Mode
 @pytest.fixture(scope="module")
 def arc(smollm2: Model, tmp_path_factory: pytest.TempPathFactory) -> ActivationStore:
     questions = load_task("arc_easy", TaskOptions(split="validation", limit=120))
-    return extract(smollm2, questions, tmp_path_factory.mktemp("arc"), what=Extraction(layers=(1,)))
+    return extract(smollm2, questions, tmp_path_factory.mktemp("arc"), extraction=Extraction(layers=(1,)))
 
 
 @pytest.mark.parametrize("kind", ["lac", "aps"])

@@ -43,7 +43,7 @@ QUICK = CcpsSettings(radii=(0.1, 1.0, 5.0), steps=12)
 
 
 def question_set(model: Model, questions: tuple[Question, ...], folder: Path) -> QuestionSet:
-    states = extract(model, questions, folder / "states", what=Extraction(layers=(1,)))
+    states = extract(model, questions, folder / "states", extraction=Extraction(layers=(1,)))
     return QuestionSet(folder.name, states, lambda: questions)
 
 

@@ -29,7 +29,7 @@ def sets(tiny: Model, tmp_path_factory: pytest.TempPathFactory) -> tuple[Questio
     root = tmp_path_factory.mktemp("sets")
     asked = {"train": tuple(toy_questions(60, seed=1)), "test": tuple(toy_questions(10, seed=2))}
     found = [
-        QuestionSet(name, extract(tiny, q, root / name, what=Extraction((0, 1, 2))), lambda q=q: q)  # type: ignore[misc]
+        QuestionSet(name, extract(tiny, q, root / name, extraction=Extraction((0, 1, 2))), lambda q=q: q)  # type: ignore[misc]
         for name, q in asked.items()
     ]
     return found[0], found[1]
@@ -95,7 +95,7 @@ def test_untrained_states_are_those_of_the_copy_beside_the_models_own_scores(
 ) -> None:
     found = untrained_states(context)(sets[1])
     by_hand = extract(
-        untrained_copy(tiny, seed=5), sets[1].asked(), tmp_path / "by hand", what=Extraction(layers=(0, 1, 2))
+        untrained_copy(tiny, seed=5), sets[1].asked(), tmp_path / "by hand", extraction=Extraction(layers=(0, 1, 2))
     )
     assert np.array_equal(found.layer(2), by_hand.layer(2))
     assert not np.allclose(found.layer(2), sets[1].states.layer(2))

@@ -29,7 +29,7 @@ QUESTIONS = tuple(toy_questions(40))
 
 @pytest.fixture(scope="module")
 def states(tiny: Model, tmp_path_factory: pytest.TempPathFactory) -> ActivationStore:
-    return extract(tiny, QUESTIONS, tmp_path_factory.mktemp("states"), what=Extraction(layers=(1, 2)))
+    return extract(tiny, QUESTIONS, tmp_path_factory.mktemp("states"), extraction=Extraction(layers=(1, 2)))
 
 
 @pytest.fixture
@@ -93,10 +93,10 @@ def test_scores_that_were_made_before_are_not_made_again(context: FitContext, mo
 
 
 def test_a_store_of_edited_scores_is_not_taken_for_another(tiny: Model, tmp_path: Path) -> None:
-    extract(tiny, QUESTIONS[:4], tmp_path, what=Extraction((), edited=shifted(1.0)))
+    extract(tiny, QUESTIONS[:4], tmp_path, extraction=Extraction((), edited=shifted(1.0)))
     for other in (None, shifted(2.0)):
         with pytest.raises(CoralError, match="something else: edited is"):
-            extract(tiny, QUESTIONS[:4], tmp_path, what=Extraction((), edited=other))
+            extract(tiny, QUESTIONS[:4], tmp_path, extraction=Extraction((), edited=other))
 
 
 def test_a_question_that_cannot_be_asked_that_way_is_named(context: FitContext) -> None:

@@ -35,7 +35,7 @@ TRAIN, TEST = tuple(toy_questions(40, seed=1)), tuple(toy_questions(6, seed=2))
 
 
 def question_set(model: Model, questions: tuple[Question, ...], folder: Path) -> QuestionSet:
-    states = extract(model, questions, folder / "states", what=Extraction(layers=(1,)))
+    states = extract(model, questions, folder / "states", extraction=Extraction(layers=(1,)))
     return QuestionSet(folder.name, states, lambda: questions)
 
 

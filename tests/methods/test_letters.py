@@ -229,9 +229,9 @@ def test_what_is_not_listed_under_its_letters_is_refused() -> None:
 @pytest.mark.usefixtures("one_thread")
 def test_every_remedy_runs_on_a_model_and_finds_its_scores_again(tiny: Model, tmp_path: Path) -> None:
     questions, tests = toy_questions(30, seed=1), toy_questions(6, seed=2)
-    what = Extraction((1,), LETTERS)
+    extraction = Extraction((1,), LETTERS)
     sets = [
-        QuestionSet(n, extract(tiny, q, tmp_path / n, what=what), lambda q=q: tuple(q))  # type: ignore[misc]
+        QuestionSet(n, extract(tiny, q, tmp_path / n, extraction=extraction), lambda q=q: tuple(q))  # type: ignore[misc]
         for n, q in (("train", questions), ("test", tests))
     ]
     for kind in ("contextual-calibration", "batch-calibration", "pride", "cyclic"):

@@ -328,7 +328,7 @@ def test_options_are_checked() -> None:
 def sets(tiny: Model, tmp_path: Path) -> tuple[QuestionSet, QuestionSet]:
     found = []
     for name, questions in (("train", tuple(toy_questions(30))), ("test", tuple(toy_questions(5, seed=9)))):
-        store = extract(tiny, questions, tmp_path / name, what=Extraction((1,)))
+        store = extract(tiny, questions, tmp_path / name, extraction=Extraction((1,)))
         found.append(QuestionSet(name, store, lambda q=questions: q))  # type: ignore[misc]
     return found[0], found[1]
 

@@ -109,7 +109,7 @@ def test_a_sweep_gives_what_each_edit_gives_and_resumes(tmp_path: Path, tiny: Mo
     found = run_sweep(tiny, questions, tmp_path / "sweep", what)
     assert np.array_equal(found.ablated[0], found.table.logprobs)
     for edit, row in zip(edits, found.ablated, strict=True):
-        whole = extract(tiny, questions, tmp_path / f"{edit.gamma}", what=Extraction((), edited=edited(edit)))
+        whole = extract(tiny, questions, tmp_path / f"{edit.gamma}", extraction=Extraction((), edited=edited(edit)))
         np.testing.assert_allclose(row, whole.table.logprobs, atol=1e-4)
     again = run_sweep(tiny, questions, tmp_path / "sweep", what)
     assert np.array_equal(again.ablated, found.ablated)
@@ -128,7 +128,7 @@ TRAIN, TEST = tuple(toy_questions(60, seed=1)), tuple(toy_questions(6, seed=2))
 
 def context_of(model: Model, folder: Path) -> FitContext:
     def asked(questions: tuple[Question, ...], name: str) -> QuestionSet:
-        states = extract(model, questions, folder / name, what=Extraction(layers=(1,)))
+        states = extract(model, questions, folder / name, extraction=Extraction(layers=(1,)))
         return QuestionSet(name, states, lambda: questions)
 
     return FitContext(lambda: model, asked(TRAIN, "train"), FitSettings(), folder / "method")
@@ -156,12 +156,12 @@ def test_corrsteer_scores_test_questions_under_the_direction_it_chose(tmp_path: 
     make_sae(1).save(tmp_path / "sae")
     settings = CorrSteerSettings(str(tmp_path / "sae"), features=(1, 3), alphas=(1.0,), criterion="accuracy")
     context = context_of(tiny, tmp_path)
-    test = QuestionSet("test", extract(tiny, TEST, tmp_path / "test", what=Extraction(layers=(1,))), lambda: TEST)
+    test = QuestionSet("test", extract(tiny, TEST, tmp_path / "test", extraction=Extraction(layers=(1,))), lambda: TEST)
     found = fit_corrsteer(context, settings)(test)[""]
     assert found.ids == tuple(q.id for q in TEST)
     still = fit_corrsteer(context, CorrSteerSettings(str(tmp_path / "sae"), features=(1, 3), alphas=(0.0,)))(test)[""]
     nothing = Edited((AddDirection({Site("residual", 1): torch.zeros(32)}, 0.0, "all"),), {"nothing": True})
-    base = extract(tiny, TEST, tmp_path / "base", what=Extraction((), edited=nothing)).table
+    base = extract(tiny, TEST, tmp_path / "base", extraction=Extraction((), edited=nothing)).table
     np.testing.assert_array_equal(still.probs, base_probs(base, "token"))
 
 

@@ -493,7 +493,7 @@ def test_too_few_questions_are_refused(tmp_path: Path, tiny: Model) -> None:
 
 
 def test_pooled_states_of_a_store_may_be_trained_on_instead(tmp_path: Path, tiny: Model) -> None:
-    store = extract(tiny, toy_questions(30), tmp_path / "store", what=Extraction(layers=(1,), token_budget=300))
+    store = extract(tiny, toy_questions(30), tmp_path / "store", extraction=Extraction(layers=(1,), token_budget=300))
     source = PooledStates(store, 1)
     held_out = {tuple(state) for i in source.held_out for state in source.states(i).tolist()}
     of_question = [rows.tolist() for rows in np.split(store.layer(1), store.table.offsets[1:-1])]

@@ -29,9 +29,9 @@ TRAIN, TEST = tuple(toy_questions(30, seed=1)), tuple(toy_questions(4, seed=2))
 @pytest.fixture(scope="module")
 def sets(tiny: Model, tmp_path_factory: pytest.TempPathFactory) -> tuple[QuestionSet, QuestionSet]:
     """Training and test questions."""
-    root, what = tmp_path_factory.mktemp("sets"), Extraction(layers=(1,))
-    train = QuestionSet("train", extract(tiny, TRAIN, root / "train", what=what), lambda: TRAIN)
-    return train, QuestionSet("test", extract(tiny, TEST, root / "test", what=what), lambda: TEST)
+    root, extraction = tmp_path_factory.mktemp("sets"), Extraction(layers=(1,))
+    train = QuestionSet("train", extract(tiny, TRAIN, root / "train", extraction=extraction), lambda: TRAIN)
+    return train, QuestionSet("test", extract(tiny, TEST, root / "test", extraction=extraction), lambda: TEST)
 
 
 def uniform(context: FitContext, _: None) -> Predict:

@@ -68,7 +68,7 @@ def extract(
     questions = asking.gather(source, chat=loaded if kept.style.chat else None)
     extraction = kept.extraction(loaded())
     with questions_bar("extracting", len(questions)) as advance:
-        run(loaded(), questions, out, what=extraction, progress=advance)
+        run(loaded(), questions, out, extraction=extraction, progress=advance)
     size = sum(f.stat().st_size for f in out.iterdir()) / 2**20
     parts = f"{len(extraction.layers)} layers"
     if extraction.readings:

@@ -133,7 +133,7 @@ def score_questions(
         yield score_in_memory(model, questions, extraction, progress=progress)
         return
     with TemporaryDirectory(prefix="coral-") as temporary:
-        yield extract(model, questions, folder or Path(temporary), what=extraction, progress=progress)
+        yield extract(model, questions, folder or Path(temporary), extraction=extraction, progress=progress)
 
 
 def is_small(model: Model, questions: Sequence[Question], extraction: Extraction) -> bool:
@@ -153,7 +153,12 @@ def score_in_memory(
 
 
 def extract(
-    model: Model, questions: Sequence[Question], folder: Path, *, what: Extraction, progress: Progress | None = None
+    model: Model,
+    questions: Sequence[Question],
+    folder: Path,
+    *,
+    extraction: Extraction,
+    progress: Progress | None = None,
 ) -> ActivationStore:
     """Score the questions and keep their pooled states in `folder`, going on where an earlier run was stopped.
 
@@ -161,7 +166,7 @@ def extract(
     cannot be asked (an option without tokens, or too long for the model) or whose scores or states are not finite is left
     out with a warning that names it.
     """
-    planned = plan_questions(model, questions, what, folder=folder)
+    planned = plan_questions(model, questions, extraction, folder=folder)
     Resumable(
         folder,
         planned.manifest,

@@ -64,7 +64,7 @@ def fit(
     with TemporaryDirectory(prefix="coral-") as temporary:
         folder = Path(work_dir) if work_dir else Path(temporary)
         with bar("extracting", len(questions), "questions") as advance:
-            store = extract(model, questions, folder, what=extraction, progress=advance)
+            store = extract(model, questions, folder, extraction=extraction, progress=advance)
         return fit_store(store, settings, journal=folder / "search.jsonl" if work_dir else None, bar=bar)
 
 

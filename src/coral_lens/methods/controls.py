@@ -83,8 +83,8 @@ def untrained_states(context: FitContext) -> Disguise:
         if not copies:
             copies.append(untrained_copy(context.model(), seed=context.common.seed))
         layers = context.common.layers or some.states.layers
-        what = Extraction(layers, context.common.style)
-        store = context.extract(copies[0], some.asked(), "untrained", what=what)
+        extraction = Extraction(layers, context.common.style)
+        store = context.extract(copies[0], some.asked(), "untrained", extraction=extraction)
         return OtherStates(some.states, layers, store.layer, {"untrained": store.manifest["model"]["weights"]})
 
     return disguise

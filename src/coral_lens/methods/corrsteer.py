@@ -157,8 +157,8 @@ def fit_corrsteer(context: FitContext, settings: CorrSteerSettings) -> Predict:
     edited = Edited((AddDirection({site: direction}, alpha, "all"),), about)
 
     def predict(test: QuestionSet) -> dict[str, Predictions]:
-        what = Extraction((), context.common.style, edited=edited)
-        table = context.extract(context.model(), test.asked(), file_name(test.name), what=what).table
+        extraction = Extraction((), context.common.style, edited=edited)
+        table = context.extract(context.model(), test.asked(), file_name(test.name), extraction=extraction).table
         return {"": predictions_of("corrsteer", test.states, base_probs(table, context.common.base))}
 
     return predict

@@ -85,14 +85,19 @@ class FitContext:
 
         What is finished is kept in the method's folder under a name that depends on the questions and the edits.
         """
-        return self.extract(self.model(), questions, name, what=Extraction((), self.common.style, edited=edited))
+        return self.extract(self.model(), questions, name, extraction=Extraction((), self.common.style, edited=edited))
 
-    def extract(self, model: Model, questions: Sequence[Question], name: str, *, what: Extraction) -> ActivationStore:
-        """Score questions with any model, and keep the states that `what` names; every question must have scores."""
+    def extract(
+        self, model: Model, questions: Sequence[Question], name: str, *, extraction: Extraction
+    ) -> ActivationStore:
+        """Score questions with any model, and keep the states that `extraction` names; every question must have scores."""
         # the seed is in the folder's name, and the model in the folder above
-        key = digest([prompts_digest(questions), list(what.layers), what.about, model.fingerprint["weights"]])
+        key = digest(
+            [prompts_digest(questions), list(extraction.layers), extraction.about, model.fingerprint["weights"]]
+        )
         with self.bar(name, len(questions), "questions") as advance:
-            store = extract(model, questions, self.folder / "scores" / f"{name}-{key[:8]}", what=what, progress=advance)
+            folder = self.folder / "scores" / f"{name}-{key[:8]}"
+            store = extract(model, questions, folder, extraction=extraction, progress=advance)
         if len(store.questions) < len(questions):
             scored = {q.id for q in store.questions}
             lost = next(q.id for q in questions if q.id not in scored)

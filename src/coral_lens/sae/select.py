@@ -160,7 +160,7 @@ def select_features(
     check_questions(questions)
     extraction = Extraction(layers=(sae.layer,), style=selecting.style)
     with bar("scoring", len(questions), "questions") as advance:
-        scored = extract(model, questions, folder / "states", what=extraction, progress=advance)
+        scored = extract(model, questions, folder / "states", extraction=extraction, progress=advance)
     with bar("encoding", len(questions), "questions") as advance:
         codes = collect_codes(model, questions, folder / "codes", Encoding(sae, selecting.style), progress=advance)
     table = scored.table

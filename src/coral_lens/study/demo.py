@@ -74,7 +74,7 @@ def run_demo(out: Path, plan: DemoPlan | None = None, *, model: Model | None = N
 def training_states(model: Model, train: Sequence[Question], leaks: Leaks, folder: Path) -> JoinedStore:
     """Return the states of the training questions that do not leak; the store holds all, as that of an older demo does."""
     with questions_bar("training questions", len(train)) as advance:
-        store = extract(model, train, folder, what=Extraction(layers=all_layers(model)), progress=advance)
+        store = extract(model, train, folder, extraction=Extraction(layers=all_layers(model)), progress=advance)
     kept = {q.id for q in leaks.kept(train)}
     return JoinedStore([Subset(store, np.array([q.id in kept for q in store.questions]))])
 

@@ -125,7 +125,7 @@ class StudyStates:
                 advance(n)
 
             store = extract(
-                model, questions, folder, what=Extraction(layers=layers, style=self.style), progress=progress
+                model, questions, folder, extraction=Extraction(layers=layers, style=self.style), progress=progress
             )
         # the first number is of questions that were scored before
         add_scoring(folder, watch.read(sum(done[1:]), model.device.type))

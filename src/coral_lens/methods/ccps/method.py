@@ -142,8 +142,8 @@ def read_features(
     reader = PerturbationFeatures(head_of(model), settings.radii, settings.push)
     about = {"method": "ccps", "radii": list(settings.radii), "push": settings.push}
     readings = Readings((reader,), about, row_bytes=8 * len(option_features(settings.radii)))
-    what = Extraction((), context.common.style, readings=readings)
-    return context.extract(model, questions, file_name(name), what=what).reading("features")
+    extraction = Extraction((), context.common.style, readings=readings)
+    return context.extract(model, questions, file_name(name), extraction=extraction).reading("features")
 
 
 # ----------------------------------------------------------------------------------------------------------- choosing

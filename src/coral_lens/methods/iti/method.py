@@ -86,7 +86,7 @@ def read_heads(context: FitContext) -> ActivationStore:
     width = sum(p.get_parameter("weight").numel() for p in model.projections) // model.width
     readings = Readings((HeadInputs(blocks, model.n_heads),), {"heads": "last token"}, row_bytes=2 * width)
     return context.extract(
-        model, context.train.asked(), "heads", what=Extraction((), context.common.style, readings=readings)
+        model, context.train.asked(), "heads", extraction=Extraction((), context.common.style, readings=readings)
     )
 
 
@@ -265,8 +265,8 @@ def fit_iti(context: FitContext, settings: ItiSettings) -> Predict:
         model, questions = context.model(), test.asked()
         apart = any(shared_context(p) is None for p in prepare(questions, context.common.style, model).prompts)
         # in a tree the context of one option could hold the last context token of another, which is shifted
-        what = Extraction((), context.common.style, packing="plain" if apart else None, edited=edited)
-        table = context.extract(model, questions, file_name(test.name), what=what).table
+        extraction = Extraction((), context.common.style, packing="plain" if apart else None, edited=edited)
+        table = context.extract(model, questions, file_name(test.name), extraction=extraction).table
         return {"": predictions_of("iti", test.states, base_probs(table, context.common.base))}
 
     return predict

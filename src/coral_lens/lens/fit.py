@@ -8,10 +8,9 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +19,7 @@ from jaxtyping import Float
 from coral_lens.data.leaks import question_keys
 from coral_lens.data.licences import licence_of
 from coral_lens.data.splits import split_mask
-from coral_lens.engine.extract import Extraction, all_layers, extract
+from coral_lens.engine.extract import Extraction, all_layers, score_questions
 from coral_lens.errors import CoralError
 from coral_lens.lens.artefact import Lens, load_lens
 from coral_lens.lens.choose import SHOWN, Candidate, Work, choose, fit_recipe, screening_lens
@@ -61,11 +60,12 @@ def fit(
     settings = settings or FitSettings()
     check_questions(questions)
     extraction = Extraction(layers=settings.layers or all_layers(model), style=settings.style)
-    with TemporaryDirectory(prefix="coral-") as temporary:
-        folder = Path(work_dir) if work_dir else Path(temporary)
+    folder = Path(work_dir) if work_dir else None
+    with ExitStack() as stack:
         with bar("extracting", len(questions), "questions") as advance:
-            store = extract(model, questions, folder, extraction=extraction, progress=advance)
-        return fit_store(store, settings, journal=folder / "search.jsonl" if work_dir else None, bar=bar)
+            scoring = score_questions(model, questions, extraction, folder=folder, progress=advance)
+            store = stack.enter_context(scoring)
+        return fit_store(store, settings, journal=folder / "search.jsonl" if folder else None, bar=bar)
 
 
 def check_questions(questions: Sequence[Question]) -> None:

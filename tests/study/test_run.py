@@ -316,7 +316,7 @@ DEATHS = [
     (predicting, "write_atomic", 2, False),
     (predicting, "write_atomic", 8, True),
     (evaluating, "save_run", 1, True),
-    (evaluating, "write_pictures", 1, True),
+    (evaluating, "write_run_pictures", 1, True),
     (evaluating, "write_report", 1, True),
     (running, "write_study", 1, False),
 ]

@@ -16,7 +16,7 @@ from coral_lens.analysis import data as data_module
 from coral_lens.analysis import probes as probes_module
 from coral_lens.analysis.data import CurveAnalysis, TransferAnalysis, analyse_curves, analyse_transfer
 from coral_lens.analysis.files import write_analysis
-from coral_lens.analysis.held_out import Seen, kept, parts_of_task, tasks_of
+from coral_lens.analysis.held_out import Seen, parts_of_task, tasks_of
 from coral_lens.analysis.probes import DECAYS, DROPOUTS, PENALTIES, ProbeAnalysis, analyse_probes
 from coral_lens.analysis.settings import ProbePlan
 from coral_lens.cli.printing import against_one, print_learning_curves, print_probes, print_transfer
@@ -197,7 +197,7 @@ def test_questions_about_an_article_that_was_fitted_on_are_never_tested() -> Non
 
 def test_kept_questions_are_those_that_are_marked() -> None:
     whole = parts_of_task([stored(60, {"a": 1.0}), stored(60, {"c": 1.0}, seed=1)], None, held_out=True)
-    some = kept(whole, np.arange(len(whole.questions)) % 2 == 0)
+    some = whole.take(np.arange(len(whole.questions)) % 2 == 0)
     assert [q.id for q in some.questions] == [q.id for q in whole.questions[::2]]
     assert Seen(stored(60, {"a": 1.0}, seed=2).questions).unseen(whole) is whole
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -104,17 +105,24 @@ def analyse_transfer(
             seen = Seen(fitted_on.questions)
             tests = {test: seen.unseen(parts_of_task(stores, test, held_out=True)) for test in tasks}
             key = ["transfer", train, key_of(settings, fitted_on, *tests.values())]
-            found = done.rows(key, partial(transfer_rows, fitted_on, train, tests, settings))
-            rows += [row_from(TransferRow, row) for row in found]
+            kept = done.rows(key, partial(transfer_rows, fitted_on, train, tests, settings))
+            rows += [row_from(TransferRow, row) for row in kept]
             advance(1)
     return TransferAnalysis(
-        model=stores[0].manifest["model"]["name"],
-        task=", ".join(tasks),
-        n_questions=sum(len(store.questions) for store in stores),
+        **described_stores(stores),
         lens=settings.lens,
         base={t: base_scores(parts_of_task(stores, t, held_out=True), settings) for t in tasks},
         rows=tuple(rows),
     )
+
+
+def described_stores(stores: Sequence[ActivationStore]) -> dict[str, Any]:
+    """Return the first fields of every analysis of several stores: their model, their tasks and their questions' number."""
+    return {
+        "model": stores[0].manifest["model"]["name"],
+        "task": ", ".join(tasks_of(stores)),
+        "n_questions": sum(len(store.questions) for store in stores),
+    }
 
 
 def key_of(settings: FitSettings, *stores: JoinedStore) -> str:
@@ -132,9 +140,9 @@ def transfer_rows(
 
 def transfer_row(lens: Lens, train: str, test: str, tested: JoinedStore) -> TransferRow:
     """Test a lens on the held-out questions of a task."""
-    found = lens.apply(tested)
-    steered = predictions_of("steered", tested, found[lens.method])
-    base = predictions_of("base", tested, found["base"])
+    probs = lens.apply(tested)
+    steered = predictions_of("steered", tested, probs[lens.method])
+    base = predictions_of("base", tested, probs["base"])
     return TransferRow(
         train=train,
         test=test,
@@ -149,7 +157,7 @@ def transfer_row(lens: Lens, train: str, test: str, tested: JoinedStore) -> Tran
 
 
 def base_scores(tested: JoinedStore, settings: FitSettings) -> dict[str, Score]:
-    """Return the unsteered model's scores on some questions."""
+    """Return the unsteered model's scores on these questions."""
     return scores_of(predictions_of("base", tested, base_probs(tested.table, settings.base)))
 
 
@@ -173,13 +181,12 @@ def analyse_curves(
         for task, n, draw in planned:
             drawn = parts_of_task(stores, task, held_out=False, limit=n, seed=draw)
             key = ["curve", task, n, draw, key_of(settings, drawn, tests[task])]
-            found = done.rows(key, partial(curve_rows, drawn, tests[task], CurveRow(task, n, draw, [], {}), settings))
-            rows += [row_from(CurveRow, row) for row in found]
+            point = CurveRow(task, n, draw, [], {})
+            kept = done.rows(key, partial(curve_rows, drawn, tests[task], point, settings))
+            rows += [row_from(CurveRow, row) for row in kept]
             advance(1)
     return CurveAnalysis(
-        model=stores[0].manifest["model"]["name"],
-        task=", ".join(tasks),
-        n_questions=sum(len(store.questions) for store in stores),
+        **described_stores(stores),
         lens=settings.lens,
         base={task: base_scores(tested, settings) for task, tested in tests.items()},
         rows=tuple(rows),

@@ -1,6 +1,7 @@
-"""Which questions are the same as some that were fitted on. They are left out of tests, whatever task or form they come in.
+"""Parts of stores: the questions of a task that are fitted on, and those that are only ever tested.
 
-Parts of stores for fitting and for testing, and a fitted candidate on questions it has not seen."""
+A question that is fitted on is left out of every test, whatever task or form it comes in there.
+"""
 
 from __future__ import annotations
 
@@ -16,101 +17,35 @@ from coral_lens.data.leaks import Guard, guard_of
 from coral_lens.data.splits import split_mask
 from coral_lens.engine.activations import ActivationStore, JoinedStore, Subset
 from coral_lens.errors import CoralError
-from coral_lens.lens.choose import Candidate
-from coral_lens.lens.rules import base_probs
-from coral_lens.lens.settings import BaseRule
-from coral_lens.records import FAMILY, Predictions, Question, Scored, family_of, predictions_of
-
-Row = tuple[str, str, str]
-"""A dataset, a split and the row's own name."""
-
-
-@dataclass(frozen=True)
-class Seen:
-    """Questions that were fitted on, in all ways in which others may be the same."""
-
-    questions: Sequence[Question]
-
-    def unseen(self, store: JoinedStore) -> JoinedStore:
-        """Return the questions of a store that are not among these by text, by article or as a row of one dataset."""
-        questions = store.questions
-        seen = self.guard.find(questions).mask | self.same_row(questions)
-        if seen.all():
-            raise CoralError(
-                f"All {len(seen)} questions to test of {questions[0].task} are among those that are fitted on, or rows of the "
-                "same dataset in another form; leave one of the two stores out."
-            )
-        return kept(store, ~seen) if seen.any() else store
-
-    @cached_property
-    def guard(self) -> Guard:
-        """What recognises them by their texts and articles, whatever their ids are."""
-        return guard_of(self.questions)
-
-    def same_row(self, questions: Sequence[Question]) -> Bool[np.ndarray, " question"]:
-        """Return which questions come from a row of a dataset that is among these: asked by letter, say, and as cloze."""
-        if {q.task for q in questions} == {q.task for q in self.questions}:
-            return np.zeros(len(questions), dtype=bool)  # the text says it, and no definition need be read
-        rows = [row_of(q) for q in questions]
-        for question, row in zip(questions, rows, strict=True):
-            other = self.rows.get(row) if row else None
-            if other and (len(other.options), other.answer) != (len(question.options), question.answer):
-                raise CoralError(
-                    f"{question.id!r} and {other.id!r} are called the same row of one dataset, and their options differ, so that "
-                    "questions fitted on cannot be told from tested ones; leave one of the two tasks out."
-                )
-        return np.array([row in self.rows for row in rows])
-
-    @cached_property
-    def rows(self) -> dict[Row, Question]:
-        """Those that come from a dataset."""
-        return {row: q for q in self.questions if (row := row_of(q))}
-
-
-def row_of(question: Question) -> Row | None:
-    """Return the row that a task's question was made of; None for own questions and for tasks that are not known here."""
-    prefix = f"{question.task}/{question.split}/"
-    data = dataset_of(question.task) if question.id.startswith(prefix) else None
-    return (data, question.split, question.id.removeprefix(prefix)) if data else None
-
-
-@cache
-def dataset_of(task: str) -> str | None:
-    """Return the dataset that a task asks about."""
-    from coral_lens.data.task_index import is_task
-    from coral_lens.data.tasks import definitions
-
-    found = definitions(task) if is_task(task) else []
-    return found[0].data if len(found) == 1 else None
-
-
-# ---------------------------------------------------------------------------------------------------- held_out
+from coral_lens.records import FAMILY, Question, family_of
 
 HELD_OUT = 0.3
 """Share of each task, by whole groups, that is only ever tested."""
+DatasetRow = tuple[str, str, str]
+"""A dataset, a split and the row's own name."""
 
 
 def tasks_of(stores: Sequence[ActivationStore]) -> list[str]:
-    """Return what the tasks are called, in order."""
+    """Return the names of the tasks, in order."""
     return list(dict.fromkeys(name for names in task_names(stores) for name in names))
 
 
 def task_names(stores: Sequence[ActivationStore]) -> list[list[str]]:
-    """Return what the task of each question is called, store by store.
+    """Return the name of each question's task, store by store.
 
-    A family such as MMLU's subjects is one task. Where stores share a name, as all of own files do, each is a task of its own,
-    and its folder tells it from the others.
+    A family such as MMLU's subjects is one task. Where stores share a name, as those of users' own files do, each is a task of
+    its own, and its folder tells it from the others.
     """
-    found = [family_names(store.questions) for store in stores]
-    shared = Counter(name for names in found for name in set(names))
+    tasks = [family_names(store.questions) for store in stores]
+    shared = Counter(name for names in tasks for name in set(names))
     folders = [store.folder.name for store in stores]
     for i, store in enumerate(stores):
         folder = folders[i] if folders.count(folders[i]) == 1 else str(store.folder)
-        found[i] = [name if shared[name] == 1 else f"{name} ({folder})" for name in found[i]]
-    twice = [name for name, n in Counter(name for names in found for name in set(names)).items() if n > 1]
+        tasks[i] = [name if shared[name] == 1 else f"{name} ({folder})" for name in tasks[i]]
+    twice = [name for name, n in Counter(name for names in tasks for name in set(names)).items() if n > 1]
     if twice:
         raise CoralError(f"Two stores are both {twice[0]}; give every --store once.")
-    return found
+    return tasks
 
 
 def family_names(questions: Sequence[Question]) -> list[str]:
@@ -141,22 +76,63 @@ def parts_of_task(
     return JoinedStore(parts)
 
 
-def kept(store: JoinedStore, mask: Bool[np.ndarray, " question"]) -> JoinedStore:
-    """Return the marked questions of joined parts."""
-    parts, start = [], 0
-    for part in store.parts:
-        keep, at = part.keep.copy(), np.flatnonzero(part.keep)
-        keep[at[~mask[start : start + len(at)]]] = False
-        start += len(at)
-        parts.append(Subset(part.store, keep))
-    return JoinedStore([part for part in parts if part.keep.any()])
+# --------------------------------------------------------------------------------------- questions that were fitted on
 
 
-def applied(
-    candidate: Candidate, store: Scored, gamma: float, base: BaseRule, method: str = "candidate"
-) -> Predictions:
-    """Return what a fitted candidate makes of other questions at some strength."""
-    correction = candidate.correction
-    assert correction is not None, "a candidate of one round keeps its fit"
-    p, states = base_probs(store.table, base), correction.states(store)
-    return predictions_of(method, store, correction.apply(p, states, store.table.options, gamma=gamma))
+@dataclass(frozen=True)
+class Seen:
+    """Questions that were fitted on, in all ways in which others may be the same."""
+
+    questions: Sequence[Question]
+
+    def unseen(self, store: JoinedStore) -> JoinedStore:
+        """Return the questions of a store that are not among these by text, by article or as a row of one dataset."""
+        questions = store.questions
+        seen = self.guard.find(questions).mask | self.same_row(questions)
+        if seen.all():
+            raise CoralError(
+                f"All {len(seen)} questions to test of {questions[0].task} are among those that are fitted on, or rows of the "
+                "same dataset in another form; leave one of the two stores out."
+            )
+        return store.take(~seen) if seen.any() else store
+
+    @cached_property
+    def guard(self) -> Guard:
+        """What recognises them by their texts and articles, whatever their ids are."""
+        return guard_of(self.questions)
+
+    def same_row(self, questions: Sequence[Question]) -> Bool[np.ndarray, " question"]:
+        """Return which questions come from a row of a dataset that is among these: asked by letter, say, and as cloze."""
+        if {q.task for q in questions} == {q.task for q in self.questions}:
+            return np.zeros(len(questions), dtype=bool)  # the text says it, and no definition need be read
+        rows = [dataset_row(q) for q in questions]
+        for question, row in zip(questions, rows, strict=True):
+            other = self.rows.get(row) if row else None
+            if other and (len(other.options), other.answer) != (len(question.options), question.answer):
+                raise CoralError(
+                    f"{question.id!r} and {other.id!r} are called the same row of one dataset, and their options differ; then "
+                    "questions fitted on cannot be told from tested ones: leave one of the two tasks out."
+                )
+        return np.array([row in self.rows for row in rows])
+
+    @cached_property
+    def rows(self) -> dict[DatasetRow, Question]:
+        """The questions that come from a dataset, by their row in it."""
+        return {row: q for q in self.questions if (row := dataset_row(q))}
+
+
+def dataset_row(question: Question) -> DatasetRow | None:
+    """Return the row that a task's question was made of; None for a user's own questions and for unknown tasks."""
+    prefix = f"{question.task}/{question.split}/"
+    data = dataset_of(question.task) if question.id.startswith(prefix) else None
+    return (data, question.split, question.id.removeprefix(prefix)) if data else None
+
+
+@cache
+def dataset_of(task: str) -> str | None:
+    """Return the dataset that a task asks about."""
+    from coral_lens.data.task_index import is_task
+    from coral_lens.data.tasks import definitions
+
+    known = definitions(task) if is_task(task) else []
+    return known[0].data if len(known) == 1 else None

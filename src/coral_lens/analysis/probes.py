@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from coral_lens.analysis.files import kept_rows
-from coral_lens.analysis.held_out import Seen, applied, kept, parts_of_task, tasks_of
+from coral_lens.analysis.held_out import Seen, parts_of_task, tasks_of
 from coral_lens.analysis.scores import N_BOOT, SHOWN, row_from, scores_of
 from coral_lens.analysis.settings import ProbePlan
 from coral_lens.data.splits import split_mask
@@ -28,7 +28,7 @@ from coral_lens.lens.training_data import TrainingData
 from coral_lens.metrics.comparisons import Difference, paired_difference, resampled
 from coral_lens.metrics.scores import METRICS, Score, score, score_of
 from coral_lens.progress import Bar, silent
-from coral_lens.records import Scored, predictions_of
+from coral_lens.records import Predictions, Scored, predictions_of
 from coral_lens.storage.files import digest
 
 DECAYS = (0.0, 0.1, 1.0, 10.0, 45.0)
@@ -104,26 +104,27 @@ def analyse_probes(
     data, _ = training_data(fitted_on, settings)
     plain = replace(with_layers(settings, fitted_on), inputs=(), top_layers=1)
     ridge, singles = choose(data, "ridge", plain)
-    bench = Comparison(data, plain, ridge, tests, train)
-    rows = bench.rows(ridge, "ridge") + bench.rows(try_layers(data, "listwise", ridge.recipe.layers, plain), "listwise")
+    comparison = ProbeComparison(data, plain, ridge, tests, train)
+    listwise = try_layers(data, "listwise", ridge.recipe.layers, plain)
+    rows = comparison.rows(ridge, "ridge") + comparison.rows(listwise, "listwise")
     networks = planned_networks(plan)
     with kept_rows(journal) as done, bar("fitting probes", len(networks) * plan.seeds, "networks") as advance:
         for (name, setting), seed in product(networks, range(plan.seeds)):
             recipe = Recipe("mlp", ridge.recipe.layers, (), (setting,), seed)
-            found = done.rows([*identity, name, asdict(recipe)], bench.later(recipe, name))
-            rows += [row_from(ProbeRow, row) for row in found]
+            kept = done.rows([*identity, name, asdict(recipe)], comparison.later(recipe, name))
+            rows += [row_from(ProbeRow, row) for row in kept]
             advance(1)
     for task, tested in tests.items():
         if task != train:
-            rows.append(bench.rechosen(singles, task, tested))
+            rows.append(comparison.rechosen(singles, task, tested))
     return ProbeAnalysis(
         model=stores[0].manifest["model"]["name"],
         task=", ".join([train, *(t for t in tests if t != train)]),
         n_questions=len(data.questions),
         layer=ridge.recipe.layers[0],
-        base={t: scores_of(bench.base(s)) for t, s in tests.items()},
+        base={t: scores_of(comparison.base(s)) for t, s in tests.items()},
         rows=tuple(rows),
-        gammas=tuple(row for task, tested in tests.items() for row in bench.by_gamma(task, tested)),
+        gammas=tuple(row for task, tested in tests.items() for row in comparison.by_gamma(task, tested)),
     )
 
 
@@ -142,7 +143,7 @@ def planned_networks(plan: ProbePlan) -> list[tuple[str, dict[str, Any]]]:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class ProbeComparison:
     """What every probe of one analysis is measured on and against."""
 
     data: TrainingData
@@ -151,9 +152,16 @@ class Comparison:
     tests: dict[str, JoinedStore]
     train: str
 
-    def base(self, tested: Scored) -> Any:
+    def base(self, tested: Scored) -> Predictions:
         """Return the unsteered model's predictions."""
         return predictions_of("base", tested, base_probs(tested.table, self.settings.base))
+
+    def steered(self, candidate: Candidate, tested: Scored, gamma: float) -> Predictions:
+        """Return the predictions of a fitted candidate at a strength."""
+        correction = candidate.correction
+        assert correction is not None, "a candidate of one round keeps its fit"
+        p, states = base_probs(tested.table, self.settings.base), correction.states(tested)
+        return predictions_of("steered", tested, correction.apply(p, states, tested.table.options, gamma=gamma))
 
     def rows(self, candidate: Candidate, name: str) -> list[ProbeRow]:
         """Test a probe everywhere, at the strength chosen on its own validation questions."""
@@ -167,9 +175,8 @@ class Comparison:
     def row(self, candidate: Candidate, gamma: float, name: str, task: str, tested: JoinedStore) -> ProbeRow:
         """Test a probe on one task."""
         setting = candidate.recipe.settings[0] if candidate.recipe.kind == "mlp" else {}
-        ours = applied(candidate, tested, gamma, self.settings.base)
-        chosen = self.ridge.best(self.settings.criterion).gamma
-        theirs = applied(self.ridge, tested, chosen, self.settings.base)
+        ours = self.steered(candidate, tested, gamma)
+        theirs = self.steered(self.ridge, tested, self.ridge.best(self.settings.criterion).gamma)
         return ProbeRow(
             probe=name,
             seed=candidate.recipe.seed,
@@ -190,21 +197,21 @@ class Comparison:
     def rechosen(self, singles: Sequence[Candidate], task: str, tested: JoinedStore) -> ProbeRow:
         """Choose layer and gamma anew on half of the target's questions, as the paper's appendix does, and test on the rest."""
         half = split_mask(tested.questions, fraction=0.5, seed=0)
-        choosing, rest = kept(tested, half), kept(tested, ~half)
+        choosing, rest = tested.take(half), tested.take(~half)
         tried = [(c, g) for c in singles for g in GAMMAS]
-        costs = [score(applied(c, choosing, g, self.settings.base), "brier") for c, g in tried]
+        costs = [score(self.steered(c, choosing, g), "brier") for c, g in tried]
         best, gamma = tried[int(np.argmin(costs))]
         row = self.row(best, gamma, "ridge, layer and gamma re-chosen on the target", task, rest)
         return replace(row, validation_brier=min(costs))
 
     def by_gamma(self, task: str, tested: JoinedStore) -> list[GammaRow]:
         """Score ridge at every strength, and against a strength of 1."""
-        predictions = {str(g): applied(self.ridge, tested, g, self.settings.base) for g in GAMMAS}
+        predictions = {str(g): self.steered(self.ridge, tested, g) for g in GAMMAS}
         drawn = resampled(predictions, SHOWN, n_boot=N_BOOT)
-        found, kinds = [], {metric: METRICS[metric].kind for metric in SHOWN}
+        rows, kinds = [], {metric: METRICS[metric].kind for metric in SHOWN}
         for gamma in GAMMAS:
-            mine, one = drawn[str(gamma)], drawn[str(1.0)]
+            mine, at_one = drawn[str(gamma)], drawn[str(1.0)]
             scores = {m: score_of(mine[m].value, mine[m].draws, kind=kind) for m, kind in kinds.items()}
-            over_one = {m: mine[m].minus(one[m], kind=kind) for m, kind in kinds.items()}
-            found.append(GammaRow(task, gamma, scores, over_one))
-        return found
+            over_one = {m: mine[m].minus(at_one[m], kind=kind) for m, kind in kinds.items()}
+            rows.append(GammaRow(task, gamma, scores, over_one))
+        return rows

@@ -312,6 +312,16 @@ class JoinedStore:
         """Return what each head of a block puts out, of all parts."""
         return np.concatenate([p.store.heads(block)[p.store.table.options.rows(p.keep)] for p in self.parts])
 
+    def take(self, mask: Bool[np.ndarray, " question"]) -> JoinedStore:
+        """Return the questions of a mask alone, as parts of the same stores."""
+        parts, start = [], 0
+        for part in self.parts:
+            keep, at = part.keep.copy(), np.flatnonzero(part.keep)
+            keep[at[~mask[start : start + len(at)]]] = False
+            start += len(at)
+            parts.append(Subset(part.store, keep))
+        return JoinedStore([part for part in parts if part.keep.any()])
+
     @cached_property
     def manifest(self) -> dict[str, Any]:
         """Return what a lens keeps of where its states come from."""

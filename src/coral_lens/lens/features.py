@@ -47,8 +47,7 @@ def rank_features(p: Float[np.ndarray, " row"], options: Options) -> Float[np.nd
 
 def ranks_of(p: Float[np.ndarray, " row"], options: Options) -> Int[np.ndarray, " row"]:
     """Return 0 for the most probable option of each question, 1 for the next; of equal ones the first comes first."""
-    question = options.question
-    order = np.lexsort((np.arange(len(p)), -p, question))
+    order = np.lexsort((np.arange(len(p)), -p, options.question))
     ranks = np.empty(len(p), dtype=np.int64)
-    ranks[order] = np.arange(len(p)) - options.starts[question]
+    ranks[order] = options.option
     return ranks

@@ -51,7 +51,7 @@ def correct_rows(table: OptionTable) -> Float[np.ndarray, " row"]:
     """Return y: 1 for the correct option of each question and 0 for the others. Every question must have an answer."""
     assert (table.answers != UNKNOWN).all(), "an unlabelled question has no y"
     y = np.zeros(len(table.logprobs))
-    y[table.options.starts + table.answers] = 1.0
+    y[table.options.row(table.answers)] = 1.0
     return y
 
 
@@ -165,7 +165,7 @@ def fit_temperature(p: Float[np.ndarray, " row"], options: Options, answers: Int
 
     logs = log_of(p)
     # relative to the right option: the NLL is then a log-sum-exp, exact where a probability would underflow
-    behind = logs - options.spread(logs[options.starts + answers])
+    behind = logs - options.spread(logs[options.row(answers)])
 
     def nll(inverse: float) -> float:
         return float(np.logaddexp.reduceat(inverse * behind, options.starts).mean())

@@ -102,7 +102,7 @@ def fit_tempering(parts: Sequence[tuple[Evidence, Int[np.ndarray, " _"], float]]
     def loss(theta: np.ndarray) -> float:
         total = 0.0
         for evidence, answers, weight in parts:
-            right = tempered(theta, evidence)[evidence.options.starts + answers]
+            right = tempered(theta, evidence)[evidence.options.row(answers)]
             total -= weight * float(log_of(right).sum())
         return total / n + float(theta @ theta) / (2 * PRIOR**2 * n_questions)
 

@@ -48,7 +48,7 @@ def fit_listwise_path(
     from scipy.optimize import minimize
 
     log_p = log_of(p)
-    right = options.starts + answers
+    right = options.row(answers)
     n = len(answers)
 
     def loss(theta: np.ndarray, decay: float) -> tuple[float, np.ndarray]:
@@ -143,17 +143,15 @@ def mean_loss(network: torch.nn.Module, logs: Tensor, sample: Sample) -> float:
     return total / len(sample.answers)
 
 
-def rows_of_sample(sample: Sample, questions: Int[np.ndarray, " some"]) -> QuestionRows:
-    """Return the rows of some questions of a sample, in that order."""
-    starts, sizes = sample.options.starts[questions], sample.options.sizes[questions]
-    first = np.cumsum(sizes) - sizes
-    rows = np.repeat(starts - first, sizes) + np.arange(sizes.sum())
+def rows_of_sample(sample: Sample, questions: Int[np.ndarray, " chosen"]) -> QuestionRows:
+    """Return the rows of numbered questions of a sample, in that order."""
+    options, rows = sample.options.take(questions), sample.options.rows_of(questions)
     log_p = np.log(np.maximum(sample.p[rows], 1e-30)).astype(np.float32)
     return QuestionRows(
         torch.from_numpy(np.asarray(sample.z[rows], np.float32)),
         torch.from_numpy(log_p),
-        torch.from_numpy(np.repeat(np.arange(len(questions)), sizes)),
-        torch.from_numpy(first + sample.answers[questions]),
+        torch.from_numpy(options.question),
+        torch.from_numpy(options.row(sample.answers[questions])),
     )
 
 

@@ -624,7 +624,7 @@ def test_a_store_of_other_questions_is_refused_and_kept(model: Path, coral: Cora
     second = write(tmp_path / "second.jsonl", rows(toy_questions(4, seed=1)))
     assert coral("extract", first, "--model", model, "--out", tmp_path / "states").code == 0
     complaint = coral("extract", second, "--model", model, "--out", tmp_path / "states").complaint
-    assert "holds activations of something else" in complaint
+    assert "holds results of something else" in complaint
     assert len(ActivationStore(tmp_path / "states").questions) == 4
 
 

@@ -250,7 +250,7 @@ def test_what_else_is_read_of_each_option_is_kept_in_the_order_of_the_questions(
     rows = slice(*store.table.offsets[5:7])
     np.testing.assert_allclose(heads[rows], alone.reading("heads.3"), rtol=2e-3, atol=2e-3)
     for other in (None, reading(1)):
-        with pytest.raises(CoralError, match=r"holds activations of something else: readings is"):
+        with pytest.raises(CoralError, match=r"holds results of something else: readings is"):
             extract(tiny, store_questions(), tmp_path / "heads", extraction=replace(extraction, readings=other))
 
 

@@ -95,7 +95,7 @@ def test_a_killed_run_goes_on_and_ends_with_the_same_bytes(
 
 def test_results_of_other_edits_are_not_taken_for_these(tiny: Model, tmp_path: Path) -> None:
     score_variants(tiny, PROMPTS[:2], three(), tmp_path, packing="tree")
-    with pytest.raises(CoralError, match="holds activations of something else"):
+    with pytest.raises(CoralError, match="holds results of something else"):
         score_variants(tiny, PROMPTS[:2], Variants([[]], {"seeds": []}), tmp_path, packing="tree")
 
 

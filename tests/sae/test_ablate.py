@@ -255,7 +255,7 @@ def test_codes_of_options_are_means_over_their_tokens_and_resume(tmp_path: Path)
     (tmp_path / "codes" / "journal.jsonl").write_text("")
     with pytest.raises(CoralError, match="is not finished"):
         CodeStore(tmp_path / "codes")
-    with pytest.raises(CoralError, match="activations of something else: sae is"):
+    with pytest.raises(CoralError, match="results of something else: sae is"):
         collect_codes(tiny, questions, tmp_path / "codes", Encoding(make_sae(2, n_features=41)))
 
 

@@ -480,7 +480,7 @@ def test_a_killed_collection_goes_on_and_ends_with_the_same_bytes(tmp_path: Path
     (tmp_path / "killed" / "shard-00000.safetensors").write_bytes(b"damaged")
     collect(tiny, questions, tmp_path / "killed", what)
     assert files_of(tmp_path / "killed") == files_of(tmp_path / "whole")
-    with pytest.raises(CoralError, match="activations of something else"):
+    with pytest.raises(CoralError, match="results of something else"):
         collect(tiny, questions, tmp_path / "killed", replace(what, where="answer"))
     assert set(whole.questions(whole.held_out)).isdisjoint(whole.questions(whole.training))
 

@@ -108,7 +108,14 @@ class Reading(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Lens(Shown):
-    """Turns pooled states and base probabilities into steered probabilities."""
+    """Turns pooled states and base probabilities into steered probabilities, in this order:
+
+        log-probabilities -> `base` rule -> `base_temperature` -> base probabilities
+        states of `layers` -> `correction` at strength `gamma` -> `then_temperature` -> steered probabilities
+        distance from the training questions (`shift`) -> `tempering` -> steered probabilities, weakened
+
+    `temperature` is no part of it: it is the control that stands beside the lens in every table.
+    """
 
     kind: str
     """Its row in the table of lenses: ridge, mlp, listwise, ..."""

@@ -151,8 +151,8 @@ def apply_temperature(
 def cool(q: Float[np.ndarray, " row"], options: Options, *, temperature: float) -> Float[np.ndarray, " row"]:
     """Scale corrected probabilities by a temperature; 1 leaves them as they are.
 
-    Trap: the paper's rule clips at 0. If that counted as 0 here, one right option among them would ask for a temperature
-    without end.
+    Trap: the paper's rule clips at 0. If that counted as 0 here, a single right option that was clipped would push the fitted
+    temperature to infinity.
     """
     if temperature == 1.0:
         return q

@@ -52,7 +52,7 @@ class TrainingData:
 
     @cached_property
     def covered(self) -> Bool[np.ndarray, " question"]:
-        """The questions that validate in some round."""
+        """Which questions are validation questions in at least one round."""
         return np.any(self.rounds, axis=0)
 
     def features(self, layers: Sequence[int], inputs: Sequence[str]) -> Float[np.ndarray, "row feature"]:

@@ -1,7 +1,8 @@
 """Work in pieces that a killed run goes on with, and that ends with the same bytes as an undisturbed one.
 
 A manifest says what the results in a folder depend on, and a run of anything else is refused; a lock keeps a second process
-out; every piece is kept as soon as it is finished, and one that was damaged is computed again. Knows nothing of the work itself.
+out; every piece is kept as soon as it is finished (`shards` has the journal of finished ones), and a damaged one is computed
+again. Knows nothing of the work itself.
 """
 
 from __future__ import annotations
@@ -113,7 +114,7 @@ def open_manifest(path: Path, wanted: dict[str, Any]) -> dict[str, Any]:
     for key, value in (none | flat(wanted)).items():
         if key not in here or (not {key, key.split(".")[0]} & MAY_DIFFER and here[key] != value):
             raise CoralError(
-                f"{path.parent} holds activations of something else: {key} is {shorten(here.get(key))}, not "
+                f"{path.parent} holds results of something else: {key} is {shorten(here.get(key))}, not "
                 f"{shorten(value)}. Choose another folder or delete this one."
             )
     return recorded

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-
 Bar = Callable[[str, int, str], AbstractContextManager[Callable[[int], None]]]
 """Opens a bar for a label, a total and a unit, and gives the function that advances it."""
 

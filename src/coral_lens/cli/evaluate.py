@@ -43,8 +43,6 @@ class Measured(Settings):
         super().__post_init__()
         if self.lm_eval_samples and (self.lens or self.task):
             raise CoralError("--lm-eval-samples are measured by themselves; leave --lens and --task out.")
-        if not self.lm_eval_samples and not (self.lens and self.task):
-            raise CoralError("Give --lens and --task, or --lm-eval-samples.")
 
 
 @app.command(name="eval")
@@ -67,6 +65,8 @@ def evaluate(
 
     if more and not measured.lm_eval_samples:
         raise CoralError(f"Unexpected argument {more[0]!r}; tasks and files are given with --task.")
+    if not measured.lm_eval_samples and not (measured.lens and measured.task):
+        raise CoralError("Give --lens and --task, or --lm-eval-samples.")
     if measured.out:
         need("report", by="coral eval --out")
     # a shell puts the first file of a pattern behind the option, and the others behind that

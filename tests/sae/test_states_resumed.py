@@ -13,7 +13,7 @@ from support.questions import toy_questions
 
 from coral_lens.engine.model import Model
 from coral_lens.errors import CoralError
-from coral_lens.progress import Progress
+from coral_lens.storage.progress import Progress
 from coral_lens.records import Question
 from coral_lens.sae import codes
 from coral_lens.sae.ablate import Ablating, features_of, run_ablation

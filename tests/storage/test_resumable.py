@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from coral_lens.errors import CoralError
-from coral_lens.progress import Progress
+from coral_lens.storage.progress import Progress
 from coral_lens.storage.resumable import Resumable, locked, locked_file, thread_count
 from coral_lens.storage.shards import Journal, shard_path
 

@@ -24,7 +24,7 @@ from coral_lens.lens.rules import base_probs
 from coral_lens.lens.settings import FEWEST, FitSettings
 from coral_lens.metrics.comparisons import Difference, paired_difference
 from coral_lens.metrics.scores import Score
-from coral_lens.progress import Bar, silent
+from coral_lens.storage.progress import Bar, silent
 from coral_lens.records import predictions_of
 from coral_lens.storage.files import digest
 

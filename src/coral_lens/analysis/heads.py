@@ -26,7 +26,7 @@ from coral_lens.errors import CoralError
 from coral_lens.lens.probes.mlp import MlpSettings
 from coral_lens.lens.probes.standardise import fit_standardiser
 from coral_lens.metrics.scores import Score, score_of
-from coral_lens.progress import Bar, silent
+from coral_lens.storage.progress import Bar, silent
 from coral_lens.records import Scored
 
 HEAD_MLP = MlpSettings(hidden=(256, 128, 64, 32), batch_size=64, patience=5)

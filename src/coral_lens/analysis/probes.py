@@ -27,7 +27,7 @@ from coral_lens.lens.settings import FitSettings
 from coral_lens.lens.training_data import TrainingData
 from coral_lens.metrics.comparisons import Difference, paired_difference, resampled
 from coral_lens.metrics.scores import METRICS, Score, score, score_of
-from coral_lens.progress import Bar, silent
+from coral_lens.storage.progress import Bar, silent
 from coral_lens.records import Predictions, Scored, predictions_of
 from coral_lens.storage.files import digest
 

@@ -108,7 +108,7 @@ def layers(*, studied: Studied) -> None:
     """
     from coral_lens.analysis.layers import analyse_layers
     from coral_lens.cli.printing import print_layers
-    from coral_lens.progress import shown
+    from coral_lens.storage.progress import shown
 
     need("report", by="coral analyse layers")
     store, data = studied.opened()
@@ -138,7 +138,7 @@ def dimensions(*, studied: Studied, settings: DimensionSettings) -> None:
     """
     from coral_lens.analysis.dimensions import analyse_dimensions
     from coral_lens.cli.printing import print_dimensions
-    from coral_lens.progress import shown
+    from coral_lens.storage.progress import shown
 
     need("report", by="coral analyse dimensions")
     store, data = studied.opened()
@@ -177,7 +177,7 @@ def heads(*, studied: StudiedHeads) -> None:
     """
     from coral_lens.analysis.heads import analyse_heads, plan_heads, shape_of, shape_of_store
     from coral_lens.cli.printing import print_head_plan, print_heads
-    from coral_lens.progress import shown
+    from coral_lens.storage.progress import shown
 
     if studied.shape is not None:
         return print_head_plan(plan_heads(shape_of(studied.shape, studied.rows)))
@@ -248,7 +248,7 @@ def data(*, compared: Compared, curves: Curves) -> None:
     """
     from coral_lens.analysis.data import analyse_curves, analyse_transfer
     from coral_lens.cli.printing import print_learning_curves, print_transfer
-    from coral_lens.progress import shown
+    from coral_lens.storage.progress import shown
 
     need("report", by="coral analyse data")
     settings, stores = compared.settings(curves.lens), compared.stores()
@@ -278,7 +278,7 @@ def probes(
     """
     from coral_lens.analysis.probes import analyse_probes
     from coral_lens.cli.printing import print_probes
-    from coral_lens.progress import shown
+    from coral_lens.storage.progress import shown
 
     need("report", by="coral analyse probes")
     stores = compared.stores()

@@ -140,7 +140,7 @@ def predict(
     Example: `coral predict --lens my-lens --questions new.jsonl --out answers.jsonl`
     """
     from coral_lens.lens.artefact import load_lens
-    from coral_lens.progress import questions_bar
+    from coral_lens.storage.progress import questions_bar
     from coral_lens.storage.files import write_atomic
 
     fitted, target = load_lens(lens), beside(out)

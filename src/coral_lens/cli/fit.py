@@ -62,7 +62,7 @@ def extract(
     Example: `coral extract commonsense_qa_cloze:validation --out states/csqa --layers 12-20`
     """
     from coral_lens.engine.extract import extract as run
-    from coral_lens.progress import questions_bar
+    from coral_lens.storage.progress import questions_bar
 
     loaded = model.opener()
     questions = asking.gather(source, chat=loaded if kept.style.chat else None)
@@ -93,7 +93,7 @@ def fit(
     from coral_lens.cli.printing import print_fit
     from coral_lens.lens.artefact import refuse_other_folder
     from coral_lens.lens.fit import fit as run
-    from coral_lens.progress import shown
+    from coral_lens.storage.progress import shown
 
     refuse_other_folder(out)
     work = beside(out)
@@ -121,7 +121,7 @@ def calibrate(
     """
     from coral_lens.lens.artefact import load_lens
     from coral_lens.lens.calibrate import calibrate_on, fresh_of
-    from coral_lens.progress import questions_bar
+    from coral_lens.storage.progress import questions_bar
 
     fitted = load_lens(lens)
     loaded = model.opener(fitted.model["name"])

@@ -78,7 +78,7 @@ def train(
 
 def train_on_questions(source: list[str], training: Training, asking: Asking, model: ModelChoice) -> dict[str, Any]:
     """Train on the token states of questions."""
-    from coral_lens.progress import shown
+    from coral_lens.storage.progress import shown
     from coral_lens.sae.train import TokenTraining, train_on_tokens
 
     opened, sampling = model.opener(), training.sampling
@@ -89,7 +89,7 @@ def train_on_questions(source: list[str], training: Training, asking: Asking, mo
 def train_on_pooled(training: Training) -> dict[str, Any]:
     """Train on the pooled states of a store."""
     from coral_lens.engine.activations import ActivationStore
-    from coral_lens.progress import shown
+    from coral_lens.storage.progress import shown
     from coral_lens.sae.train import train_on_store
 
     assert training.store, "there are questions or a store"
@@ -115,7 +115,7 @@ def select(
     Example: `coral sae select commonsense_qa_cloze:train --limit 2000 --sae sae/16x --out features --data DIR`
     """
     from coral_lens.cli.printing import print_selection
-    from coral_lens.progress import shown
+    from coral_lens.storage.progress import shown
     from coral_lens.sae.select import select_features
 
     opened = model.opener()
@@ -172,7 +172,7 @@ def ablate(
     Example: `coral sae ablate commonsense_qa_cloze:train --study features --data DIR`
     """
     from coral_lens.cli.printing import print_ablation
-    from coral_lens.progress import shown
+    from coral_lens.storage.progress import shown
     from coral_lens.sae.ablate import ablate_features
     from coral_lens.sae.folder import unseen
 
@@ -198,7 +198,7 @@ def steer(
     Example: `coral sae steer --study features --validation commonsense_qa_cloze:train --test commonsense_qa_cloze:validation`
     """
     from coral_lens.cli.printing import print_steering
-    from coral_lens.progress import shown
+    from coral_lens.storage.progress import shown
     from coral_lens.sae.folder import without_known
     from coral_lens.sae.steer import SteerQuestions, steer_by_features
 

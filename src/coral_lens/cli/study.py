@@ -60,7 +60,7 @@ def run(
     if study is None:
         raise CoralError("Give a study: a TOML file, or the name of a ready-made one; `coral run --list` lists them.")
     from coral_lens.cli.printing import print_plan, print_study
-    from coral_lens.progress import shown
+    from coral_lens.storage.progress import shown
     from coral_lens.study.folders import Folders
     from coral_lens.study.run import prepare_study, run_prepared
 
@@ -193,7 +193,7 @@ def baseline(
     Example: `coral baseline isotonic control-base --train arc_easy:train --task arc_challenge:test --out run`
     """
     from coral_lens.cli.printing import show_run
-    from coral_lens.progress import shown
+    from coral_lens.storage.progress import shown
     from coral_lens.report.runs import load_run
     from coral_lens.study.folders import Folders
     from coral_lens.study.run import prepare_study, run_alone

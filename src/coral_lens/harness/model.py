@@ -41,7 +41,7 @@ from coral_lens.harness.requests import (
 from coral_lens.harness.scoring import OptionRequests, ScoredRequests, Shape, choose_shape, score_requests
 from coral_lens.lens.artefact import Lens, load_lens
 from coral_lens.metrics.scores import SMALLEST
-from coral_lens.progress import shown, silent
+from coral_lens.storage.progress import shown, silent
 
 NAME = "coral"
 Answer = tuple[float, bool]

@@ -23,7 +23,7 @@ from coral_lens.lens.settings import FitSettings
 from coral_lens.lens.trace import GammaPoint
 from coral_lens.lens.training_data import TrainingData
 from coral_lens.metrics.scores import METRICS
-from coral_lens.progress import Bar, silent
+from coral_lens.storage.progress import Bar, silent
 from coral_lens.storage.files import digest, digest_bytes
 
 SHOWN = ("accuracy", "ece", "brier", "nll")

@@ -24,7 +24,7 @@ from coral_lens.engine.hooks import Site
 from coral_lens.errors import CoralError
 from coral_lens.metrics.comparisons import Difference, paired_difference
 from coral_lens.metrics.scores import Score, measure
-from coral_lens.progress import Bar, silent
+from coral_lens.storage.progress import Bar, silent
 from coral_lens.records import Predictions, Question
 from coral_lens.sae.autoencoder import CHUNK, Autoencoder
 from coral_lens.sae.effects import AblationScores

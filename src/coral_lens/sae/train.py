@@ -22,7 +22,7 @@ from torch import Tensor
 
 from coral_lens.engine.prompts import prepare
 from coral_lens.errors import CoralError
-from coral_lens.progress import Bar, silent
+from coral_lens.storage.progress import Bar, silent
 from coral_lens.records import UNKNOWN, Question, Scored
 from coral_lens.sae.autoencoder import Autoencoder, top_k
 from coral_lens.sae.quality import PatchedLoss, loss_recovered, measure

@@ -20,7 +20,7 @@ from coral_lens.engine.extract import Extraction, score_questions
 from coral_lens.errors import CoralError
 from coral_lens.lens.artefact import Lens
 from coral_lens.methods.interface import Predict, QuestionSet
-from coral_lens.progress import questions_bar
+from coral_lens.storage.progress import questions_bar
 from coral_lens.records import UNKNOWN, Predictions, Question, Scored
 from coral_lens.report.figures.run import write_run_pictures
 from coral_lens.report.pages.run import write_report

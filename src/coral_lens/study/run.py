@@ -26,7 +26,7 @@ from coral_lens.methods.entry import MethodEntry
 from coral_lens.methods.interface import NOTES, FitContext, QuestionSet
 from coral_lens.methods.registry import CONTROLS, METHODS, ZERO_SHOT, read_method
 from coral_lens.metrics.scores import score
-from coral_lens.progress import Bar, silent
+from coral_lens.storage.progress import Bar, silent
 from coral_lens.records import predictions_of
 from coral_lens.report.pages.study import ReportedRun, write_study
 from coral_lens.report.runs import Run, load_run

@@ -30,9 +30,9 @@ from coral_lens.lens.fit import fit_store, training_data
 from coral_lens.lens.settings import FitSettings
 from coral_lens.metrics.comparisons import paired_difference
 from coral_lens.metrics.scores import score
-from coral_lens.storage.progress import questions_bar, shown
 from coral_lens.records import Predictions
 from coral_lens.storage.files import file_name
+from coral_lens.storage.progress import questions_bar, shown
 
 TRAIN = {"commonsense_qa_cloze:train": 2500, "arc_easy:train": None}
 TEST = {

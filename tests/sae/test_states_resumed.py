@@ -13,7 +13,6 @@ from support.questions import toy_questions
 
 from coral_lens.engine.model import Model
 from coral_lens.errors import CoralError
-from coral_lens.storage.progress import Progress
 from coral_lens.records import Question
 from coral_lens.sae import codes
 from coral_lens.sae.ablate import Ablating, features_of, run_ablation
@@ -23,6 +22,7 @@ from coral_lens.sae.states import collect
 from coral_lens.sae.steer import SteerFeatures, Steering
 from coral_lens.sae.sweep import Sweep, run_sweep
 from coral_lens.storage.files import read_json
+from coral_lens.storage.progress import Progress
 from coral_lens.storage.resumable import locked
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -24,9 +24,9 @@ from coral_lens.lens.rules import base_probs
 from coral_lens.lens.settings import FEWEST, FitSettings
 from coral_lens.metrics.comparisons import Difference, paired_difference
 from coral_lens.metrics.scores import Score
-from coral_lens.storage.progress import Bar, silent
 from coral_lens.records import predictions_of
 from coral_lens.storage.files import digest
+from coral_lens.storage.progress import Bar, silent
 
 SIZES = (0.1, 0.2, 0.4, 0.7, 1.0)
 """Shares of the questions that may be fitted on."""

@@ -19,8 +19,8 @@ from coral_lens.analysis.scores import r2_draws, scores_from
 from coral_lens.analysis.settings import DimensionSettings
 from coral_lens.lens.probes.ridge import PENALTIES, Moments, RidgeRows, column_scale, ridge_of, sum_moments
 from coral_lens.metrics.scores import Score
-from coral_lens.storage.progress import Bar, silent
 from coral_lens.records import Scored
+from coral_lens.storage.progress import Bar, silent
 
 GROUP = 5
 """Neighbouring layers whose curves are averaged, as in the paper."""

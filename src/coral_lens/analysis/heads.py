@@ -26,8 +26,8 @@ from coral_lens.errors import CoralError
 from coral_lens.lens.probes.mlp import MlpSettings
 from coral_lens.lens.probes.standardise import fit_standardiser
 from coral_lens.metrics.scores import Score, score_of
-from coral_lens.storage.progress import Bar, silent
 from coral_lens.records import Scored
+from coral_lens.storage.progress import Bar, silent
 
 HEAD_MLP = MlpSettings(hidden=(256, 128, 64, 32), batch_size=64, patience=5)
 """The paper's network for a head; where it is silent, as for the probe of a layer."""

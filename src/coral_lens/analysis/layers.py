@@ -29,9 +29,9 @@ from coral_lens.analysis.scores import SHOWN, r2_scores, scores_of
 from coral_lens.errors import CoralError
 from coral_lens.metrics.comparisons import Difference, paired_difference
 from coral_lens.metrics.scores import Score
-from coral_lens.storage.progress import Bar, silent
 from coral_lens.records import Scored
 from coral_lens.storage.arrays import side_by_side
+from coral_lens.storage.progress import Bar, silent
 
 TOP = (3, 4, 5)
 """How many of the best layers are read side by side, as the paper tries."""

@@ -27,9 +27,9 @@ from coral_lens.lens.settings import FitSettings
 from coral_lens.lens.training_data import TrainingData
 from coral_lens.metrics.comparisons import Difference, paired_difference, resampled
 from coral_lens.metrics.scores import METRICS, Score, score, score_of
-from coral_lens.storage.progress import Bar, silent
 from coral_lens.records import Predictions, Scored, predictions_of
 from coral_lens.storage.files import digest
+from coral_lens.storage.progress import Bar, silent
 
 DECAYS = (0.0, 0.1, 1.0, 10.0, 45.0)
 PENALTIES = (0.0, 0.1, 0.5)

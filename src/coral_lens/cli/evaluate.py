@@ -140,8 +140,8 @@ def predict(
     Example: `coral predict --lens my-lens --questions new.jsonl --out answers.jsonl`
     """
     from coral_lens.lens.artefact import load_lens
-    from coral_lens.storage.progress import questions_bar
     from coral_lens.storage.files import write_atomic
+    from coral_lens.storage.progress import questions_bar
 
     fitted, target = load_lens(lens), beside(out)
     loaded = model.opener(fitted.model["name"])

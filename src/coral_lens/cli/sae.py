@@ -78,8 +78,8 @@ def train(
 
 def train_on_questions(source: list[str], training: Training, asking: Asking, model: ModelChoice) -> dict[str, Any]:
     """Train on the token states of questions."""
-    from coral_lens.storage.progress import shown
     from coral_lens.sae.train import TokenTraining, train_on_tokens
+    from coral_lens.storage.progress import shown
 
     opened, sampling = model.opener(), training.sampling
     questions = asking.gather(source, chat=opened if sampling.style.chat else None)
@@ -89,8 +89,8 @@ def train_on_questions(source: list[str], training: Training, asking: Asking, mo
 def train_on_pooled(training: Training) -> dict[str, Any]:
     """Train on the pooled states of a store."""
     from coral_lens.engine.activations import ActivationStore
-    from coral_lens.storage.progress import shown
     from coral_lens.sae.train import train_on_store
+    from coral_lens.storage.progress import shown
 
     assert training.store, "there are questions or a store"
     store, layer = ActivationStore(training.store), training.sampling.layer
@@ -115,8 +115,8 @@ def select(
     Example: `coral sae select commonsense_qa_cloze:train --limit 2000 --sae sae/16x --out features --data DIR`
     """
     from coral_lens.cli.printing import print_selection
-    from coral_lens.storage.progress import shown
     from coral_lens.sae.select import select_features
+    from coral_lens.storage.progress import shown
 
     opened = model.opener()
     questions = asking.gather(source, chat=opened if selecting.style.chat else None)
@@ -172,9 +172,9 @@ def ablate(
     Example: `coral sae ablate commonsense_qa_cloze:train --study features --data DIR`
     """
     from coral_lens.cli.printing import print_ablation
-    from coral_lens.storage.progress import shown
     from coral_lens.sae.ablate import ablate_features
     from coral_lens.sae.folder import unseen
+    from coral_lens.storage.progress import shown
 
     study, opened = selected.opened()
     chat = opened if study.record["style"]["chat"] else None
@@ -198,9 +198,9 @@ def steer(
     Example: `coral sae steer --study features --validation commonsense_qa_cloze:train --test commonsense_qa_cloze:validation`
     """
     from coral_lens.cli.printing import print_steering
-    from coral_lens.storage.progress import shown
     from coral_lens.sae.folder import without_known
     from coral_lens.sae.steer import SteerQuestions, steer_by_features
+    from coral_lens.storage.progress import shown
 
     study, opened = selected.opened()
     chat, asking = opened if study.record["style"]["chat"] else None, as_selected(asking, study)

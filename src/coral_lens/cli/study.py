@@ -193,8 +193,8 @@ def baseline(
     Example: `coral baseline isotonic control-base --train arc_easy:train --task arc_challenge:test --out run`
     """
     from coral_lens.cli.printing import show_run
-    from coral_lens.storage.progress import shown
     from coral_lens.report.runs import load_run
+    from coral_lens.storage.progress import shown
     from coral_lens.study.folders import Folders
     from coral_lens.study.run import prepare_study, run_alone
 

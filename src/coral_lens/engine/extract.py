@@ -27,9 +27,9 @@ from coral_lens.engine.readers import HeadInputs, PooledResidual, layer_name
 from coral_lens.engine.scoring import TOKEN_BUDGET, score
 from coral_lens.engine.self_check import choose_packing
 from coral_lens.errors import CoralError
-from coral_lens.storage.progress import Progress
 from coral_lens.records import Prompt, Question
 from coral_lens.storage.files import canonical, digest, read_json, versions
+from coral_lens.storage.progress import Progress
 from coral_lens.storage.resumable import Resumable
 from coral_lens.storage.shards import Journal, compact
 

@@ -23,9 +23,9 @@ from coral_lens.engine.model import PrefixCache
 from coral_lens.engine.packing import Packing, PlannedBatch, batch_questions, longest, tree_size
 from coral_lens.engine.scoring import PrefixCaches, score_batch
 from coral_lens.engine.trees import build_tree, shared_context
-from coral_lens.storage.progress import Progress
 from coral_lens.ragged import Options
 from coral_lens.records import Prompt
+from coral_lens.storage.progress import Progress
 from coral_lens.storage.resumable import Resumable
 from coral_lens.storage.shards import Journal
 

@@ -37,11 +37,11 @@ from coral_lens.lens.tempering import Tempering, evidence_of
 from coral_lens.lens.trace import Trace, Training
 from coral_lens.metrics.conformal import Abstention, Conformal, abstains, prediction_sets
 from coral_lens.metrics.display import Shown, Table, cell
-from coral_lens.storage.progress import Progress
 from coral_lens.ragged import Options
 from coral_lens.records import OptionTable, Predictions, Question, Scored, predictions_of
 from coral_lens.storage.arrays import side_by_side
 from coral_lens.storage.files import digest, digest_file, fresh_folder, read_json, write_atomic, write_json
+from coral_lens.storage.progress import Progress
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model

@@ -23,8 +23,8 @@ from coral_lens.lens.settings import FitSettings
 from coral_lens.lens.trace import GammaPoint
 from coral_lens.lens.training_data import TrainingData
 from coral_lens.metrics.scores import METRICS
-from coral_lens.storage.progress import Bar, silent
 from coral_lens.storage.files import digest, digest_bytes
+from coral_lens.storage.progress import Bar, silent
 
 SHOWN = ("accuracy", "ece", "brier", "nll")
 """The validation scores that are kept of every layer and gamma."""

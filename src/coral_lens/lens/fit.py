@@ -33,9 +33,9 @@ from coral_lens.lens.settings import FEWEST, FitSettings
 from coral_lens.lens.trace import Choice, GammaPoint, LayerTrial, Trace, Training
 from coral_lens.lens.training_data import TrainingData, fold_masks
 from coral_lens.metrics.scores import Score, measure
-from coral_lens.storage.progress import Bar, silent
 from coral_lens.records import UNKNOWN, Question, Scored
 from coral_lens.storage.files import digest, versions
+from coral_lens.storage.progress import Bar, silent
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model

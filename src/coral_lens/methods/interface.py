@@ -29,9 +29,9 @@ from coral_lens.lens.fit import training_data
 from coral_lens.lens.settings import FitSettings
 from coral_lens.lens.training_data import TrainingData
 from coral_lens.methods.entry import MethodEntry
-from coral_lens.storage.progress import Bar, silent
 from coral_lens.records import Predictions, Question, Scored
 from coral_lens.storage.files import canonical, digest, read_json, write_json
+from coral_lens.storage.progress import Bar, silent
 from coral_lens.storage.settings import refuse_wrong
 
 if TYPE_CHECKING:

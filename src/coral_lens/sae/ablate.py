@@ -31,7 +31,6 @@ from coral_lens.engine.prompts import Prepared
 from coral_lens.engine.rerun import Checkpoint, capture, prefix_states, rerun
 from coral_lens.engine.scoring import PrefixCaches, score_batch
 from coral_lens.lens.fit import check_questions
-from coral_lens.storage.progress import Bar, Progress, silent
 from coral_lens.ragged import Options
 from coral_lens.records import OptionTable, Question, groups_of
 from coral_lens.sae.autoencoder import CHUNK, Autoencoder
@@ -40,6 +39,7 @@ from coral_lens.sae.effects import AblationScores, effects
 from coral_lens.sae.folder import FeatureStudy, Selection
 from coral_lens.sae.settings import AblationPlace, AblationPlan
 from coral_lens.storage.files import write_json
+from coral_lens.storage.progress import Bar, Progress, silent
 from coral_lens.storage.resumable import Resumable
 from coral_lens.storage.shards import Journal
 

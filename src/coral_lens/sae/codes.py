@@ -22,11 +22,11 @@ from coral_lens.engine.extract import Extraction, count_questions, plan_question
 from coral_lens.engine.packing import Plan
 from coral_lens.engine.readers import answer_positions
 from coral_lens.errors import CoralError
-from coral_lens.storage.progress import Progress
 from coral_lens.records import Question
 from coral_lens.sae.autoencoder import CHUNK, Autoencoder
 from coral_lens.sae.states import iter_states
 from coral_lens.storage.files import digest, read_json
+from coral_lens.storage.progress import Progress
 from coral_lens.storage.resumable import Resumable
 from coral_lens.storage.shards import Journal, digest_tensor
 

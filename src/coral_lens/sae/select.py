@@ -22,13 +22,13 @@ from coral_lens.lens.fit import check_questions
 from coral_lens.lens.probes.ridge import PENALTIES, fit_ridge_folds
 from coral_lens.lens.probes.standardise import fit_standardiser
 from coral_lens.lens.rules import base_probs, residuals
-from coral_lens.storage.progress import Bar, silent
 from coral_lens.records import Question, Scored
 from coral_lens.sae.autoencoder import Autoencoder, load_autoencoder
 from coral_lens.sae.codes import CodeStore, Encoding, collect_codes, sae_digest
 from coral_lens.sae.folder import LEAST_ACTIVE, LEAST_FREQUENCY, FeatureStudy, Selection
 from coral_lens.sae.settings import Selecting
 from coral_lens.storage.files import versions, write_json
+from coral_lens.storage.progress import Bar, silent
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model

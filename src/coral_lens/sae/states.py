@@ -31,10 +31,10 @@ from coral_lens.engine.scoring import PrefixCaches, refuse_broken, run_batch
 from coral_lens.engine.settings import TokenPlace
 from coral_lens.engine.trees import build_tree
 from coral_lens.errors import CoralError
-from coral_lens.storage.progress import Bar, Progress, silent
 from coral_lens.records import Prompt, Question
 from coral_lens.sae.settings import Sampling
 from coral_lens.storage.files import digest, read_json
+from coral_lens.storage.progress import Bar, Progress, silent
 from coral_lens.storage.resumable import Resumable
 from coral_lens.storage.shards import Journal, compact
 

@@ -24,7 +24,6 @@ from coral_lens.engine.hooks import Site
 from coral_lens.errors import CoralError
 from coral_lens.metrics.comparisons import Difference, paired_difference
 from coral_lens.metrics.scores import Score, measure
-from coral_lens.storage.progress import Bar, silent
 from coral_lens.records import Predictions, Question
 from coral_lens.sae.autoencoder import CHUNK, Autoencoder
 from coral_lens.sae.effects import AblationScores
@@ -32,6 +31,7 @@ from coral_lens.sae.folder import FeatureStudy, without_known
 from coral_lens.sae.settings import GAMMAS, TOP, SteerPlan, Weighing
 from coral_lens.sae.sweep import Sweep, best_of, run_sweep, scores_by
 from coral_lens.storage.files import digest, write_json
+from coral_lens.storage.progress import Bar, silent
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model

@@ -24,11 +24,11 @@ from coral_lens.errors import CoralError
 from coral_lens.lens.settings import BaseRule
 from coral_lens.metrics.scores import metric_named
 from coral_lens.metrics.scores import score as metric_of
-from coral_lens.storage.progress import Progress
 from coral_lens.records import Question
 from coral_lens.sae.ablate import batch_work, read_scores
 from coral_lens.sae.effects import AblationScores
 from coral_lens.storage.files import digest
+from coral_lens.storage.progress import Progress
 from coral_lens.storage.shards import Journal
 
 if TYPE_CHECKING:

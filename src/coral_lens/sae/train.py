@@ -22,13 +22,13 @@ from torch import Tensor
 
 from coral_lens.engine.prompts import prepare
 from coral_lens.errors import CoralError
-from coral_lens.storage.progress import Bar, silent
 from coral_lens.records import UNKNOWN, Question, Scored
 from coral_lens.sae.autoencoder import Autoencoder, top_k
 from coral_lens.sae.quality import PatchedLoss, loss_recovered, measure
 from coral_lens.sae.settings import Sampling, TrainingSettings
 from coral_lens.sae.states import Minibatches, Ordinary, PooledStates, StateSource, TokenStore, collect
 from coral_lens.storage.files import digest, digest_bytes, read_json, versions, write_atomic, write_json
+from coral_lens.storage.progress import Bar, silent
 from coral_lens.storage.resumable import locked, thread_count
 
 if TYPE_CHECKING:

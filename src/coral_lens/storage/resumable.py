@@ -16,8 +16,8 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 import torch
 
 from coral_lens.errors import CoralError
-from coral_lens.storage.progress import Progress
 from coral_lens.storage.files import canonical, disk_errors, read_json, write_atomic, write_json
+from coral_lens.storage.progress import Progress
 
 Piece = TypeVar("Piece")
 Result = TypeVar("Result")

@@ -22,10 +22,10 @@ from coral_lens.engine.loading import load_model
 from coral_lens.engine.model import Model
 from coral_lens.lens.fit import load_or_fit
 from coral_lens.lens.settings import FitSettings
-from coral_lens.storage.progress import questions_bar
 from coral_lens.records import Question
 from coral_lens.report.runs import Run, save_run
 from coral_lens.storage.files import versions
+from coral_lens.storage.progress import questions_bar
 from coral_lens.study.evaluate import LEAK_GUARD, evaluate
 
 SEED = 0

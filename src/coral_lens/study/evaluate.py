@@ -20,13 +20,13 @@ from coral_lens.engine.extract import Extraction, score_questions
 from coral_lens.errors import CoralError
 from coral_lens.lens.artefact import Lens
 from coral_lens.methods.interface import Predict, QuestionSet
-from coral_lens.storage.progress import questions_bar
 from coral_lens.records import UNKNOWN, Predictions, Question, Scored
 from coral_lens.report.figures.run import write_run_pictures
 from coral_lens.report.pages.run import write_report
 from coral_lens.report.runs import Evaluation, Run, View, save_run
 from coral_lens.report.tables.run import results_table
 from coral_lens.storage.files import digest, digest_file, file_name, read_json, versions, write_json
+from coral_lens.storage.progress import questions_bar
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model

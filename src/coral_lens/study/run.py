@@ -26,12 +26,12 @@ from coral_lens.methods.entry import MethodEntry
 from coral_lens.methods.interface import NOTES, FitContext, QuestionSet
 from coral_lens.methods.registry import CONTROLS, METHODS, ZERO_SHOT, read_method
 from coral_lens.metrics.scores import score
-from coral_lens.storage.progress import Bar, silent
 from coral_lens.records import predictions_of
 from coral_lens.report.pages.study import ReportedRun, write_study
 from coral_lens.report.runs import Run, load_run
 from coral_lens.report.tables.run import ABOUT_ALL, subject_of
 from coral_lens.storage.files import digest, file_name, read_json, versions, write_json
+from coral_lens.storage.progress import Bar, silent
 from coral_lens.study.config import Study, load_study
 from coral_lens.study.costs import FILE as COST_FILE
 from coral_lens.study.costs import method_cost, read_steps, scoring_cost, write_costs

@@ -21,9 +21,9 @@ from coral_lens.engine.activations import ActivationStore, JoinedStore, Subset
 from coral_lens.engine.extract import Extraction, all_layers, extract
 from coral_lens.errors import CoralError
 from coral_lens.methods.interface import QuestionSet, prompts_digest
-from coral_lens.storage.progress import Bar, silent
 from coral_lens.records import Question
 from coral_lens.storage.files import digest, file_name, read_json, write_json
+from coral_lens.storage.progress import Bar, silent
 from coral_lens.study.config import Source, Study
 from coral_lens.study.costs import Stopwatch, add_scoring
 from coral_lens.study.folders import Folders

@@ -194,7 +194,7 @@ def test_a_study_keeps_to_its_model_and_its_selection(study: tuple[Path, str], t
     assert known.seen == {*record["keys"], 1, 2}
     with pytest.raises(CoralError, match=r"'correlation-all' in .* is of another selection"):
         rewrite(base="sum").ablation("correlation-all")
-    with pytest.raises(CoralError, match=r"selected on .* but 'tiny-gpt2' has weights"):
+    with pytest.raises(CoralError, match=r"selected on .* and 'tiny-gpt2' is another model: weights"):
         known.check(make_model("gpt2"))
     (tmp_path / "selection.json").write_text(json.dumps({k: v for k, v in record.items() if k != "keys"}))
     with pytest.raises(CoralError, match="says nothing of keys, because an earlier version wrote it"):

@@ -74,5 +74,5 @@ def test_states_of_another_model_are_refused(stores: tuple[ActivationStore, Acti
     first, second = stores
     stranger = ActivationStore(second.folder)
     stranger.manifest = {**second.manifest, "model": {**second.manifest["model"], "weights": "0" * 64}}
-    with pytest.raises(CoralError, match="their model's weights are"):
+    with pytest.raises(CoralError, match=r"different models: weights \w+ against"):
         JoinedStore([Subset(s, np.ones(len(s.questions), dtype=bool)) for s in (first, stranger)])

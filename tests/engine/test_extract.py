@@ -21,7 +21,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
-from support.models import make_model
+from support.models import make_model, rewrapped
 from support.questions import toy_questions
 from support.stores import WHAT, N, store_questions
 
@@ -215,7 +215,7 @@ def test_massive_activations_are_stored_as_they_are(tmp_path: Path) -> None:
     model = make_model("llama", seed=3)
     with torch.no_grad():
         model.hf.get_input_embeddings().weight.mul_(1e6)
-    store = extract(model, toy_questions(4), tmp_path, extraction=WHAT)
+    store = extract(rewrapped(model), toy_questions(4), tmp_path, extraction=WHAT)
     assert 1e5 < np.abs(store.layer(0)).max() < np.inf
     for path in shards(tmp_path):
         with safe_open(path, framework="pt") as file:
@@ -324,7 +324,7 @@ def broken_model() -> Model:
     """A model that breaks at one letter, which only the questions above have."""
     model = make_model("llama")
     model.hf.get_input_embeddings().weight[model.tokenizer.encode("~")[0]] = float("nan")
-    return model
+    return rewrapped(model)
 
 
 def with_broken() -> list[Question]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.models import make_model
+from support.models import make_model, rewrapped
 from support.questions import toy_questions
 from support.stores import WHAT, store_questions
 
@@ -85,6 +85,7 @@ def test_heads_and_massive_states_in_memory_read_as_from_a_folder(tmp_path: Path
     model = make_model("llama", seed=3)
     with torch.no_grad():
         model.hf.get_input_embeddings().weight.mul_(1e6)
+    model = rewrapped(model)
     extraction = replace(WHAT, readings=head_outputs(model, (1, 3)))
     stored = extract(model, toy_questions(6), tmp_path, extraction=extraction)
     assert np.abs(stored.layer(0)).max() > 1e5
@@ -136,7 +137,7 @@ def test_few_are_those_that_one_shard_holds(tiny: Model, monkeypatch: pytest.Mon
 def broken_model() -> Model:
     model = make_model("llama")
     model.hf.get_input_embeddings().weight[model.tokenizer.encode("~")[0]] = float("nan")
-    return model
+    return rewrapped(model)
 
 
 def test_the_same_questions_are_left_out_with_the_same_warnings(tmp_path: Path) -> None:

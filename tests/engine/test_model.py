@@ -23,11 +23,12 @@ from coral_lens.engine.model import Model, max_length, wrap
 from coral_lens.errors import CoralError
 
 
-def test_a_wrapped_model_is_frozen_and_in_evaluation_mode() -> None:
-    hf = make_llama().train()
+def test_wrapping_leaves_a_model_as_it_is() -> None:
+    hf = make_llama().train().requires_grad_(True)
     model = wrap(hf, make_tokenizer(), name="tiny")
-    assert not model.hf.training
-    assert not any(p.requires_grad for p in model.hf.parameters())
+    assert model.hf is hf
+    assert all(module.training for module in hf.modules())
+    assert all(p.requires_grad for p in hf.parameters())
 
 
 @pytest.mark.parametrize("family", TREE_FAMILIES)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 import torch
-from support.models import ROPE_BORDER, WINDOW, WINDOW_FAMILIES, make_model, paths_of, with_mask
+from support.models import ROPE_BORDER, WINDOW, WINDOW_FAMILIES, make_model, paths_of, rewrapped, with_mask
 from support.questions import toy_questions
 from torch import Tensor, nn
 
@@ -617,14 +617,14 @@ def test_a_layer_that_does_not_exist_is_refused(tiny: Model, site: Site) -> None
 def break_token(model: Model, token: int, value: float = float("nan")) -> Model:
     """Give one token an embedding that is not finite."""
     model.hf.get_input_embeddings().weight[token] = value
-    return model
+    return rewrapped(model)
 
 
 def test_a_model_with_broken_weights_is_refused() -> None:
     model = make_model("llama")
     model.hf.model.layers[1].mlp.down_proj.weight[0, 0] = float("nan")
     with pytest.raises(CoralError, match=r"'tiny-llama' gives scores or states that are not finite for question"):
-        run(model, ragged_prompts())
+        run(rewrapped(model), ragged_prompts())
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -825,7 +825,7 @@ def test_a_model_that_gives_nothing_finite_is_refused_before_any_question() -> N
     model = make_model("llama")
     model.hf.model.layers[1].mlp.down_proj.weight[0, 0] = float("nan")
     with pytest.raises(CoralError, match=r"'tiny-llama' gives scores that are not finite, whatever it is asked"):
-        choose_packing(model)
+        choose_packing(rewrapped(model))
 
 
 def test_a_model_that_fails_a_part_of_its_self_check_is_scored_plainly() -> None:
@@ -833,7 +833,7 @@ def test_a_model_that_fails_a_part_of_its_self_check_is_scored_plainly() -> None
     only_first = set(check_prompts(model)[0].contexts[0]) - {
         t for c, o in pairs(check_prompts(model)[1]) for t in c + o
     }
-    break_token(model, only_first.pop())
+    model = break_token(model, only_first.pop())
     with pytest.warns(UserWarning, match="not all scores and states of its self-check are finite"):
         assert choose_packing(model) == "plain"
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from support.models import WINDOW_FAMILIES, make_llama, make_model, make_tokenizer, with_mask
+from support.models import WINDOW_FAMILIES, make_llama, make_model, make_tokenizer, rewrapped, with_mask
 from tokenizers import normalizers
 
 from coral_lens.engine.model import Model, wrap
@@ -87,7 +87,7 @@ def test_a_mask_without_the_window_is_found_in_half_precision(dtype: torch.dtype
 def test_weights_that_are_not_finite_are_found() -> None:
     model = make_model("llama")
     model.hf.model.norm.weight[0] = float("nan")
-    said = complaints(model)
+    said = complaints(rewrapped(model))
     assert list(said) == ["scores and states"]
     assert "not finite" in said["scores and states"]
 
@@ -107,6 +107,7 @@ def test_a_wrong_layer_map_is_found(tiny: Model, order: tuple[int, ...]) -> None
 def test_a_wrong_final_norm_is_found() -> None:
     model = make_model("llama")
     model.hf.model.norm.weight *= 2
+    model = rewrapped(model)
     other = model.hf.model.layers[0].input_layernorm
     assert list(complaints(replace(model, norm=other))) == ["layer map"]
 

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -256,6 +257,41 @@ def test_another_tokenizer_is_refused_with_both_fingerprints(lens: Lens, tiny: M
         lens.predict(other, toy_questions(2))
     assert tiny.fingerprint["tokenizer"][:12] in str(error.value)
     assert other.fingerprint["tokenizer"][:12] in str(error.value)
+
+
+def with_config(model: Model, **values: object) -> Model:
+    """The same weights and tokenizer under another configuration."""
+    hf = deepcopy(model.hf)
+    config = deepcopy(hf.config)
+    for name, value in values.items():
+        setattr(config, name, value)
+    other = type(hf)(config).eval().requires_grad_(False)
+    other.load_state_dict(hf.state_dict())
+    return wrap(other, model.tokenizer, name="other config")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("rope_parameters", {"rope_theta": 5.0, "rope_type": "default"}), ("rms_norm_eps", 0.1), ("hidden_act", "relu")],
+)
+def test_a_model_of_another_configuration_is_refused(lens: Lens, tiny: Model, name: str, value: object) -> None:
+    other = with_config(tiny, **{name: value})
+    assert other.fingerprint == tiny.fingerprint
+    with pytest.raises(CoralError, match=rf"'other config' is another model \({name}.* against "):
+        lens.predict(other, toy_questions(2))
+    adopted = lens.adopted(other)
+    assert len(adopted.predict(other, toy_questions(2))) == 2
+    assert "in spite of other config" in adopted.training.overrides[-1]
+
+
+def test_values_of_a_configuration_that_change_no_pass_do_not_count(lens: Lens, tiny: Model) -> None:
+    lens.check(with_config(tiny, attention_dropout=0.3, use_cache=False, eos_token_id=7, initializer_range=1.0))
+
+
+def test_a_lens_that_does_not_know_the_configuration_says_so(lens: Lens, tiny: Model) -> None:
+    old = replace(lens, model={k: v for k, v in lens.model.items() if k != "config"})
+    with pytest.warns(UserWarning, match="an earlier version, which did not record the model's configuration"):
+        assert len(old.predict(tiny, toy_questions(2))) == 2
 
 
 def test_the_same_weights_under_another_name_are_accepted(lens: Lens, tiny: Model) -> None:

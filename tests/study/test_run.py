@@ -380,7 +380,7 @@ def test_a_dtype_that_is_asked_for_has_states_of_its_own(tiny: Model, data: Path
     # without the name, states in two dtypes are never put together
     shutil.rmtree(next((tmp_path / "work/tiny/states").glob("arc_challenge*")))
     with pytest.raises(
-        CoralError, match=r"Other dtype of .tiny. in .*torch\.float32.* the model as it is now .torch\.bf"
+        CoralError, match=r"different models called .tiny. .dtype torch\.float32 against torch\.bfloat16"
     ):
         run_in(small_study(), tmp_path, data, Opening(other))
 
@@ -394,7 +394,7 @@ def test_a_model_whose_files_were_changed_is_looked_at_again(tiny: Model, data: 
     soon = time.time() + 60
     os.utime(tmp_path / "mine" / "weights", (soon, soon))
     run_in(study, tmp_path, data, Opening(tiny))
-    with pytest.raises(CoralError, match="Other weights of"):
+    with pytest.raises(CoralError, match=r"different models called .*weights \w+ against \w+"):
         run_in(study, tmp_path, data, Opening(make_model("llama", seed=1)))
 
 

@@ -104,7 +104,7 @@ class Tiny(NamedTuple):
     """False where every option is scored in a row of its own."""
 
     def make(self) -> PreTrainedModel:
-        return self.kind(deepcopy(self.config))
+        return self.kind(deepcopy(self.config)).eval().requires_grad_(False)
 
 
 FAMILIES = {
@@ -185,3 +185,8 @@ def make_hflm(model: Model, *, batch_size: int = 1, kind: type[HFLM] | None = No
     from lm_eval.models.huggingface import HFLM
 
     return (kind or HFLM)(pretrained=model.hf, tokenizer=deepcopy(model.tokenizer), batch_size=batch_size)
+
+
+def rewrapped(model: Model) -> Model:
+    """The model again after its weights were changed on purpose: the old one would be refused."""
+    return wrap(model.hf, model.tokenizer, name=model.name)

@@ -76,9 +76,11 @@ def cut_blocks(allowed: Bool[Tensor, "query key"], extents: Sequence[tuple[int, 
 @contextmanager
 def block_attention(hf: PreTrainedModel) -> Iterator[None]:
     """Let a model attend block by block while the `with` runs; it must be called with `blocks=`."""
-    from transformers import AttentionInterface
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
     AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
     config = hf.config.get_text_config()
     before = config._attn_implementation
     config._attn_implementation = NAME
@@ -90,19 +92,24 @@ def block_attention(hf: PreTrainedModel) -> Iterator[None]:
 
 def attend(
     module: Any,
-    query: Float[Tensor, "1 head token size"],
-    key: Float[Tensor, "1 kv_head key size"],
-    value: Float[Tensor, "1 kv_head key size"],
+    query: Float[Tensor, "batch head token size"],
+    key: Float[Tensor, "batch kv_head key size"],
+    value: Float[Tensor, "batch kv_head key size"],
     attention_mask: Tensor | None,
     *,
     scaling: float,
-    blocks: tuple[Block, ...],
-    **_: Any,
-) -> tuple[Float[Tensor, "1 token head size"], None]:
+    blocks: tuple[Block, ...] | None = None,
+    **others: Any,
+) -> tuple[Float[Tensor, "batch token head size"], None]:
     """Attend block by block; the keys of a prefix, if there is one, come first and are seen by every query.
 
-    The signature is that of transformers' attention functions.
+    The signature is that of transformers' attention functions. Without blocks it is a pass of somebody else, in another
+    thread, through a model that attends in blocks just now: it gets the attention that it would have had.
     """
+    if blocks is None:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
     q, k, v = query[0], key[0], value[0]
     n_heads, width, size = q.shape
     past = k.shape[1] - width

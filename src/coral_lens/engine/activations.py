@@ -25,6 +25,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from coral_lens.engine.fingerprints import identity_difference
 from coral_lens.engine.readers import heads_name, layer_name
 from coral_lens.errors import CoralError
 from coral_lens.ragged import Options
@@ -229,8 +230,6 @@ class MemoryStore(ScoredShards):
 
 # ---------------------------------------------------------------------------------------------------- joined
 
-SAME = ("weights", "tokenizer", "dtype")
-
 
 @dataclass(frozen=True)
 class Subset:
@@ -251,13 +250,11 @@ class JoinedStore:
     def __init__(self, parts: Sequence[Subset]) -> None:
         first = parts[0].store
         for part in parts[1:]:
-            for key in SAME:
-                ours, theirs = (s.manifest["model"][key] for s in (first, part.store))
-                if ours != theirs:
-                    raise CoralError(
-                        f"{first.folder} and {part.store.folder} cannot be joined: their model's {key} are {ours[:12]} and "
-                        f"{theirs[:12]}; extract both with one model."
-                    )
+            if difference := identity_difference(first.manifest["model"], part.store.manifest["model"]):
+                raise CoralError(
+                    f"{first.folder} and {part.store.folder} cannot be joined, because they are of different models: "
+                    f"{difference}; extract both with one model."
+                )
             if part.store.manifest["style"] != first.manifest["style"]:
                 raise CoralError(
                     f"{first.folder} and {part.store.folder} cannot be joined: their prompt styles differ."

@@ -254,7 +254,7 @@ def describe(model: Model, prepared: Prepared, extraction: Extraction) -> dict[s
     prompts = prepared.prompts
     return {
         "format": FORMAT,
-        "model": {"name": model.name, **model.fingerprint, "dtype": str(model.dtype), "layers": model.n_layers},
+        "model": {"name": model.name, **model.identity, "dtype": str(model.dtype), "layers": model.n_layers},
         "questions": digest([question_record(q) for q in prepared.questions]),
         "prompts": digest([[p.contexts[0], [c for c in p.contexts if c != p.contexts[0]], p.options] for p in prompts]),
         "style": str(extraction.style),
@@ -324,7 +324,7 @@ def compute_shard(planned: PlannedQuestions, shard: Plan, progress: Progress) ->
     readers: list[Reader] = [PooledResidual(extraction.layers), *(readings.readers if readings else ())]
     # an empty part of each, so that a shard of which nothing is left has its columns too
     parts = {"question": [torch.zeros(0, dtype=torch.int64)], "logprob": [torch.zeros(0, dtype=torch.float64)]}
-    parts |= {layer_name(layer): [torch.zeros(0, model.width)] for layer in extraction.layers}
+    parts |= {layer_name(layer): [torch.zeros(0, model.width, dtype=torch.float32)] for layer in extraction.layers}
     broken: list[int] = []
     edits = edited.edits if edited else ()
     for scored in score(model, prompts, shard, readers=readers, edits=edits, on_broken=broken.append):

@@ -1,19 +1,37 @@
-"""Digests that tell whether a model and a tokenizer are the ones that something was made with. Never loads either."""
+"""What tells whether a model and a tokenizer are the ones that something was made with. Never loads either.
+
+Weights and tokenizer have digests. Of the configuration all values that may change a forward pass are kept as they are: a
+later version of transformers may know more of them, and those that both know must agree.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from coral_lens.storage.files import digest, digest_bytes
+from coral_lens.storage.files import canonical, digest, digest_bytes, flat
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+    from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+
+
+SAMPLED = 16
+"""Numbers of each weight that are looked at before every pass."""
+NO_MATTER = {
+    "architectures", "auto_map", "bos_token_id", "chunk_size_feed_forward", "decoder_start_token_id", "dtype",
+    "eos_token_id", "finetuning_task", "gradient_checkpointing", "id2label", "initializer_range", "is_decoder",
+    "is_encoder_decoder", "label2id", "name_or_path", "output_attentions", "output_hidden_states", "pad_token_id",
+    "prefix", "problem_type", "return_dict", "sep_token_id", "summary_activation", "summary_first_dropout",
+    "summary_proj_to_labels", "summary_type", "summary_use_proj", "task_specific_params", "tokenizer_class",
+    "torch_dtype", "transformers_version", "use_cache",
+}  # fmt: skip
+"""Values of configurations that change no forward pass in evaluation mode; nor does any dropout."""
 
 
 def weights_digest(hf: PreTrainedModel) -> str:
@@ -44,3 +62,55 @@ def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
         rules = {**json.loads(backend.to_str()), "padding": None, "truncation": None}
     special = {name: str(token) for name, token in tokenizer.special_tokens_map.items() if name != "pad_token"}
     return digest({"rules": rules, "special": special})
+
+
+def config_facts(config: PretrainedConfig) -> dict[str, Any]:
+    """Return the values of a configuration that may change a forward pass, as JSON has them."""
+    values = config.get_text_config().to_dict()
+    facts = {
+        key: value
+        for key, value in values.items()
+        if key not in NO_MATTER and not key.startswith("_") and not key.endswith(("dropout", "pdrop"))
+    }
+    return json.loads(canonical(facts))
+
+
+def config_difference(known: Mapping[str, Any], given: Mapping[str, Any]) -> str | None:
+    """Return the first difference of two configurations in words; a value that only one of them has is none."""
+    ours, theirs = flat(known), flat(given)
+    for key in sorted(ours.keys() & theirs.keys()):
+        if ours[key] != theirs[key]:
+            return f"{key} {canonical(ours[key])} against {canonical(theirs[key])}"
+    return None
+
+
+def identity_difference(known: Mapping[str, Any], given: Mapping[str, Any]) -> str | None:
+    """Return in words how two records of models differ (`Model.identity`); what only one of them has is not compared."""
+    for key in ("weights", "tokenizer", "dtype"):
+        if key in known and key in given and known[key] != given[key]:
+            return f"{key} {known[key][:14]} against {given[key][:14]}"
+    return config_difference(known.get("config", {}), given.get("config", {}))
+
+
+class Seal(NamedTuple):
+    """How the weights of a model look at a glance."""
+
+    tensors: tuple[tuple[str, int, int, int], ...]
+    """Name, identity, count of writes and address of every weight."""
+    sample: bytes
+    """A few numbers of every weight, rounded as the digest of all of them rounds."""
+
+
+def seal_of(hf: PreTrainedModel) -> Seal:
+    """Look at the weights of a model; takes about a millisecond per hundred of them."""
+    tensors, samples = [], []
+    for name, weight in hf.named_parameters():
+        if weight.is_meta:  # offloaded: it is elsewhere, and never the same tensor twice
+            continue
+        writes = 0 if weight.is_inference() else weight._version
+        tensors.append((name, id(weight), writes, weight.data_ptr()))
+        if n := weight.numel():
+            places = torch.arange(SAMPLED, device=weight.device) * max(n - 1, 1) // max(SAMPLED - 1, 1) % n
+            samples.append(weight.detach().take(places).to(torch.bfloat16).cpu())
+    numbers = torch.cat(samples).view(torch.uint8).numpy().tobytes() if samples else b""
+    return Seal(tuple(tensors), numbers)

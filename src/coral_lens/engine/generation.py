@@ -19,6 +19,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from coral_lens.engine._kernels import fused
+from coral_lens.engine.in_use import in_use
 from coral_lens.engine.prompts import encode, prefix_token
 from coral_lens.engine.settings import GenerationSettings
 from coral_lens.engine.trees import common_length
@@ -82,7 +83,7 @@ def generate_answers(
             for prompt in batch
             for sample in range(settings.n_samples)
         ]
-        with fused(model.hf):
+        with in_use(model), fused(model.hf):
             write(model, drafts, settings, stop)
         for draft in drafts:
             answers[draft.prompt].append(Generated(draft.text, tuple(draft.tokens), draft.finished))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from threading import get_ident
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from torch import Tensor
@@ -77,7 +78,11 @@ Hook = Callable[[Tensor], Tensor]
 def make_hook(site: Site, batch: Batch, edits: Sequence[Edit], readers: Sequence[Reader]) -> Hook:
     """Return a function that edits the states at a site, shows the result to the readers, and returns it."""
 
+    owner = get_ident()
+
     def hook(states: Tensor) -> Tensor:
+        if get_ident() != owner:  # somebody else's own pass through the model
+            return states
         for edit in edits:
             states = edit.edit(site, states, batch)
         for reader in readers:

@@ -55,7 +55,7 @@ def load_model(
         ensure_bos(tokenizer, hf.config)
         if device_map is None:
             hf.to(torch.device(device))  # type: ignore[arg-type]
-    return wrap(hf, tokenizer, name=name)
+    return wrap(hf.eval().requires_grad_(False), tokenizer, name=name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from coral_lens.engine._kernels import NAME as BLOCKS
 from coral_lens.engine._kernels import Block, block_attention
 from coral_lens.engine.architectures import Family, MaskForm, family_of, find_parts
-from coral_lens.engine.fingerprints import tokenizer_digest, weights_digest
+from coral_lens.engine.fingerprints import config_facts, tokenizer_digest, weights_digest
+from coral_lens.engine.in_use import refuse_changed, remember
 from coral_lens.errors import CoralError
 
 if TYPE_CHECKING:
@@ -56,6 +58,15 @@ class Model:
     """Tokens of the longest input."""
     fingerprint: dict[str, str] = field(repr=False)
     """Digests of weights and tokenizer: a lens refuses a model whose fingerprint is not the one it was fitted on."""
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What is recorded of a model: its fingerprint, and the values of its configuration that change a forward pass."""
+        return {**self.fingerprint, "config": config_facts(self.hf.config)}
+
+    def verify(self) -> None:
+        """Refuse weights that changed since the model was loaded; every one is looked at, where a pass looks at some."""
+        refuse_changed(self, full=True)
 
     @property
     def n_layers(self) -> int:
@@ -129,7 +140,8 @@ class Model:
         return (
             self.family.in_blocks
             and self.window is None
-            and self.hf.config.get_text_config()._attn_implementation == "sdpa"
+            # another thread may have it in use, and attend in blocks just now
+            and self.hf.config.get_text_config()._attn_implementation in ("sdpa", BLOCKS)
             and self.dtype == torch.float32
             and {p.device.type for p in self.hf.parameters()} == {"cpu"}
         )
@@ -335,11 +347,11 @@ def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def wrap(hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str) -> Model:
-    """Make a Model of a transformers model and tokenizer that are already in memory."""
-    hf.eval().requires_grad_(False)
+    """Make a Model of a transformers model and tokenizer that are already in memory; nothing of them is changed."""
     parts = find_parts(hf)
     config = hf.config.get_text_config()
     fingerprint = {"weights": weights_digest(hf), "tokenizer": tokenizer_digest(tokenizer)}
+    remember(hf)
     return Model(
         name=name,
         hf=hf,
@@ -357,7 +369,7 @@ def untrained_copy(model: Model, *, seed: int) -> Model:
         torch.manual_seed(seed)
         hf = type(model.hf)(deepcopy(model.hf.config))
     hf.to(model.device, model.dtype)  # type: ignore[arg-type]
-    return wrap(hf, model.tokenizer, name=f"{model.name} untrained")
+    return wrap(hf.eval().requires_grad_(False), model.tokenizer, name=f"{model.name} untrained")
 
 
 def max_length(config: Any, tokenizer: PreTrainedTokenizerBase) -> int:

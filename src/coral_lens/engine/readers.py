@@ -16,6 +16,7 @@ from torch import Tensor
 
 from coral_lens.engine.batches import Batch
 from coral_lens.engine.hooks import Site
+from coral_lens.engine.in_use import in_use
 from coral_lens.engine.settings import TokenPlace
 
 if TYPE_CHECKING:
@@ -201,4 +202,6 @@ def iter_logits(
     device = next(model.head.parameters()).device
     for start in range(0, len(states), rows):
         piece = slice(start, min(start + rows, len(states)))
-        yield piece, model.logits(states[piece].to(device))
+        with in_use(model):
+            logits = model.logits(states[piece].to(device))
+        yield piece, logits

@@ -21,6 +21,7 @@ from coral_lens.engine._kernels import fused
 from coral_lens.engine.architectures import mlp_of
 from coral_lens.engine.batches import Batch, prefix_batch
 from coral_lens.engine.hooks import Edit, Site, attach, tapped
+from coral_lens.engine.in_use import in_use
 from coral_lens.engine.model import PrefixCache
 from coral_lens.engine.scoring import PrefixCaches, answer_logprobs, refuse_broken
 
@@ -91,17 +92,17 @@ def capture(
         "edits come before"
     )
     # fused as the engine runs, whose bits these are to be
-    with fused(model.hf):
+    with in_use(model), fused(model.hf):
         cache = (prefixes or PrefixCaches(model, edits)).for_batch(batch)
-    ids, positions = batch.input_ids.to(model.device), batch.position_ids.to(model.device)
-    reader, keys = WholeStates(Site("residual", layer)), None
-    with fused(model.hf), tapped(model, batch, readers=[reader], edits=edits), outputs_seen(model.blocks[0]) as outputs:
-        if batch.allowed is None:
-            final = model.plain_body(ids, batch.lengths)
-        else:
-            final, all_keys = model.tree_keys(ids, positions, batch.allowed.to(model.device), cache)
-            keys = replace(all_keys, layers=all_keys.layers[layer:])
-    token_logprobs = answer_logprobs(model, final, batch)
+        ids, positions = batch.input_ids.to(model.device), batch.position_ids.to(model.device)
+        reader, keys = WholeStates(Site("residual", layer)), None
+        with tapped(model, batch, readers=[reader], edits=edits), outputs_seen(model.blocks[0]) as outputs:
+            if batch.allowed is None:
+                final = model.plain_body(ids, batch.lengths)
+            else:
+                final, all_keys = model.tree_keys(ids, positions, batch.allowed.to(model.device), cache)
+                keys = replace(all_keys, layers=all_keys.layers[layer:])
+        token_logprobs = answer_logprobs(model, final, batch)
     refuse_broken(model, batch, token_logprobs)
     return Checkpoint(batch, layer, reader.take()["states"], keys, token_logprobs, tuple in outputs)
 
@@ -112,7 +113,7 @@ def prefix_states(
 ) -> Float[Tensor, "prefix token feature"]:
     """Return the residual states of a batch's shared prefixes, for reruns that change those too; edits as in `capture`."""
     reader = WholeStates(Site("residual", layer))
-    with fused(model.hf), tapped(model, prefix_batch(batch.prefixes), readers=[reader], edits=edits):
+    with in_use(model), fused(model.hf), tapped(model, prefix_batch(batch.prefixes), readers=[reader], edits=edits):
         model.prefill(batch.prefixes)
     return reader.take()["states"]
 
@@ -183,10 +184,10 @@ def rerun(
         live = again.any(dim=1)
         slots = Slots(checkpoint, rows[live], again[live])
         at = slots.flat_positions((live.cumsum(0) - 1)[entry[fresh]], column[fresh])
-        with fused(model.hf):
-            final = slots.run(model, states[live.to(states.device)], prefix, needed=at.unique())
         predicted = replace(batch, answer_tokens=at, before_tokens=at, targets=batch.targets[tokens[fresh]])
-        token_logprobs[fresh] = answer_logprobs(model, final, predicted)
+        with in_use(model), fused(model.hf):
+            final = slots.run(model, states[live.to(states.device)], prefix, needed=at.unique())
+            token_logprobs[fresh] = answer_logprobs(model, final, predicted)
     refuse_broken(model, batch, token_logprobs)
     return summed(token_logprobs, lengths)
 

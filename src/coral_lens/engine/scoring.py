@@ -18,6 +18,7 @@ from torch import Tensor
 from coral_lens.engine._kernels import cut_blocks, fused
 from coral_lens.engine.batches import Batch, lay_out, prefix_batch
 from coral_lens.engine.hooks import Edit, Reader, tapped
+from coral_lens.engine.in_use import in_use
 from coral_lens.engine.packing import Plan, PlannedBatch
 from coral_lens.errors import CoralError
 from coral_lens.records import Prompt
@@ -95,12 +96,13 @@ def score_batch(
     prefixes: PrefixCaches | None = None,
 ) -> ScoredBatch:
     """Run one batch through the model."""
-    states = run_batch(model, batch, readers=readers, edits=edits, prefixes=prefixes)
-    token_logprobs = answer_logprobs(model, states, batch)
+    with in_use(model):
+        states = run_batch(model, batch, readers=readers, edits=edits, prefixes=prefixes)
+        token_logprobs = answer_logprobs(model, states, batch)
+        readings: dict[str, Tensor] = {}
+        for reader in readers:
+            readings |= {name: tensor.cpu() for name, tensor in reader.take().items()}
     sums = torch.segment_reduce(token_logprobs.double(), "sum", lengths=batch.answer_offsets.diff(), axis=0)
-    readings: dict[str, Tensor] = {}
-    for reader in readers:
-        readings |= {name: tensor.cpu() for name, tensor in reader.take().items()}
     refuse_broken(model, batch, token_logprobs, *readings.values())
     return ScoredBatch(batch, sums, readings)
 
@@ -114,7 +116,7 @@ def run_batch(
     prefixes: PrefixCaches | None = None,
 ) -> Float[Tensor, "batch width feature"]:
     """Return the final, normed states of a batch; readers and edits see it on its way through the model."""
-    with fused(model.hf):
+    with in_use(model), fused(model.hf):
         cache = (prefixes or PrefixCaches(model, edits)).for_batch(batch)
         with tapped(model, batch, readers=readers, edits=edits):
             return body(model, batch, cache)

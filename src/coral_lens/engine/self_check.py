@@ -17,6 +17,7 @@ from torch import Tensor
 
 from coral_lens.engine.batches import Batch, collate
 from coral_lens.engine.hooks import Site
+from coral_lens.engine.in_use import in_use
 from coral_lens.engine.packing import Packing, plan_for
 from coral_lens.engine.readers import PooledResidual, layer_name
 from coral_lens.engine.scoring import NotFiniteError, ScoredBatch, score, score_batch
@@ -215,7 +216,8 @@ def layer_check(model: Model) -> Finding:
     batch = collate({0: build_tree(prompt)}, [(0,)], packing="plain")  # the other check is for the tree's mask
     readings = score_batch(model, batch, readers=[reader]).readings
     ids = torch.tensor([[*context, *option]], device=model.device)
-    states = model.hf(ids, output_hidden_states=True).hidden_states
+    with in_use(model):
+        states = model.hf(ids, output_hidden_states=True).hidden_states
     start, normed = len(context), states[-1]
     # Mamba's list begins after the first block: the state before the normed one is then that of the last block
     first_layer = 1 if torch.allclose(model.norm(states[-2]), normed) else 0

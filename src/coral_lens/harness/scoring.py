@@ -18,6 +18,7 @@ from torch import Tensor
 
 from coral_lens.engine.budget import choose_budget
 from coral_lens.engine.hooks import Reader
+from coral_lens.engine.in_use import in_use
 from coral_lens.engine.packing import Packing, plan_for
 from coral_lens.engine.prompts import encode_pairs, fit_length
 from coral_lens.engine.readers import FinalStates, PooledResidual, layer_name
@@ -149,4 +150,5 @@ def greedy_options(model: Model, scored: ScoredBatch) -> Bool[np.ndarray, " opti
 
 def likeliest_tokens(model: Model, states: Tensor) -> Tensor:
     """Return the token that the vocabulary head likes best after each normed state."""
-    return model.logits(states.to(model.device)).argmax(dim=-1).cpu()
+    with in_use(model):
+        return model.logits(states.to(model.device)).argmax(dim=-1).cpu()

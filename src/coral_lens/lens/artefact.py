@@ -10,6 +10,7 @@ It refuses a model other than its own. Never pickle.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -26,6 +27,7 @@ from safetensors.torch import save as save_tensors
 from coral_lens.data.leaks import KEYS, question_keys
 from coral_lens.data.settings import Style
 from coral_lens.engine.extract import Extraction, score_questions
+from coral_lens.engine.fingerprints import identity_difference
 from coral_lens.errors import CoralError
 from coral_lens.lens.correction import Correction
 from coral_lens.lens.layer_view import LayerView, load_view
@@ -137,8 +139,8 @@ class Lens(Shown):
     """How the correction weakens with the shift; None leaves it as it is, as in the paper."""
     temperature: float
     """Of plain temperature scaling, fitted on the same validation questions: the control that stands beside the lens."""
-    model: dict[str, str]
-    """Name, dtype and fingerprints of the model it was fitted on."""
+    model: dict[str, Any]
+    """Name, dtype, fingerprints and configuration of the model it was fitted on."""
     training: Training
     """What it was fitted on and how."""
     seen: Int[np.ndarray, " question"]
@@ -317,13 +319,18 @@ class Lens(Shown):
 
     def check(self, model: Model, questions: Sequence[Question] = ()) -> None:
         """Refuse a model other than the one the lens was fitted on, and prompts of another chat setting."""
-        for key in ("weights", "tokenizer"):
-            if self.model[key] != model.fingerprint[key]:
-                raise CoralError(
-                    f"This lens was fitted on {self.model['name']!r}, whose {key} are {self.model[key][:12]}; "
-                    f"{model.name!r} has {model.fingerprint[key][:12]}. Use that model, fit a lens on this one, or, if you "
-                    "know that they are alike, override the check (--other-model), which is recorded."
-                )
+        if difference := identity_difference(self.model, model.identity):
+            raise CoralError(
+                f"This lens was fitted on {self.model['name']!r}, and {model.name!r} is another model ({difference}). Use the "
+                "model it was fitted on, fit a lens on this one, or, if you know that they are alike, override the check "
+                "(--other-model), which is recorded."
+            )
+        if "config" not in self.model:
+            warnings.warn(
+                "This lens was fitted by an earlier version, which did not record the model's configuration: only weights and "
+                "tokenizer are known to be the same.",
+                stacklevel=3,
+            )
         for question in questions:
             if question.rendered is not None and question.rendered.chat != self.style.chat:
                 have, want = ("with" if c else "without" for c in (question.rendered.chat, self.style.chat))
@@ -339,13 +346,13 @@ class Lens(Shown):
                 f"The lens reads layer {max(self.layers)} of width {wanted}, but {model.name!r} has {model.n_layers} layers of "
                 f"width {width}: it cannot be used there."
             )
-        changed = {k: v for k, v in self.model.items() if k in ("weights", "tokenizer") and v != model.fingerprint[k]}
+        given = model.identity
+        changed = [key for key, value in given.items() if identity_difference({key: self.model.get(key, value)}, given)]
         if not changed:
             return self
         note = f"fitted on {self.model['name']}, used on {model.name} in spite of other {' and '.join(changed)}"
         training = replace(self.training, overrides=(*self.training.overrides, note))
-        identity = {**self.model, "name": model.name, **{k: model.fingerprint[k] for k in changed}}
-        return replace(self, model=identity, training=training)
+        return replace(self, model={**self.model, "name": model.name, **given}, training=training)
 
     def is_seen(self, questions: Sequence[Question]) -> Bool[np.ndarray, " question"]:
         """Return which questions the lens was fitted, chosen or calibrated on, by their normalised text."""

@@ -40,6 +40,8 @@ from coral_lens.storage.progress import Bar, silent
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
 
+KEPT_OF_MODEL = ("name", "weights", "tokenizer", "config", "dtype")
+"""What a lens keeps of the record of its model."""
 AUTO_FOLDS = 5
 CHECK_BOOT = 500
 """Resamples behind the intervals of the validation scores."""
@@ -184,7 +186,7 @@ def make_lens(store: Scored, data: TrainingData, correction: Correction, fit: Fi
         shift=shift,
         tempering=tempering,
         temperature=temperature_on(base_probs(data.table, settings.base), data.table, data.covered),
-        model={k: store.manifest["model"][k] for k in ("name", "weights", "tokenizer", "dtype")},
+        model={k: v for k, v in store.manifest["model"].items() if k in KEPT_OF_MODEL},
         training=training_of(store, data, fit),
         seen=np.unique(question_keys(store.questions)),
         trace=replace(trace_of(data, fit), simulated=simulated),

@@ -26,6 +26,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
+from coral_lens.engine.fingerprints import identity_difference
 from coral_lens.errors import CoralError
 from coral_lens.storage.files import fresh_folder, read_json, write_atomic, write_json
 
@@ -165,11 +166,11 @@ class Autoencoder:
                 f"The autoencoder is of states of width {self.width} at layer {self.layer}, but {model.name!r} has width "
                 f"{model.width} and layers 0 to {model.n_layers}; use the model that it was trained on."
             )
-        known = self.about.get("model", {}).get("weights")
-        if known and known != model.fingerprint["weights"]:
+        known = self.about.get("model", {})
+        if difference := identity_difference(known, model.identity):
             raise CoralError(
-                f"The autoencoder was trained on states of {self.about['model'].get('name')!r} (weights {known[:12]}), but "
-                f"{model.name!r} has weights {model.fingerprint['weights'][:12]}; use that model or train another."
+                f"The autoencoder was trained on states of {known.get('name')!r}, and {model.name!r} is another model: "
+                f"{difference}; use that model or train another."
             )
 
     # ------------------------------------------------------------------------------------------------------ folder

@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from coral_lens.data.leaks import question_keys
+from coral_lens.engine.fingerprints import identity_difference
 from coral_lens.errors import CoralError
 from coral_lens.records import UNKNOWN, Question
 from coral_lens.sae.autoencoder import Autoencoder, load_autoencoder
@@ -97,11 +98,10 @@ class FeatureStudy:
 
     def check(self, model: Model) -> None:
         """Refuse a model other than the one that features were selected on."""
-        known, given = self.record["weights"], model.fingerprint["weights"]
-        if known != given:
+        if difference := identity_difference(self.record, model.identity):
             raise CoralError(
-                f"The features were selected on {self.record['model']!r} (weights {known[:12]}), but {model.name!r} has "
-                f"weights {given[:12]}; use that model or select anew."
+                f"The features were selected on {self.record['model']!r}, and {model.name!r} is another model: {difference}; "
+                "use that model or select anew."
             )
 
     @property

@@ -177,6 +177,7 @@ def select_features(
         "shots": {"num_fewshot": selecting.num_fewshot, "fixed_shots": selecting.fixed_shots},
         "model": model.name,
         "weights": model.fingerprint["weights"],
+        "config": model.identity["config"],
         "questions": [q.id for q in scored.questions],
         "keys": question_keys(scored.questions).tolist(),
         "selection": chosen.record(),

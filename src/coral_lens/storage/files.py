@@ -8,7 +8,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,6 +22,15 @@ TRACED_PACKAGES = ("coral-lens", "torch", "transformers", "lm_eval", "numpy", "s
 def canonical(value: Any) -> str:
     """Return JSON with sorted keys and no spaces: equal values give equal text, and so equal digests."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def flat(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record with `model.weights` instead of weights inside model: a difference can then be named."""
+    values: dict[str, Any] = {}
+    for key, value in record.items():
+        inner = flat(value) if isinstance(value, Mapping) else None
+        values |= {key: value} if inner is None else {f"{key}.{name}": v for name, v in inner.items()}
+    return values
 
 
 def digest(value: Any) -> str:

@@ -7,6 +7,7 @@ again. Knows nothing of the work itself.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 import torch
 
 from coral_lens.errors import CoralError
-from coral_lens.storage.files import canonical, disk_errors, read_json, write_atomic, write_json
+from coral_lens.storage.files import canonical, disk_errors, flat, read_json, write_atomic, write_json
 from coral_lens.storage.progress import Progress
 
 Piece = TypeVar("Piece")
@@ -101,6 +102,8 @@ def write_unless_same(path: Path, content: bytes) -> None:
 MAY_DIFFER = {"threads", "versions", "model.name"}
 """A finished store is the same whatever computes the next one; an unfinished one keeps its own thread count. The same
 model may be called by another name."""
+MAY_LACK = "model.config."
+"""Begins the names of values that are compared where both manifests have them: versions of transformers know more or fewer."""
 
 
 def open_manifest(path: Path, wanted: dict[str, Any]) -> dict[str, Any]:
@@ -110,20 +113,22 @@ def open_manifest(path: Path, wanted: dict[str, Any]) -> dict[str, Any]:
         return wanted
     recorded = read_json(path)
     none = {"edited": "", "readings": ""}
-    here = none | flat(recorded)
-    for key, value in (none | flat(wanted)).items():
+    here, there = none | flat(recorded), none | flat(wanted)
+    if any(key.startswith(MAY_LACK) for key in there) and not any(key.startswith(MAY_LACK) for key in here):
+        warnings.warn(
+            f"{path.parent} was made by an earlier version, which did not record the model's configuration: whether that is "
+            "the same cannot be checked.",
+            stacklevel=3,
+        )
+    for key, value in there.items():
+        if key not in here and key.startswith(MAY_LACK):
+            continue
         if key not in here or (not {key, key.split(".")[0]} & MAY_DIFFER and here[key] != value):
             raise CoralError(
                 f"{path.parent} holds results of something else: {key} is {shorten(here.get(key))}, not "
                 f"{shorten(value)}. Choose another folder or delete this one."
             )
     return recorded
-
-
-def flat(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Return a manifest with `model.weights` instead of weights inside model: a difference can then be named."""
-    inner = {f"{name}.{k}": v for name, part in manifest.items() if isinstance(part, dict) for k, v in part.items()}
-    return {k: v for k, v in manifest.items() if not isinstance(v, dict)} | inner
 
 
 def shorten(value: Any) -> str:

@@ -19,6 +19,7 @@ import numpy as np
 from coral_lens.data.settings import Style
 from coral_lens.engine.activations import ActivationStore, JoinedStore, Subset
 from coral_lens.engine.extract import Extraction, all_layers, extract
+from coral_lens.engine.fingerprints import identity_difference
 from coral_lens.errors import CoralError
 from coral_lens.methods.interface import QuestionSet, prompts_digest
 from coral_lens.records import Question
@@ -60,7 +61,7 @@ class StudyStates:
     @cached_property
     def _model(self) -> Model:
         model = self._around.open_model(self.name)
-        self._check_same({**model.fingerprint, "dtype": str(model.dtype)}, "the model as it is now")
+        self._check_same({**model.identity, "dtype": str(model.dtype)}, "the model as it is now")
         return model
 
     def model(self) -> Model:
@@ -77,12 +78,11 @@ class StudyStates:
         """Refuse to mix what different models, or one in different dtypes, have made."""
         self._first = self._first or (about, where)
         known, elsewhere = self._first
-        for part in ("weights", "tokenizer", "dtype"):
-            if known[part] != about[part]:
-                raise CoralError(
-                    f"Other {part} of {self.name!r} in {elsewhere} ({known[part][:14]}) than in {where} ({about[part][:14]}); "
-                    "delete what the other one made, choose another --work, or ask for its --dtype."
-                )
+        if difference := identity_difference(known, about):
+            raise CoralError(
+                f"{elsewhere} and {where} are of different models called {self.name!r} ({difference}); delete what the other "
+                "one made, choose another --work, or ask for its --dtype."
+            )
 
     # ------------------------------------------------------------------------------------------------- stores
 

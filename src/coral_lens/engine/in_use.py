@@ -1,0 +1,158 @@
+"""A model while the engine computes with it: one thread at a time, in the modes that results are measured in.
+
+Hooks, attention by blocks and fused modules are on a model while a pass runs, and a second thread would meet them. So every
+pass holds the model's lock. It also leaves training mode, autocast and another default dtype, and refuses weights that are no
+longer those of the fingerprint. Afterwards the model is as it was found. Computes nothing by itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from threading import Lock, RLock
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import torch
+
+from coral_lens.engine.fingerprints import Seal, seal_of, weights_digest
+from coral_lens.errors import CoralError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from coral_lens.engine.model import Model
+
+
+class Hold:
+    """Who computes with a model: its lock, and how many passes of the thread that has it lie inside each other."""
+
+    def __init__(self) -> None:
+        self.lock, self.depth = RLock(), 0
+
+
+_HOLDS: WeakKeyDictionary[PreTrainedModel, Hold] = WeakKeyDictionary()
+_SEALS: WeakKeyDictionary[PreTrainedModel, Seal] = WeakKeyDictionary()
+_TABLES = Lock()
+"""Held while one of the tables above is looked into."""
+
+
+@contextmanager
+def in_use(model: Model) -> Iterator[None]:
+    """Have a model for this thread alone while the block runs, in evaluation mode and its own precision."""
+    refuse_fork()
+    with _TABLES:
+        hold = _HOLDS.setdefault(model.hf, Hold())
+    with hold.lock:
+        hold.depth += 1
+        try:
+            if hold.depth > 1:  # a pass inside a pass
+                yield
+                return
+            refuse_changed(model)
+            with evaluating(model.hf), default_dtype(), without_autocast(model.device.type):
+                yield
+        finally:
+            hold.depth -= 1
+
+
+# -------------------------------------------------------------------------------------------------------------- modes
+
+
+@contextmanager
+def evaluating(hf: PreTrainedModel) -> Iterator[None]:
+    """Take the modules that are in training mode out of it: dropout would change every score."""
+    training = [module for module in hf.modules() if module.training]
+    for module in training:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+@contextmanager
+def without_autocast(device: str) -> Iterator[None]:
+    """Compute in the model's own precision inside somebody's autocast too."""
+    with ExitStack() as stack:
+        for kind in {"cpu", device} - {"meta"}:
+            stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+class _Default:
+    """The default dtype of the process, as it was before the first of all passes that run now."""
+
+    lock = Lock()
+    n_passes = 0
+    before = torch.float32
+
+
+@contextmanager
+def default_dtype() -> Iterator[None]:
+    """Make float32 the default dtype; the last pass to end sets it back, because all threads share it."""
+    with _Default.lock:
+        if _Default.n_passes == 0:
+            _Default.before = torch.get_default_dtype()
+            if _Default.before != torch.float32:
+                torch.set_default_dtype(torch.float32)
+        _Default.n_passes += 1
+    try:
+        yield
+    finally:
+        with _Default.lock:
+            _Default.n_passes -= 1
+            if _Default.n_passes == 0 and _Default.before != torch.float32:
+                torch.set_default_dtype(_Default.before)
+
+
+# ------------------------------------------------------------------------------------------------------------ weights
+
+
+def refuse_changed(model: Model, *, full: bool = False) -> None:
+    """Refuse a model whose weights are no longer those of its fingerprint.
+
+    Some numbers of every weight are looked at, and whether a tensor was replaced or written to; all of them if that tells of a
+    change, or if `full`.
+    """
+    with _TABLES:
+        known = _SEALS.get(model.hf)
+    now = seal_of(model.hf)
+    if now == known and not full:
+        return
+    if (known is not None and now.sample != known.sample) or weights_digest(model.hf) != model.fingerprint["weights"]:
+        raise CoralError(
+            f"The weights of {model.name!r} have changed since it was loaded (edited in place, or an adapter was added), so its "
+            "fingerprint is no longer true; give the changed model to `coral_lens.wrap` and use what that returns."
+        )
+    with _TABLES:
+        _SEALS[model.hf] = now
+
+
+def remember(hf: PreTrainedModel) -> None:
+    """Keep how the weights look now, for `refuse_changed`."""
+    with _TABLES:
+        _SEALS[hf] = seal_of(hf)
+
+
+# --------------------------------------------------------------------------------------------------------------- forks
+
+
+class _Process:
+    """Which process has computed with several threads."""
+
+    computed: int | None = None
+
+
+def refuse_fork() -> None:
+    """Refuse to compute in a process that was forked from one that had started OpenMP's threads: it would hang for ever."""
+    threads = torch.get_num_threads()
+    if threads > 1 and _Process.computed not in (None, os.getpid()):
+        raise CoralError(
+            f"This process was forked from one that has computed with {threads} threads, and would hang: start workers with "
+            'multiprocessing.get_context("spawn"), or call torch.set_num_threads(1) first.'
+        )
+    if threads > 1:
+        _Process.computed = os.getpid()

@@ -95,7 +95,7 @@ def test_the_whole_method_chooses_by_auroc_over_validation_options(tiny: Model, 
     assert {k: v for k, v in best.items() if k != "auroc"} == record["chosen"]
     assert json.loads((context.folder / "notes.json").read_text("utf-8")) == {"chosen": record["chosen"]}
     features = read_features(context, "train", TRAIN, QUICK)
-    held_out = np.repeat(context.data.covered, np.diff(context.data.table.offsets))
+    held_out = np.repeat(context.data.is_validation, np.diff(context.data.table.offsets))
     fitted = ccps.load_or_fit_ccps(context, QUICK)
     y = correct_rows(context.data.table)
     assert roc_auc_score(y[held_out], fitted(features[held_out])) == pytest.approx(best["auroc"])

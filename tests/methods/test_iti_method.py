@@ -99,7 +99,7 @@ def test_the_whole_method_is_that_of_plain_passes_and_scikit_learn(family: str, 
     found = fit_iti(context, settings)(question_set(model, TEST, tmp_path / "test"))[""]
 
     heads, y, number = plain_heads(model, TRAIN)
-    held_out = context.data.covered[number]
+    held_out = context.data.is_validation[number]
     accuracy, directions = {}, {}
     for layer in range(3):
         for head in range(4):

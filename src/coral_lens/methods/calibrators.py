@@ -38,7 +38,7 @@ def fit_nothing(context: FitContext, _: None) -> Predict:
 def fit_temperature_scaling(context: FitContext, _: None) -> Predict:
     """Scale the base probabilities by one temperature, fitted on the validation questions."""
     data = context.data
-    temperature = temperature_on(data.p, data.table, data.covered)
+    temperature = temperature_on(data.p, data.table, data.is_validation)
 
     def predict(test: QuestionSet) -> dict[str, Predictions]:
         table = test.states.table
@@ -78,7 +78,7 @@ def apply_curve(p: Float[np.ndarray, " row"], options: Options, *, curve: Any) -
 def fit_isotonic(context: FitContext, _: None) -> Predict:
     """Fit one curve on all options of the validation questions, whatever their number; it moves no answer."""
     data = context.data
-    rows = data.table.options.rows(data.covered)
+    rows = data.table.options.rows(data.is_validation)
     curve = fit_curve(data.p[rows], correct_rows(data.table)[rows])
 
     def predict(test: QuestionSet) -> dict[str, Predictions]:
@@ -169,8 +169,8 @@ def refuse_ragged(questions: Sequence[Question], _: Style, __: VectorSettings) -
 def fit_vector_scaling(context: FitContext, settings: VectorSettings) -> Predict:
     """Fit a scale and a bias for each place on the validation questions."""
     data, n = context.data, len(context.train.states.questions[0].options)
-    validation = data.p.reshape(-1, n)[data.covered]
-    fitted = fit_vector(validation, data.table.answers[data.covered], weight=settings.weight)
+    validation = data.p.reshape(-1, n)[data.is_validation]
+    fitted = fit_vector(validation, data.table.answers[data.is_validation], weight=settings.weight)
 
     def predict(test: QuestionSet) -> dict[str, Predictions]:
         p = base_probs(test.states.table, context.common.base)

@@ -127,7 +127,7 @@ def choose_direction(context: FitContext, settings: CorrSteerSettings) -> tuple[
     """Correlate on training questions, choose the number of features and alpha on validation questions."""
     model, prompted, sae = context.model(), context.train.prompted(), load_autoencoder(Path(settings.sae))
     sae.check(model)
-    train = ~context.data.covered
+    train = ~context.data.is_validation
     questions = [prompted[i] for i in np.flatnonzero(train).tolist()]
     key = digest([sae_digest(sae), context.train.states.manifest, int(train.sum())])[:8]
     with context.bar("encoding", len(questions), "questions") as advance:

@@ -70,12 +70,12 @@ class FitContext:
 
     @cached_property
     def data(self) -> TrainingData:
-        """Base probabilities, residuals and states of the training questions; `data.covered` marks those that validate."""
+        """Base probabilities, residuals and states of the training questions; `data.is_validation` marks those that validate."""
         return training_data(self.train.states, self.common)[0]
 
     def validation(self, n: int | None = None) -> Int[np.ndarray, " question"]:
-        """Return the numbers of the validation questions, in order; of more than n, n drawn under the seed."""
-        numbers = np.flatnonzero(self.data.covered)
+        """Return the numbers of the validation questions, in order; if they are more than n, n of them drawn under the seed."""
+        numbers = np.flatnonzero(self.data.is_validation)
         if n is None or n >= len(numbers):
             return numbers
         return np.sort(np.random.default_rng(self.common.seed).choice(numbers, n, replace=False))

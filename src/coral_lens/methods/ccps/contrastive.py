@@ -217,7 +217,7 @@ def train_classifier(
     rng: np.random.Generator,
     on_step: OnStep | None,
 ) -> Confidence:
-    """Minimise cross-entropy over rows drawn as frequent as they are, so that the probabilities mean something."""
+    """Minimise cross-entropy over rows drawn as they come, not balanced by class: only then are the outputs probabilities."""
     embedding, classifier, tuned = start.embedding, start.classifier.train(), settings.tune_embedding
     rows, labels = examples.rows, torch.from_numpy((examples.y > 0).astype(np.int64))
     if tuned:

@@ -252,7 +252,7 @@ def n_steps(settings: CcpsSettings) -> int:
 
 def split_options(context: FitContext, features: Float[np.ndarray, "row feature"]) -> SplitOptions:
     """Divide the options as all methods do, and refuse too few."""
-    table, held_out = context.data.table, context.data.table.options.rows(context.data.covered)
+    table, held_out = context.data.table, context.data.table.options.rows(context.data.is_validation)
     y = correct_rows(table)
     right, wrong = int(y[~held_out].sum()), int((1 - y[~held_out]).sum())
     if min(right, wrong) < FEWEST_OPTIONS:

@@ -125,7 +125,7 @@ class HeadScan:
 def scan_heads(context: FitContext, store: ActivationStore, settings: ItiSettings) -> HeadScan:
     """Fit a probe on every head with the training questions, judge it on the validation questions, and take directions."""
     data = context.data
-    y, held_out = correct_rows(data.table), data.table.options.rows(data.covered)
+    y, held_out = correct_rows(data.table), data.table.options.rows(data.is_validation)
     refuse_few_options(y[~held_out])
     weights, held_out_weights = (class_weights(y[rows], balanced=settings.balanced) for rows in (~held_out, held_out))
     accuracy: list[np.ndarray] = []

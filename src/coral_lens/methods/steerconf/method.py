@@ -40,7 +40,7 @@ MOSTLY = 0.5
 
 
 def majority(samples: Sequence[StatedAnswer]) -> int:
-    """Return the most frequent answer; of tied ones the one with the highest mean confidence, then the first option."""
+    """Return the most frequent answer; a tie is broken by the highest mean confidence, then by the first option."""
     confidences = {s.option: [t.confidence for t in samples if t.option == s.option] for s in samples}
     return min(confidences, key=lambda o: (-len(confidences[o]), -float(np.mean(confidences[o])), o))
 

@@ -110,8 +110,8 @@ def open_manifest(path: Path, wanted: dict[str, Any]) -> dict[str, Any]:
         return wanted
     recorded = read_json(path)
     defaults = {"edited": "", "readings": ""}
-    values = defaults | flattened(recorded)
-    for key, value in (defaults | flattened(wanted)).items():
+    values = defaults | dotted_keys(recorded)
+    for key, value in (defaults | dotted_keys(wanted)).items():
         if key not in values or (not {key, key.split(".")[0]} & MAY_DIFFER and values[key] != value):
             raise CoralError(
                 f"{path.parent} holds results of something else: {key} is {shorten(values.get(key))}, not "
@@ -120,7 +120,7 @@ def open_manifest(path: Path, wanted: dict[str, Any]) -> dict[str, Any]:
     return recorded
 
 
-def flattened(manifest: dict[str, Any]) -> dict[str, Any]:
+def dotted_keys(manifest: dict[str, Any]) -> dict[str, Any]:
     """Return a manifest with `model.weights` instead of weights inside model: a difference can then be named."""
     inner = {f"{name}.{k}": v for name, part in manifest.items() if isinstance(part, dict) for k, v in part.items()}
     return {k: v for k, v in manifest.items() if not isinstance(v, dict)} | inner

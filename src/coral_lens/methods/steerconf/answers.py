@@ -117,8 +117,8 @@ def number(text: str) -> float:
 def read_option(text: str, options: Sequence[str]) -> int | None:
     """Return the option that a text names, by letter or by its whole text; None where that is not clear."""
     text = LEAD.sub("", text.translate(WRAPPING).strip()).strip(" ,;")
-    texts = [normalised(option) for option in options]
-    named = [i for i, option in enumerate(texts) if option and option == normalised(text)]
+    texts = [comparable(option) for option in options]
+    named = [i for i, option in enumerate(texts) if option and option == comparable(text)]
     if match := LETTER.fullmatch(text):
         return option_of_letter(match[1], options)
     if len(named) == 1:
@@ -127,7 +127,7 @@ def read_option(text: str, options: Sequence[str]) -> int | None:
         letter, after = (match[1], match[2]) if match[1] else (match[3], match[4])
         option = option_of_letter(letter, options)
         # a letter with the text of another option says two things
-        with_text = [i for i, option_text in enumerate(texts) if option_text and option_text == normalised(after)]
+        with_text = [i for i, option_text in enumerate(texts) if option_text and option_text == comparable(after)]
         return option if option is None or not with_text or option in with_text else None
     return None
 
@@ -138,6 +138,6 @@ def option_of_letter(letter: str, options: Sequence[str]) -> int | None:
     return index if 0 <= index < len(options) else None
 
 
-def normalised(text: str) -> str:
-    """Return a text without case, punctuation at its ends and doubled spaces."""
+def comparable(text: str) -> str:
+    """Return a text as it is compared: without case, punctuation at its ends and doubled spaces."""
     return " ".join(text.casefold().strip(" .,;:!?()'\"").split())

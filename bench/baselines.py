@@ -28,7 +28,7 @@ from coral_lens.engine.readers import HeadInputs, PooledResidual
 from coral_lens.engine.scoring import TOKEN_BUDGET, score
 from coral_lens.engine.variants import Variants, score_variants
 from coral_lens.methods.ccps.perturbation import PerturbationFeatures, head_of
-from coral_lens.methods.iti.method import Shift
+from coral_lens.methods.iti.method import Intervention
 
 N_SHIFTS = 6
 
@@ -55,7 +55,7 @@ def main() -> None:
     rng = np.random.default_rng(0)
     dim = model.projections[0].in_features // model.n_heads
     directions = rng.normal(size=(model.n_layers, model.n_heads, dim)).astype(np.float32)
-    shifts = [[Shift(directions, alpha).edit()] for alpha in np.linspace(0.01, 0.1, N_SHIFTS)]
+    shifts = [[Intervention(directions, alpha).edit] for alpha in np.linspace(0.01, 0.1, N_SHIFTS)]
 
     def scored(readers: Sequence[Reader] = (), edits: Sequence[Edit] = ()) -> None:
         for _ in score(model, prompts, plan, readers=readers, edits=edits):

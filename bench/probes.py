@@ -36,7 +36,7 @@ from coral_lens.lens import choose as choosing
 from coral_lens.lens.fit import fit_store
 from coral_lens.lens.probes.mlp import LayerData, MlpSettings, fit_mlp
 from coral_lens.lens.probes.ridge import PENALTIES, fit_ridge_folds, fit_ridge_path
-from coral_lens.lens.probes.search import GRID, Found, SearchBudget, planned_epochs, search_mlp
+from coral_lens.lens.probes.search import GRID, SearchBudget, SearchOutcome, planned_epochs, search_mlp
 from coral_lens.lens.probes.standardise import fit_standardiser, r_squared
 from coral_lens.lens.rules import base_probs, residuals
 from coral_lens.lens.settings import FitSettings
@@ -223,7 +223,7 @@ def bench_search(store: ActivationStore, args: argparse.Namespace) -> None:
     ranked = ranked_layers(rows)
     layers = [layer for _, layer in ranked[:8]]
     grid = [replace(point, max_epochs=args.epochs) for point in GRID[::3]]
-    found: dict[str, tuple[Found, float, float]] = {}
+    found: dict[str, tuple[SearchOutcome, float, float]] = {}
     for name, budget in (("search", SearchBudget()), ("whole grid", EXHAUSTIVE)):
         start, busy = time.perf_counter(), time.process_time()
         outcome = search_mlp(rows.layer, layers, grid, seed=0, budget=budget)
@@ -284,7 +284,7 @@ class Clock:
         return wall, busy
 
 
-def describe(found: Found) -> str:
+def describe(found: SearchOutcome) -> str:
     """Return the outcome of a search in a line."""
     epochs, best = sum(t.epochs for t in found.trials), found.best
     return (

@@ -31,7 +31,7 @@ from coral_lens.engine.packing import plan_for
 from coral_lens.engine.prompts import prepare
 from coral_lens.engine.scoring import TOKEN_BUDGET, score
 from coral_lens.records import Prompt
-from coral_lens.sae.ablate import Ablating, WithoutFeature, ablate_batch, features_of
+from coral_lens.sae.ablate import Ablation, WithoutFeature, ablate_batch, feature_tensor
 from coral_lens.sae.autoencoder import Autoencoder
 from coral_lens.sae.folder import FeatureStudy
 
@@ -58,11 +58,11 @@ def main() -> None:
     prompts = prepare(questions, Style(), model).prompts
     if args.study:
         study = FeatureStudy(args.study)
-        what = Ablating(study.autoencoder(), features_of(study.selection.chosen["correlation"][:300]), args.where)
+        what = Ablation(study.autoencoder(), feature_tensor(study.selection.chosen["correlation"][:300]), args.where)
         print(f"{len(what.features)} selected features, layer {what.sae.layer}")
     else:
         sae = always_active(model, args.layer, args.features)
-        what = Ablating(sae, features_of(range(args.features)), args.where)
+        what = Ablation(sae, feature_tensor(range(args.features)), args.where)
         print(f"{args.features} features active at every position, layer {args.layer}")
     compare(model, prompts, what, rounds=args.rounds, clock=clock)
 
@@ -80,7 +80,7 @@ def always_active(model: Model, layer: int, n: int) -> Autoencoder:
 
 
 def compare(
-    model: Model, prompts: Sequence[Prompt], what: Ablating, *, rounds: int, clock: Callable[[], float]
+    model: Model, prompts: Sequence[Prompt], what: Ablation, *, rounds: int, clock: Callable[[], float]
 ) -> None:
     """Time both in turns, and print the ratio of the times for all features."""
     plan = plan_for(prompts, token_budget=TOKEN_BUDGET)

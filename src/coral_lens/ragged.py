@@ -71,7 +71,7 @@ class Options:
         return np.maximum.reduceat(values, self.starts) if len(self) else values[:0]
 
     def top(self, values: Num[np.ndarray, " row"]) -> Int[np.ndarray, " question"]:
-        """Return which option of each question has the largest value; of equals, the first."""
+        """Return which option of each question has the largest value; the first among equals."""
         largest = np.where(values == self.spread(self.max(values)), self.option, self.n_rows)
         return np.minimum.reduceat(largest, self.starts) if len(self) else largest
 

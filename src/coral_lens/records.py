@@ -222,12 +222,12 @@ class Predictions:
         return replace(self, method=method)
 
 
-FAMILY = 3
-"""So many tasks of one family (`mmlu_anatomy`, `mmlu_virology`, ...) are taken together, in analyses and in reports."""
+TASKS_OF_FAMILY = 3
+"""So many tasks of one family (`mmlu_anatomy`, `mmlu_virology`, ...) or more are taken together, in analyses and reports."""
 
 
-def family_of(task: str) -> str:
-    """Return the first word of a task's name, which the tasks of a family share."""
+def task_family(task: str) -> str:
+    """Return the family of a task: the first word of its name."""
     return task.split("_")[0]
 
 

@@ -120,7 +120,7 @@ def test_a_saved_lens_keeps_all_it_knows(lens: Lens, saved: Path, fresh: Activat
     assert json.loads(json.dumps(again.record())) == json.loads(json.dumps(lens.record()))
     assert again.seen.tolist() == lens.seen.tolist()
     assert again.style == lens.style
-    assert again.temperature == lens.temperature
+    assert again.control_temperature == lens.control_temperature
     assert again.tempering == lens.tempering
     assert (again.tempering is None) == (lens.correction.rule == "residual")
     assert again.shifts(fresh).tobytes() == lens.shifts(fresh).tobytes()

@@ -10,7 +10,7 @@ import pytest
 from support.planted import COLUMN, LAYERS, WIDTH, PlantedStore, brier, data_of
 
 from coral_lens.errors import CoralError
-from coral_lens.lens.choose import choose, fit_recipe, inputs_of, predict_all, try_layers
+from coral_lens.lens.choose import choose_candidate, fit_recipe, inputs_of, predict_all, try_layers
 from coral_lens.lens.fit import fit_store
 from coral_lens.lens.probes.registry import AUTO, LENSES
 from coral_lens.lens.probes.ridge import LinearProbe
@@ -25,7 +25,7 @@ CLOSED = ("ridge", "listwise", "ensemble")
 @pytest.mark.parametrize("name", ["ridge", "listwise"])
 def test_the_layer_and_column_with_the_signal_are_chosen(name: str) -> None:
     data = data_of(PlantedStore(150, signal={1: 2.0}))
-    chosen, singles = choose(data, name, SETTINGS)
+    chosen, singles = choose_candidate(data, name, SETTINGS)
     assert chosen.recipe.layers == (1,)
     assert [c.recipe.layers for c in singles] == [(layer,) for layer in LAYERS]
     assert chosen.correction is not None
@@ -37,7 +37,7 @@ def test_the_layer_and_column_with_the_signal_are_chosen(name: str) -> None:
 @pytest.mark.parametrize("name", CLOSED)
 def test_a_recipe_fitted_again_on_the_training_questions_is_the_lens_that_was_chosen(name: str) -> None:
     data = data_of(PlantedStore(100, signal={1: 2.0}))
-    chosen, _ = choose(data, name, SETTINGS)
+    chosen, _ = choose_candidate(data, name, SETTINGS)
     held_out = data.rounds[0]
     again = predict_all(data, fit_recipe(data, chosen.recipe, ~held_out, held_out))
     rows = data.table.options.rows(held_out)
@@ -52,7 +52,7 @@ def test_a_recipe_fitted_again_on_the_training_questions_is_the_lens_that_was_ch
 def test_an_ensemble_is_the_mean_of_its_members() -> None:
     """One linear probe of the layers side by side gives the mean of the scores that the members give alone."""
     data = data_of(PlantedStore(100, signal={0: 1.0, 1: 2.0}))
-    chosen, singles = choose(data, "ensemble", SETTINGS)
+    chosen, singles = choose_candidate(data, "ensemble", SETTINGS)
     assert chosen.recipe.layers == LAYERS
     assert chosen.predicted.scores == pytest.approx(np.mean([c.predicted.scores for c in singles], axis=0))
     assert chosen.predicted.base == pytest.approx(np.mean([c.predicted.base for c in singles], axis=0))
@@ -67,7 +67,7 @@ def test_an_ensemble_is_the_mean_of_its_members() -> None:
 def test_an_ensemble_takes_its_best_layers_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LENSES, "ensemble", replace(LENSES["ensemble"], average=2))
     data = data_of(PlantedStore(150, signal={0: 2.0, 2: 2.0}))
-    chosen, singles = choose(data, "ensemble", SETTINGS)
+    chosen, singles = choose_candidate(data, "ensemble", SETTINGS)
     assert chosen.recipe.layers == (0, 2)
     assert len(chosen.recipe.settings) == 2
     assert len(singles) == 3
@@ -93,7 +93,7 @@ def test_an_ensemble_refuses_what_it_cannot_average(wrong: dict) -> None:
 def test_top_layers_are_read_side_by_side_in_their_order(name: str) -> None:
     store = PlantedStore(150, signal={0: 1.5, 2: 2.0})
     data = data_of(store)
-    chosen, _ = choose(data, name, replace(SETTINGS, top_layers=2))
+    chosen, _ = choose_candidate(data, name, replace(SETTINGS, top_layers=2))
     assert chosen.recipe.layers == (0, 2)
     assert isinstance(chosen.correction.probe, LinearProbe)  # type: ignore[union-attr]
     weight = np.abs(chosen.correction.probe.weight)  # type: ignore[union-attr]
@@ -109,7 +109,7 @@ def test_a_lens_of_two_layers_applies_them_side_by_side() -> None:
     assert lens.layers == (0, 2)
     assert lens.name.startswith("listwise lens, layers 0, 2,")
     data = data_of(store)
-    chosen, _ = choose(data, "listwise", replace(SETTINGS, top_layers=2))
+    chosen, _ = choose_candidate(data, "listwise", replace(SETTINGS, top_layers=2))
     rows = store.table.options.rows(data.rounds[0])
     expected = chosen.probs(chosen.best("brier").gamma)[rows]
     assert lens.apply(store)["listwise"][rows] == pytest.approx(expected, abs=1e-6)
@@ -133,7 +133,7 @@ def test_gamma_zero_is_kept_where_a_probe_is_useless() -> None:
     data = data_of(store)
     store.states[1][store.table.options.rows(data.rounds[0]), COLUMN] *= -1
     for name, grid in (("ridge", GAMMAS), ("listwise", SHRINKAGES)):
-        chosen, _ = choose(data, name, replace(SETTINGS, layers=(1,)))
+        chosen, _ = choose_candidate(data, name, replace(SETTINGS, layers=(1,)))
         assert [point.gamma for point in chosen.gammas] == list(grid)
         assert chosen.best("brier").gamma == 0.0
     lens = fit_store(store, FitSettings(lens="ridge", layers=(1,)))
@@ -142,7 +142,7 @@ def test_gamma_zero_is_kept_where_a_probe_is_useless() -> None:
 
 def test_of_equal_gammas_the_smallest_is_taken() -> None:
     data = data_of(PlantedStore(40, signal={1: 2.0}))
-    chosen, _ = choose(data, "ridge", replace(SETTINGS, layers=(1,)))
+    chosen, _ = choose_candidate(data, "ridge", replace(SETTINGS, layers=(1,)))
     flat = replace(chosen, gammas=tuple(GammaPoint(g, {"brier": 0.5, "accuracy": 0.5}) for g in (1.0, 0.25, 2.0)))
     assert flat.best("brier").gamma == 0.25
     assert flat.best("accuracy").gamma == 0.25
@@ -150,7 +150,7 @@ def test_of_equal_gammas_the_smallest_is_taken() -> None:
 
 def test_a_score_where_more_is_better_is_maximised() -> None:
     data = data_of(PlantedStore(120, signal={1: 2.0}))
-    chosen, singles = choose(data, "listwise", replace(SETTINGS, criterion="accuracy"))
+    chosen, singles = choose_candidate(data, "listwise", replace(SETTINGS, criterion="accuracy"))
     assert chosen.best("accuracy").scores["accuracy"] == max(p.scores["accuracy"] for c in singles for p in c.gammas)
     assert chosen.cost("accuracy") < 0
 
@@ -162,8 +162,8 @@ def test_a_score_where_more_is_better_is_maximised() -> None:
 def test_with_folds_every_question_is_predicted_by_a_fit_that_did_not_see_it(name: str) -> None:
     """The reference: each fold's recipe fitted by hand on the other folds."""
     data = data_of(PlantedStore(60, signal={1: 2.0}), FitSettings(folds=3))
-    chosen, _ = choose(data, name, replace(SETTINGS, layers=(0, 1)))
-    assert data.covered.all()
+    chosen, _ = choose_candidate(data, name, replace(SETTINGS, layers=(0, 1)))
+    assert data.is_validation.all()
     assert chosen.correction is None
     for mask in data.rounds:
         expected = predict_all(data, fit_recipe(data, chosen.recipe, ~mask, mask))
@@ -240,7 +240,7 @@ def test_inputs_are_recorded_and_used_again(name: str, asked: tuple[str, ...], r
     assert lens.training.settings["inputs"] == asked
     assert len(lens.correction.standardiser.mean) == WIDTH + 6 * ("rank" in recorded)
     data = data_of(store)
-    chosen, _ = choose(data, name, FitSettings(inputs=asked, layers=(1,)))
+    chosen, _ = choose_candidate(data, name, FitSettings(inputs=asked, layers=(1,)))
     rows = store.table.options.rows(data.rounds[0])
     expected = chosen.probs(chosen.best("brier").gamma)[rows]
     assert lens.apply(store)[lens.method][rows] == pytest.approx(expected, abs=1e-6)

@@ -9,11 +9,11 @@ import pytest
 from support.planted import PlantedStore, brier, data_of
 
 from coral_lens.lens.artefact import Lens
-from coral_lens.lens.choose import Candidate, choose
-from coral_lens.lens.do_no_harm import Mixture, fit_do_no_harm, within, without
+from coral_lens.lens.choose import Candidate, choose_candidate
+from coral_lens.lens.do_no_harm import PlacedQuestions, fit_do_no_harm, simulate_held_out, simulate_without
 from coral_lens.lens.fit import fit_store
 from coral_lens.lens.settings import FitSettings
-from coral_lens.lens.shift import places
+from coral_lens.lens.shift import question_places
 from coral_lens.lens.tempering import domains_of
 from coral_lens.lens.training_data import TrainingData
 
@@ -21,13 +21,13 @@ TASKS = {"a": 1.0, "b": 1.0, "c": 1.0}
 
 
 def chosen_of(data: TrainingData, name: str = "listwise", layers: tuple[int, ...] = (1,)) -> Candidate:
-    candidate: Candidate = choose(data, name, FitSettings(layers=layers))[0]
+    candidate: Candidate = choose_candidate(data, name, FitSettings(layers=layers))[0]
     return candidate
 
 
-def mixture_of(data: TrainingData) -> Mixture:
-    at = places(data.layer(1), data.table.options)
-    return Mixture(data, at, np.array(domains_of(data.questions, at, seed=0)))
+def mixture_of(data: TrainingData) -> PlacedQuestions:
+    at = question_places(data.layer(1), data.table.options)
+    return PlacedQuestions(data, at, np.array(domains_of(data.questions, at, seed=0)))
 
 
 # --------------------------------------------------------------------------------------------------------- no leaks
@@ -42,19 +42,19 @@ def test_the_answers_of_the_part_that_is_left_out_teach_its_lens_nothing() -> No
     residual = data.r.copy()
     residual[store.table.options.rows(turned)] = 7.0
     other = replace(data, table=replace(data.table, answers=answers), r=residual)
-    plain, changed = (without(mixture_of(d), chosen, 1.0, "b") for d in (data, other))
+    plain, changed = (simulate_without(mixture_of(d), chosen, 1.0, "b") for d in (data, other))
     assert plain.evidence.lens.tobytes() == changed.evidence.lens.tobytes()
     assert plain.evidence.distance.tobytes() == changed.evidence.distance.tobytes()
     assert (plain.answers != changed.answers).all()
     # and the part that is kept does teach it
-    kept = without(mixture_of(other), chosen, 1.0, "a")
-    assert kept.evidence.lens.tobytes() != without(mixture_of(data), chosen, 1.0, "a").evidence.lens.tobytes()
+    kept = simulate_without(mixture_of(other), chosen, 1.0, "a")
+    assert kept.evidence.lens.tobytes() != simulate_without(mixture_of(data), chosen, 1.0, "a").evidence.lens.tobytes()
 
 
 def test_within_holds_the_validation_questions_as_the_chosen_lens_predicts_them() -> None:
     data = data_of(PlantedStore(60, signal={1: 2.0}, tasks=TASKS))
     chosen = chosen_of(data)
-    found = within(mixture_of(data), chosen, 1.0)
+    found = simulate_held_out(mixture_of(data), chosen, 1.0)
     assert found.answers.tolist() == data.table.answers[data.rounds[0]].tolist()
     logits = found.evidence.base + found.evidence.lens
     expected = np.log(chosen.probs(1.0)[data.table.options.rows(data.rounds[0])])
@@ -65,7 +65,7 @@ def test_within_holds_the_validation_questions_as_the_chosen_lens_predicts_them(
 
 def test_with_folds_every_question_is_within_once() -> None:
     data = data_of(PlantedStore(60, signal={1: 2.0}, tasks=TASKS), FitSettings(folds=4))
-    found = within(mixture_of(data), chosen_of(data), 1.0)
+    found = simulate_held_out(mixture_of(data), chosen_of(data), 1.0)
     assert found.answers.tolist() == data.table.answers.tolist()
 
 
@@ -90,7 +90,7 @@ def test_a_lens_that_is_not_to_be_tempered_simulates_nothing_but_knows_the_shift
     shift, tempering, shown = fit_do_no_harm(data, chosen_of(data), 1.0, temper=False, seed=0)
     assert tempering is None
     assert shown == ()
-    assert np.median(shift.of(places(data.layer(1), data.table.options))) == pytest.approx(1.0, abs=0.3)
+    assert np.median(shift.of(question_places(data.layer(1), data.table.options))) == pytest.approx(1.0, abs=0.3)
 
 
 def ratio(lens: Lens, shift: float) -> float:

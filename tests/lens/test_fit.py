@@ -263,7 +263,7 @@ def test_training_questions_do_not_change_the_temperature() -> None:
     rows = store.table.options.rows(mask)
     other.table = replace(other.table, logprobs=np.where(rows, other.table.logprobs, -1.0))
     settings = FitSettings(layers=(SIGNAL,))
-    assert fit_store(store, settings).temperature == fit_store(other, settings).temperature
+    assert fit_store(store, settings).control_temperature == fit_store(other, settings).control_temperature
 
 
 @pytest.mark.usefixtures("small_networks")
@@ -499,7 +499,7 @@ def test_a_temperature_after_the_lens_is_fitted_on_validation_and_takes_the_plac
     assert lens.tempering is None
     assert tuple(lens.apply(store)) == ("base", "temperature", method)
     q = np.maximum(plain.apply(store)[plain.method], FLOOR)  # what was clipped to 0 is not infinitely unlikely
-    expected = apply_temperature(q, store.table.options, temperature=lens.then_temperature)
+    expected = apply_temperature(q, store.table.options, temperature=lens.steered_temperature)
     assert lens.apply(store)[method] == pytest.approx(expected, abs=1e-12)
     before, after = (one.trace.validation[one.method]["nll"].value for one in (plain, lens))
     assert after <= before + 1e-3

@@ -10,7 +10,7 @@ from coral_lens.errors import CoralError
 from coral_lens.lens.artefact import Lens, load_lens
 from coral_lens.lens.features import build_inputs
 from coral_lens.lens.fit import fit_store
-from coral_lens.lens.layer_view import FILE
+from coral_lens.lens.layer_view import VIEW_FILE
 from coral_lens.lens.rules import correct_rows, tilt
 from coral_lens.lens.settings import FitSettings
 
@@ -59,11 +59,11 @@ def test_it_comes_back_from_the_disk_and_may_be_missing(lens: Lens, fresh: Plant
         (c.layers, c.rule, c.inputs, c.base_weight) for c in lens.view.corrections
     ]
     assert np.array_equal(again.changes(fresh, p), lens.view.changes(fresh, p))
-    (tmp_path / "lens" / FILE).unlink()
+    (tmp_path / "lens" / VIEW_FILE).unlink()
     without = load_lens(tmp_path / "lens")
     assert without.view is None
     assert np.array_equal(without.apply(fresh)[lens.method], lens.apply(fresh)[lens.method])
-    (tmp_path / "lens" / FILE).write_bytes(b"damaged")
+    (tmp_path / "lens" / VIEW_FILE).write_bytes(b"damaged")
     with pytest.raises(CoralError, match="the lens works without it"):
         load_lens(tmp_path / "lens")
 

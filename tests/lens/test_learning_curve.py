@@ -9,7 +9,7 @@ import pytest
 from support.planted import PlantedStore, brier, data_of
 
 from coral_lens.lens import learning_curve as module
-from coral_lens.lens.choose import choose, fit_recipe
+from coral_lens.lens.choose import choose_candidate, fit_recipe
 from coral_lens.lens.fit import fit_store
 from coral_lens.lens.learning_curve import brier_by_question, first_as_good, learning_curve
 from coral_lens.lens.settings import FitSettings
@@ -37,7 +37,7 @@ def test_the_brier_score_of_each_question_is_that_of_the_plain_formula() -> None
 @pytest.mark.parametrize("name", ["ridge", "listwise"])
 def test_it_ends_at_the_lens_that_was_chosen_and_begins_worse(name: str) -> None:
     data = data_of(PlantedStore(200, signal={1: 2.0}))
-    chosen, _ = choose(data, name, FitSettings(layers=(1,)))
+    chosen, _ = choose_candidate(data, name, FitSettings(layers=(1,)))
     best = chosen.best("brier")
     curve = learning_curve(data, chosen, best.gamma, seed=0)
     points = curve.points
@@ -52,7 +52,7 @@ def test_each_size_holds_the_questions_of_the_smaller_ones_and_never_a_validatio
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     data = data_of(PlantedStore(50))
-    chosen, _ = choose(data, "ridge", FitSettings(layers=(1,)))
+    chosen, _ = choose_candidate(data, "ridge", FitSettings(layers=(1,)))
     seen: list[np.ndarray] = []
 
     def recorded(d, recipe, train, stop):
@@ -76,7 +76,7 @@ def test_the_scores_are_those_of_the_validation_questions_alone() -> None:
     """At gamma 0 every point is the base, scored on them."""
     store = PlantedStore(60, signal={1: 2.0})
     data = data_of(store)
-    chosen, _ = choose(data, "ridge", FitSettings(layers=(1,)))
+    chosen, _ = choose_candidate(data, "ridge", FitSettings(layers=(1,)))
     points = learning_curve(data, chosen, 0.0, seed=0).points
     expected = brier(store, data.p, np.flatnonzero(data.rounds[0]))
     assert [point.scores["brier"] for point in points] == pytest.approx([expected] * 5)

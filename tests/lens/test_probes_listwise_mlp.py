@@ -11,7 +11,7 @@ import torch
 from support.planted import PlantedStore, data_of
 
 from coral_lens.lens.artefact import load_lens
-from coral_lens.lens.choose import choose
+from coral_lens.lens.choose import choose_candidate
 from coral_lens.lens.fit import fit_store
 from coral_lens.lens.probes.listwise import (
     ListwiseMlpSettings,
@@ -191,7 +191,7 @@ def test_the_lens_steers_as_the_candidate_did_on_validation(monkeypatch: pytest.
     settings = FitSettings(lens="listwise-mlp", layers=(0, 1), temper=False)
     lens = fit_store(store, settings)
     data = data_of(store, settings)
-    chosen, singles = choose(data, "listwise-mlp", FitSettings(layers=(0, 1)))
+    chosen, singles = choose_candidate(data, "listwise-mlp", FitSettings(layers=(0, 1)))
     assert len(singles) == 2
     assert lens.layers == chosen.recipe.layers == (1,)
     gamma = chosen.best("brier").gamma

@@ -17,7 +17,15 @@ from coral_lens.errors import CoralError
 from coral_lens.lens.probes import mlp
 from coral_lens.lens.probes.mlp import HIDDEN, LayerData, MlpSettings, MlpTraining, fit_mlp
 from coral_lens.lens.probes.registry import mlp_settings, setting_of
-from coral_lens.lens.probes.search import GRID, PAPER_GRID, Found, SearchBudget, in_turns, planned_epochs, search_mlp
+from coral_lens.lens.probes.search import (
+    GRID,
+    PAPER_GRID,
+    SearchBudget,
+    SearchOutcome,
+    in_turns,
+    planned_epochs,
+    search_mlp,
+)
 from coral_lens.lens.probes.standardise import r_squared
 from coral_lens.storage.resumable import locked_file
 
@@ -51,17 +59,17 @@ def layer_data(layer: int, *, width: int = 8) -> LayerData:
     return LayerData(z[:140], r[:140], z[140:], r[140:])
 
 
-def search(*, journal: Path | None = None, budget: SearchBudget = BUDGET, seed: int = 0) -> Found:
+def search(*, journal: Path | None = None, budget: SearchBudget = BUDGET, seed: int = 0) -> SearchOutcome:
     return search_mlp(layer_data, LAYERS, SETTINGS, seed=seed, budget=budget, journal=journal)
 
 
 @cache
-def whole() -> Found:
+def whole() -> SearchOutcome:
     """What a search finds that nothing disturbs."""
     return search()
 
 
-def same_bytes(a: Found, b: Found) -> bool:
+def same_bytes(a: SearchOutcome, b: SearchOutcome) -> bool:
     ours, theirs = a.probe.tensors(), b.probe.tensors()
     return a.trials == b.trials and all(torch.equal(t, theirs[name]) for name, t in ours.items())
 

@@ -86,7 +86,7 @@ def test_a_local_model_is_named_without_its_path(lens: Lens) -> None:
 
 
 def test_prompts_and_temperatures_are_said_in_words(lens: Lens) -> None:
-    text = card_of(lens, style=Style("letters", chat=True), base_temperature=1.5, then_temperature=0.8)
+    text = card_of(lens, style=Style("letters", chat=True), base_temperature=1.5, steered_temperature=0.8)
     assert "Prompts: `letters+chat`." in text
     assert "`token` score, scaled by temperature 1.5; the result is scaled by 0.8." in text
     assert "scaled by" not in card_of(lens)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 
 from coral_lens.lens.probes.standardise import Standardiser
-from coral_lens.lens.shift import RANK, ShiftModel, fit_shift, places
+from coral_lens.lens.shift import RANK, ShiftModel, fit_shift, question_places
 from coral_lens.ragged import Options
 
 WIDTH = 12
@@ -39,7 +39,7 @@ def fitted(n: int = 400, *, at: float = 0.0, width: int = WIDTH) -> ShiftModel:
 
 def test_a_place_is_the_mean_over_the_options() -> None:
     states = np.array([[1, 2], [3, 4], [5, 9], [0, 0], [4, 2]], dtype=np.float32)
-    assert places(states, Options.of_sizes([3, 2])).tolist() == [[3.0, 5.0], [2.0, 1.0]]
+    assert question_places(states, Options.of_sizes([3, 2])).tolist() == [[3.0, 5.0], [2.0, 1.0]]
 
 
 def test_a_distance_worked_by_hand() -> None:

@@ -17,7 +17,7 @@ from coral_lens.lens.fit import fit_store
 from coral_lens.lens.rules import FLOOR, steer
 from coral_lens.lens.settings import FitSettings
 from coral_lens.lens.tempering import (
-    FEWEST,
+    FEWEST_IN_PART,
     MOST_DOMAINS,
     Evidence,
     Tempering,
@@ -244,23 +244,23 @@ def of_tasks(counts: dict[str, int]) -> tuple[list[Question], np.ndarray]:
 
 
 def test_each_large_task_is_a_part() -> None:
-    questions, at = of_tasks({"b": FEWEST, "a": FEWEST + 5})
-    assert domains_of(questions, at, seed=0) == ["b"] * FEWEST + ["a"] * (FEWEST + 5)
+    questions, at = of_tasks({"b": FEWEST_IN_PART, "a": FEWEST_IN_PART + 5})
+    assert domains_of(questions, at, seed=0) == ["b"] * FEWEST_IN_PART + ["a"] * (FEWEST_IN_PART + 5)
 
 
 def test_a_small_task_joins_a_large_one() -> None:
-    questions, at = of_tasks({"a": FEWEST, "b": FEWEST, "tiny": FEWEST - 1, "one": 1})
+    questions, at = of_tasks({"a": FEWEST_IN_PART, "b": FEWEST_IN_PART, "tiny": FEWEST_IN_PART - 1, "one": 1})
     parts = domains_of(questions, at, seed=0)
     assert set(parts) == {"a", "b"}
-    assert len(set(parts[2 * FEWEST :])) == 1
+    assert len(set(parts[2 * FEWEST_IN_PART :])) == 1
 
 
 def test_many_tasks_are_left_out_together_in_a_few_parts() -> None:
-    questions, at = of_tasks({f"subject {i:02}": FEWEST for i in range(15)} | {"tiny": 2})
+    questions, at = of_tasks({f"subject {i:02}": FEWEST_IN_PART for i in range(15)} | {"tiny": 2})
     parts = domains_of(questions, at, seed=0)
     assert len(set(parts)) == MOST_DOMAINS
     for i in range(15):  # a task is never divided
-        assert len(set(parts[i * FEWEST : (i + 1) * FEWEST])) == 1
+        assert len(set(parts[i * FEWEST_IN_PART : (i + 1) * FEWEST_IN_PART])) == 1
 
 
 @pytest.mark.parametrize("counts", [{"a": 200}, {"a": 150, "tiny": 20}])

@@ -98,7 +98,7 @@ def test_a_sample_holds_the_rows_of_its_questions_in_order() -> None:
 def test_scores_count_the_questions_that_validate_unless_others_are_marked() -> None:
     store = PlantedStore(40)
     data = data_of(store)
-    validation = np.flatnonzero(data.covered)
+    validation = np.flatnonzero(data.is_validation)
     assert data.scores(data.p, ["brier"])["brier"] == pytest.approx(brier(store, data.p, validation))
     some = np.arange(40) < 5
     assert data.scores(data.p, ["brier"], some)["brier"] == pytest.approx(brier(store, data.p, range(5)))
@@ -107,4 +107,4 @@ def test_scores_count_the_questions_that_validate_unless_others_are_marked() -> 
 def test_the_questions_of_all_rounds_are_covered() -> None:
     data = data_of(PlantedStore(20))
     first, second = np.arange(20) < 3, np.arange(20) > 15
-    assert replace(data, rounds=(first, second)).covered.tolist() == (first | second).tolist()
+    assert replace(data, rounds=(first, second)).is_validation.tolist() == (first | second).tolist()

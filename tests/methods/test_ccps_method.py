@@ -21,14 +21,14 @@ from coral_lens.methods.ccps.contrastive import Examples, NetworkSettings
 from coral_lens.methods.ccps.method import (
     FEATURE_SETS,
     CcpsSettings,
-    Choice,
+    Design,
     FeatureSet,
     Trainer,
     columns_of,
     fit_ccps,
     n_steps,
-    parts_of,
     read_features,
+    split_options,
 )
 from coral_lens.methods.ccps.perturbation import RADII, option_features
 from coral_lens.methods.entry import MethodEntry
@@ -95,8 +95,8 @@ def test_the_whole_method_chooses_by_auroc_over_validation_options(tiny: Model, 
     assert {k: v for k, v in best.items() if k != "auroc"} == record["chosen"]
     assert json.loads((context.folder / "notes.json").read_text("utf-8")) == {"chosen": record["chosen"]}
     features = read_features(context, "train", TRAIN, QUICK)
-    held_out = np.repeat(context.data.covered, np.diff(context.data.table.offsets))
-    fitted = ccps.load_or_fit(context, QUICK)
+    held_out = np.repeat(context.data.is_validation, np.diff(context.data.table.offsets))
+    fitted = ccps.load_or_fit_ccps(context, QUICK)
     y = correct_rows(context.data.table)
     assert roc_auc_score(y[held_out], fitted(features[held_out])) == pytest.approx(best["auroc"])
     # standardised with the training options alone
@@ -116,7 +116,7 @@ def test_the_same_seed_ends_with_the_same_bytes_and_what_is_done_is_found_again(
         probs = fit_ccps(context, settings)(test)[""].probs
         kept.append([(context.folder / f"ccps.{end}").read_bytes() for end in ("json", "safetensors")])
     assert kept[0] == kept[1]
-    monkeypatch.setattr(ccps, "choose", lambda *_: pytest.fail("it was fitted before"))
+    monkeypatch.setattr(ccps, "choose_design", lambda *_: pytest.fail("it was fitted before"))
     assert np.array_equal(fit_ccps(context, settings)(test)[""].probs, probs)
     assert json.loads(kept[0][0])["chosen"] == {
         "features": "all",
@@ -147,10 +147,10 @@ def test_what_is_planted_in_the_divergences_is_chosen() -> None:
     y = (np.arange(600) % 4 == 0).astype(np.float64)
     features = rng.normal(size=(600, len(names)))
     features[:, names.index("kl.7 mean")] += 3 * y
-    parts = ccps.Parts(Examples(features[:400], y[:400]), Examples(features[400:], y[400:]))
-    trainer = Trainer(parts, RADII, seed=0, on_step=lambda _: None)
+    split = ccps.SplitOptions(Examples(features[:400], y[:400]), Examples(features[400:], y[400:]))
+    trainer = Trainer(split, RADII, seed=0, on_step=lambda _: None)
     network = NetworkSettings(steps=60, learning_rate=3e-3)
-    chosen = trainer.best([Choice(features, network) for features in FEATURE_SETS])
+    chosen = trainer.best([Design(features, network) for features in FEATURE_SETS])
     assert chosen.features.types == "all"
     assert chosen.features.radii != "small", "the radius of 20 is not among the small ones"
 
@@ -162,9 +162,9 @@ def test_what_is_constant_in_training_has_no_say_in_a_test() -> None:
     still = np.array([name.endswith(" std") for name in names])
     y = (np.arange(80) % 4 == 0).astype(np.float64)
     train = np.where(still, 0.0, rng.normal(size=(80, len(names))))
-    parts = ccps.Parts(Examples(train, y), Examples(train, y))
-    fitted = Trainer(parts, RADII, seed=0, on_step=lambda _: None).fit(
-        Choice(FeatureSet("all", "all"), NetworkSettings(steps=3))
+    split = ccps.SplitOptions(Examples(train, y), Examples(train, y))
+    fitted = Trainer(split, RADII, seed=0, on_step=lambda _: None).fit(
+        Design(FeatureSet("all", "all"), NetworkSettings(steps=3))
     )
     assert set(fitted.columns) == set(np.flatnonzero(~still)) & set(columns_of(FeatureSet("all", "all"), RADII))
     test = rng.normal(size=(9, len(names)))
@@ -174,7 +174,7 @@ def test_what_is_constant_in_training_has_no_say_in_a_test() -> None:
 def test_too_few_options_are_refused(tiny: Model, tmp_path: Path) -> None:
     context = context_of(tiny, tmp_path, TRAIN[:10])
     with pytest.raises(CoralError, match=r"CCPS needs at least 10 right and 10 wrong options .* Got 8 right"):
-        parts_of(context, np.zeros((len(context.data.table.logprobs), 3)))
+        split_options(context, np.zeros((len(context.data.table.logprobs), 3)))
 
 
 @pytest.mark.parametrize(

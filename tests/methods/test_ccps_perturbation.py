@@ -23,10 +23,10 @@ from coral_lens.methods.ccps.perturbation import (
     PerturbationFeatures,
     Push,
     epsilon_to_flip,
-    features_of,
     head_of,
     jacobians,
     option_features,
+    perturbation_features,
     radii_of,
     token_features,
 )
@@ -115,7 +115,7 @@ def scanned_flip(winner: object) -> float:
 @pytest.mark.parametrize(("bias", "cap"), [(True, None), (False, 4.0)])
 def test_features_of_tokens_are_those_of_a_plain_loop(push: Push, bias: bool, cap: float | None) -> None:
     head, states, targets = drawn_head(bias=bias, cap=cap)
-    found = features_of(head, states, targets, push=push).numpy()
+    found = perturbation_features(head, states, targets, push=push).numpy()
     for row, h, t in zip(found, states.numpy(), targets.tolist(), strict=True):
         expected = plain_token(head, h, t, push)
         assert set(expected) == set(token_features(RADII))
@@ -124,7 +124,7 @@ def test_features_of_tokens_are_those_of_a_plain_loop(push: Push, bias: bool, ca
 
 def test_pushing_up_leaves_no_pei_where_the_token_only_gains() -> None:
     head, states, targets = drawn_head()
-    up, down = (features_of(head, states, targets, push=push) for push in ("up", "down"))
+    up, down = (perturbation_features(head, states, targets, push=push) for push in ("up", "down"))
     at = token_features(RADII).index("pei.small")
     assert (up[:, at] == 0).all()
     assert (down[:, at] > 0).all()
@@ -139,7 +139,7 @@ def test_the_first_crossing_worked_by_hand() -> None:
 
 def test_a_token_that_is_certain_is_not_moved() -> None:
     head = Head(torch.eye(2, dtype=torch.float32), None, None)
-    found = features_of(head, torch.tensor([[1000.0, 0.0]]), torch.tensor([0]))
+    found = perturbation_features(head, torch.tensor([[1000.0, 0.0]]), torch.tensor([0]))
     assert found.isfinite().all()
     named = dict(zip(token_features(RADII), found[0].tolist(), strict=True))
     assert (named["logprob"], named["jacobian"], named["pei.all"], named["kl.7"]) == (0.0, 0.0, 0.0, 0.0)
@@ -168,7 +168,7 @@ def test_features_of_options_are_statistics_over_the_tokens_of_plain_passes(name
     names = option_features(RADII)
     for row, (context, option) in zip(found, options(prompts), strict=True):
         states = plain_states(model, context, option, Site("final", 0))[len(context) - 1 : -1]
-        tokens = features_of(head, states, torch.tensor(option)).double().numpy()
+        tokens = perturbation_features(head, states, torch.tensor(option)).double().numpy()
         expected = np.concatenate([tokens.mean(axis=0), tokens.min(axis=0), tokens.max(axis=0), tokens.std(axis=0)])
         # the log-probabilities that a lens starts from are among them
         assert row[names.index("logprob mean")] == pytest.approx(expected[0], abs=1e-4)

@@ -95,7 +95,7 @@ def test_untrained_states_are_those_of_the_copy_beside_the_models_own_scores(
 ) -> None:
     found = untrained_states(context)(sets[1])
     by_hand = extract(
-        untrained_copy(tiny, seed=5), sets[1].asked(), tmp_path / "by hand", extraction=Extraction(layers=(0, 1, 2))
+        untrained_copy(tiny, seed=5), sets[1].prompted(), tmp_path / "by hand", extraction=Extraction(layers=(0, 1, 2))
     )
     assert np.array_equal(found.layer(2), by_hand.layer(2))
     assert not np.allclose(found.layer(2), sets[1].states.layer(2))

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from coral_lens.methods.iti import head_probes
-from coral_lens.methods.iti.head_probes import accuracies, class_weights, fit_probes, mean_shift, spreads, unit
+from coral_lens.methods.iti.head_probes import accuracies, class_weights, fit_probes, mean_difference, spreads, unit
+from coral_lens.storage import arrays
 
 
 def drawn(n: int = 300, n_heads: int = 7, dim: int = 5, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -44,7 +44,7 @@ def test_options_that_can_be_told_apart_without_error_end_in_finite_weights() ->
 def test_rows_in_chunks_give_what_rows_at_once_give(monkeypatch: pytest.MonkeyPatch) -> None:
     states, y = drawn()
     whole = fit_probes(states, y, np.ones(len(y)))
-    monkeypatch.setattr(head_probes, "CHUNK_BYTES", 8 * 7 * 6 * 11)
+    monkeypatch.setattr(arrays, "CHUNK_BYTES", 8 * 7 * 6 * 11)
     np.testing.assert_allclose(fit_probes(states, y, np.ones(len(y))).weights, whole.weights, rtol=1e-7)
 
 
@@ -61,7 +61,7 @@ def test_balanced_accuracy_gives_nothing_for_calling_everything_wrong() -> None:
 def test_directions_worked_by_hand() -> None:
     y = np.array([1.0, 0.0, 1.0, 0.0])
     states = np.array([[[4, 0]], [[0, 1]], [[2, 8]], [[0, -1]]], dtype=np.float32)  # one head
-    shift = mean_shift(states, y)
+    shift = mean_difference(states, y)
     assert shift.tolist() == [[3.0, 4.0]]
     direction = unit(shift)
     np.testing.assert_allclose(direction, [[0.6, 0.8]])

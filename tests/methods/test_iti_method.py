@@ -15,7 +15,7 @@ from support.plain_passes import options, plain_logprob
 from support.questions import toy_questions
 
 from coral_lens.data.settings import Style
-from coral_lens.engine.extract import Extraction, extract
+from coral_lens.engine.extract import Edited, Extraction, extract
 from coral_lens.engine.hooks import Site
 from coral_lens.engine.model import Model
 from coral_lens.engine.prompts import prepare
@@ -25,7 +25,15 @@ from coral_lens.lens.settings import FitSettings
 from coral_lens.methods.entry import MethodEntry
 from coral_lens.methods.interface import FitContext, QuestionSet
 from coral_lens.methods.iti import method as iti
-from coral_lens.methods.iti.method import Candidate, HeadScan, ItiSettings, Shift, candidates, fit_iti, shift_of
+from coral_lens.methods.iti.method import (
+    HeadScan,
+    Intervention,
+    InterventionSetting,
+    ItiSettings,
+    fit_iti,
+    intervention_of,
+    intervention_settings,
+)
 from coral_lens.methods.registry import read_method
 from coral_lens.records import Prompt, Question
 
@@ -91,7 +99,7 @@ def test_the_whole_method_is_that_of_plain_passes_and_scikit_learn(family: str, 
     found = fit_iti(context, settings)(question_set(model, TEST, tmp_path / "test"))[""]
 
     heads, y, number = plain_heads(model, TRAIN)
-    held_out = context.data.covered[number]
+    held_out = context.data.is_validation[number]
     accuracy, directions = {}, {}
     for layer in range(3):
         for head in range(4):
@@ -116,10 +124,11 @@ def test_the_whole_method_is_that_of_plain_passes_and_scikit_learn(family: str, 
 
 def test_strength_zero_gives_the_bits_of_the_model_as_it_is(any_tiny: Model, tmp_path: Path) -> None:
     test = question_set(any_tiny, TEST, tmp_path / "test")
-    edited = Shift(np.ones((3, 4, 8), dtype=np.float32), 0.0).edited()
+    nothing, shift = (Intervention(np.ones((3, 4, 8), dtype=np.float32), alpha) for alpha in (0.0, 1.0))
+    edited = Edited((nothing.edit,), nothing.about)
     context = FitContext(lambda: any_tiny, test, FitSettings(), tmp_path / "method")
     assert np.array_equal(context.score(TEST, "none", edited=edited).table.logprobs, test.states.table.logprobs)
-    moved = Shift(np.ones((3, 4, 8), dtype=np.float32), 1.0).edited()
+    moved = Edited((shift.edit,), shift.about)
     assert not np.allclose(context.score(TEST, "none", edited=moved).table.logprobs, test.states.table.logprobs)
 
 
@@ -130,16 +139,16 @@ def test_the_most_accurate_heads_come_first_and_numbers_beyond_all_heads_are_all
     accuracy = np.array([[0.5, 0.9], [0.9, 0.7]])
     scan = HeadScan(accuracy, {"mean": np.ones((2, 2, 3)), "probe": np.full((2, 2, 3), 2.0)})
     assert scan.best(3) == [(1, 1), (2, 0), (2, 1)]
-    tried = candidates(scan, ItiSettings(heads=(1, 24, 48), directions=("mean",), alphas=(0.5, 1.0)))
+    tried = intervention_settings(scan, ItiSettings(heads=(1, 24, 48), directions=("mean",), alphas=(0.5, 1.0)))
     assert tried == [
-        Candidate(1, "mean", 0.5),
-        Candidate(1, "mean", 1.0),
-        Candidate(4, "mean", 0.5),
-        Candidate(4, "mean", 1.0),
+        InterventionSetting(1, "mean", 0.5),
+        InterventionSetting(1, "mean", 1.0),
+        InterventionSetting(4, "mean", 0.5),
+        InterventionSetting(4, "mean", 1.0),
     ]
-    shift = shift_of(scan, Candidate(2, "probe", 0.5))
-    assert shift.directions[:, :, 0].tolist() == [[0.0, 2.0], [2.0, 0.0]]
-    assert {site.layer for site in shift.edit().sites} == {1, 2}
+    intervention = intervention_of(scan, InterventionSetting(2, "probe", 0.5))
+    assert intervention.directions[:, :, 0].tolist() == [[0.0, 2.0], [2.0, 0.0]]
+    assert {site.layer for site in intervention.edit.sites} == {1, 2}
 
 
 def test_the_strengths_are_the_papers_or_the_originals() -> None:
@@ -167,7 +176,7 @@ def test_the_choice_is_the_best_on_validation_questions_and_is_found_again(
     p = base_probs(context.data.table, "token")
     mask = np.isin(np.arange(len(TRAIN)), context.validation(5))
     assert record["tried"][0]["brier"] == pytest.approx(context.data.scores(p, ["brier"], mask)["brier"], abs=1e-5)
-    monkeypatch.setattr(iti, "choose_shift", lambda *_: pytest.fail("it was chosen before"))
+    monkeypatch.setattr(iti, "choose_intervention", lambda *_: pytest.fail("it was chosen before"))
     assert np.array_equal(fit_iti(context, settings)(test)[""].probs, first.probs)
 
 

@@ -21,9 +21,9 @@ from coral_lens.lens.settings import FitSettings
 from coral_lens.methods.entry import MethodEntry
 from coral_lens.methods.interface import FitContext, QuestionSet
 from coral_lens.methods.letters import (
-    averaged,
     letter_prior,
-    listed,
+    listed_wording,
+    mean_over_orders,
     prior_for,
     refuse_texts,
     reordered,
@@ -138,7 +138,7 @@ def test_a_prior_and_an_average_worked_by_hand() -> None:
     observed = np.array([[0.8, 0.2], [0.6, 0.4]])
     first = np.sqrt(0.8 * 0.6) / (np.sqrt(0.8 * 0.6) + np.sqrt(0.2 * 0.4))
     assert np.allclose(letter_prior(observed), [first, 1 - first])
-    assert np.allclose(averaged(observed), [(0.8 + 0.4) / 2, (0.2 + 0.6) / 2])
+    assert np.allclose(mean_over_orders(observed), [(0.8 + 0.4) / 2, (0.2 + 0.6) / 2])
 
 
 def test_a_preference_among_more_letters_serves_fewer_and_not_the_reverse() -> None:
@@ -212,7 +212,7 @@ def test_what_is_not_listed_under_its_letters_is_refused() -> None:
     whole = Question(
         "q", "q", stem, ("A", "B"), 0, rendered=Rendered((f"Hello\n{stem}",) * 2, (" A", " B"), ("A", "B"))
     )
-    assert listed(whole) == Wording("", "Which?", ("red", "blue"), ". ", "\nAnswer:")
+    assert listed_wording(whole) == Wording("", "Which?", ("red", "blue"), ". ", "\nAnswer:")
     assert whole.rendered is not None
     by_text = replace(whole, rendered=replace(whole.rendered, continuations=(" red", " blue")))
     unlisted = replace(whole, text="Which?", rendered=replace(whole.rendered, contexts=("Which?",) * 2))

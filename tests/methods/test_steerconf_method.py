@@ -22,14 +22,14 @@ from coral_lens.lens.settings import FitSettings
 from coral_lens.methods.entry import MethodEntry
 from coral_lens.methods.interface import FitContext, QuestionSet
 from coral_lens.methods.registry import read_method
-from coral_lens.methods.steerconf import texts as written_module
-from coral_lens.methods.steerconf.answers import Said, read_answer
+from coral_lens.methods.steerconf import texts as texts_module
+from coral_lens.methods.steerconf.answers import StatedAnswer, read_answer
 from coral_lens.methods.steerconf.method import (
     AGGREGATIONS,
     MARGIN,
-    Choice,
-    Heard,
     Interview,
+    InterviewPlan,
+    Replies,
     SteerConfSettings,
     choose_interview,
     consistency,
@@ -40,7 +40,7 @@ from coral_lens.methods.steerconf.method import (
     weighted_confidence,
 )
 from coral_lens.methods.steerconf.prompts import STEERING, instruction, option_texts, shown_question, verbal_prompt
-from coral_lens.methods.steerconf.texts import read_piece, write_piece, written
+from coral_lens.methods.steerconf.texts import load_or_generate, read_piece, write_piece
 from coral_lens.records import Question, Rendered
 
 
@@ -201,8 +201,8 @@ def test_a_chat_template_is_used_where_there_is_one() -> None:
 # --- aggregation
 
 
-def said(*pairs: tuple[int, float]) -> list[Said]:
-    return [Said(*pair) for pair in pairs]
+def said(*pairs: tuple[int, float]) -> list[StatedAnswer]:
+    return [StatedAnswer(*pair) for pair in pairs]
 
 
 def test_aggregation_worked_by_hand() -> None:
@@ -243,16 +243,16 @@ def test_every_distribution_is_one_and_its_top_is_the_vote(pairs: list[tuple[int
 
 
 def test_failures_are_counted_by_sample_and_by_question() -> None:
-    heard = Heard([[None, None], [Said(0, 0.5), None], [None, Said(1, 0.5)]], cut=2)
-    assert heard.failures(2) == pytest.approx(
+    replies = Replies([[None, None], [StatedAnswer(0, 0.5), None], [None, StatedAnswer(1, 0.5)]], cut=2)
+    assert replies.failures(2) == pytest.approx(
         {
             "samples that could not be read": 4 / 6,
             "questions without any readable sample": 1 / 3,
             "samples cut at the limit": 2 / 6,
         }
     )
-    assert heard.failures(1)["questions without any readable sample"] == pytest.approx(2 / 3)
-    assert np.allclose(heard.probs([2, 2, 2], 1, "mean"), [0.5, 0.5, 0.5 + MARGIN, 0.5 - MARGIN, 0.5, 0.5])
+    assert replies.failures(1)["questions without any readable sample"] == pytest.approx(2 / 3)
+    assert np.allclose(replies.probs([2, 2, 2], 1, "mean"), [0.5, 0.5, 0.5 + MARGIN, 0.5 - MARGIN, 0.5, 0.5])
 
 
 # --- choosing
@@ -261,17 +261,17 @@ def test_failures_are_counted_by_sample_and_by_question() -> None:
 class Scripted(Interview):
     """A model that is well calibrated under one way of asking only."""
 
-    def hear(self, questions: Sequence[Question], name: str, choice: Choice) -> Heard:
-        asked.append((choice.prompt, choice.thinking, choice.temperature, choice.samples))
-        good = choice.prompt == "cautious" and not choice.thinking
-        sure = 0.75 if good and choice.temperature == 0.5 else 1.0 if not good else 0.9
-        samples: list[list[Said | None]] = []
+    def ask(self, questions: Sequence[Question], name: str, plan: InterviewPlan) -> Replies:
+        asked.append((plan.prompt, plan.thinking, plan.temperature, plan.samples))
+        good = plan.prompt == "cautious" and not plan.thinking
+        sure = 0.75 if good and plan.temperature == 0.5 else 1.0 if not good else 0.9
+        samples: list[list[StatedAnswer | None]] = []
         for i, q in enumerate(questions):
             right = q.answer if i % 4 else (q.answer + 1) % len(q.options)  # three quarters are right
-            samples.append([Said(right, sure)] * choice.samples)
-        if choice.prompt == "very_cautious":
-            samples = [[None] * choice.samples for _ in questions]
-        return Heard(samples, 0)
+            samples.append([StatedAnswer(right, sure)] * plan.samples)
+        if plan.prompt == "very_cautious":
+            samples = [[None] * plan.samples for _ in questions]
+        return Replies(samples, 0)
 
 
 asked: list[tuple[Any, ...]] = []
@@ -361,7 +361,7 @@ def test_a_model_that_never_answers_is_counted_and_gets_even_probabilities(
 def test_killed_writing_goes_on_and_ends_with_the_same_bytes(
     tiny: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(written_module, "PIECE", 2)
+    monkeypatch.setattr(texts_module, "PIECE", 2)
     prompts, settings = (
         [f"Say {i}" for i in range(5)],
         GenerationSettings(max_new_tokens=4, temperature=1.0, n_samples=2),
@@ -370,8 +370,8 @@ def test_killed_writing_goes_on_and_ends_with_the_same_bytes(
     def context(name: str) -> FitContext:
         return FitContext(lambda: tiny, NOBODY, FitSettings(), tmp_path / name)
 
-    whole = written(context("whole"), prompts, "texts", settings=settings)
-    usual, calls = written_module.generate_answers, []
+    whole = load_or_generate(context("whole"), prompts, "texts", settings=settings)
+    usual, calls = texts_module.generate_answers, []
 
     def deadly(*arguments: Any, **more: Any) -> Any:
         calls.append(1)
@@ -379,10 +379,10 @@ def test_killed_writing_goes_on_and_ends_with_the_same_bytes(
             raise KeyboardInterrupt
         return usual(*arguments, **more)
 
-    monkeypatch.setattr(written_module, "generate_answers", deadly)
+    monkeypatch.setattr(texts_module, "generate_answers", deadly)
     with pytest.raises(KeyboardInterrupt):
-        written(context("killed"), prompts, "texts", settings=settings)
-    resumed = written(context("killed"), prompts, "texts", settings=settings)
+        load_or_generate(context("killed"), prompts, "texts", settings=settings)
+    resumed = load_or_generate(context("killed"), prompts, "texts", settings=settings)
     assert resumed == whole
     assert len(calls) == 4, "the first piece is not written again"
     files = [sorted((tmp_path / name).rglob("texts-*.jsonl")) for name in ("whole", "killed")]
@@ -390,11 +390,11 @@ def test_killed_writing_goes_on_and_ends_with_the_same_bytes(
     assert [f.read_bytes() for f in files[0]] == [f.read_bytes() for f in files[1]]
     # a damaged piece is written again
     files[1][1].write_bytes(files[1][1].read_bytes().replace(b"text", b"tExt", 1))
-    assert written(context("killed"), prompts, "texts", settings=settings) == whole
+    assert load_or_generate(context("killed"), prompts, "texts", settings=settings) == whole
     assert files[1][1].read_bytes() == files[0][1].read_bytes()
     # and so is one that is sound, but of fewer prompts than a piece has
     first = read_piece(files[1][0])
     assert first is not None
     write_piece(files[1][0], first[:1])
-    assert written(context("killed"), prompts, "texts", settings=settings) == whole
+    assert load_or_generate(context("killed"), prompts, "texts", settings=settings) == whole
     assert files[1][0].read_bytes() == files[0][0].read_bytes()

@@ -29,20 +29,20 @@ from coral_lens.engine.trees import build_tree
 from coral_lens.errors import CoralError
 from coral_lens.records import OptionTable, Prompt
 from coral_lens.sae.ablate import (
-    Ablating,
+    Ablation,
     Reconstruction,
     WithoutFeature,
     ablate_batch,
     ablate_fully,
     entry_groups,
-    features_of,
+    feature_tensor,
     run_ablation,
-    without,
+    states_without,
 )
 from coral_lens.sae.codes import CodeStore, Encoding, collect_codes
 from coral_lens.sae.effects import AblationScores, Changes, changes_of, compare, effects
 from coral_lens.sae.quality import patch
-from coral_lens.sae.select import StreamingPearson, correlate, impact, select, top_correlated
+from coral_lens.sae.select import StreamingPearson, choose_features, correlate, impact, top_correlated
 from coral_lens.sae.settings import AblationPlace
 from coral_lens.sae.steer import SteerFeatures, Steering
 
@@ -70,7 +70,7 @@ def batches_of(model: Model) -> list[Batch]:
 def test_ablation_equals_a_whole_pass_without_the_feature(
     any_tiny: Model, where: AblationPlace, keep_error: bool
 ) -> None:
-    what = Ablating(make_sae(1), features_of([7, 3, DEAD, 20]), where, keep_error)
+    what = Ablation(make_sae(1), feature_tensor([7, 3, DEAD, 20]), where, keep_error)
     batches = batches_of(any_tiny)
     assert any(batch.prefixes for batch in batches)
     before = hook_counts(any_tiny)
@@ -90,7 +90,7 @@ def test_states_beyond_an_autoencoders_limit_are_not_touched(tiny: Model) -> Non
     norms = plain_norms(tiny, batch).sort().values
     gap = norms.diff()[len(norms) // 4 : -len(norms) // 4].argmax() + len(norms) // 4
     limit = float(norms[gap : gap + 2].mean())  # between two states, so that rounding moves none across it
-    what = Ablating(replace(make_sae(1), norm_limit=limit), features_of([7, 3]))
+    what = Ablation(replace(make_sae(1), norm_limit=limit), feature_tensor([7, 3]))
     found = ablate_batch(tiny, batch, what)
     for j in range(2):
         torch.testing.assert_close(found.logprobs[j], ablate_fully(tiny, batch, what, j), **CLOSE)
@@ -117,7 +117,7 @@ def plain_norms(model: Model, batch: Batch) -> torch.Tensor:
 def test_models_without_a_tree_are_ablated_too(plain_tiny: Model) -> None:
     prompts = ragged_prompts()[:3]
     plan = plan_for(prompts, token_budget=300, packing="plain")
-    what = Ablating(make_sae(2), features_of([7, 3, DEAD]))
+    what = Ablation(make_sae(2), feature_tensor([7, 3, DEAD]))
     for planned in plan.batches:
         batch = lay_out(prompts, planned, packing="plain")
         found = ablate_batch(plain_tiny, batch, what)
@@ -128,14 +128,14 @@ def test_models_without_a_tree_are_ablated_too(plain_tiny: Model) -> None:
 
 def test_only_rows_in_which_a_feature_is_active_are_computed(tiny: Model) -> None:
     (batch, *_) = batches_of(tiny)
-    dead = ablate_batch(tiny, batch, Ablating(make_sae(1), features_of([DEAD, DEAD])))
+    dead = ablate_batch(tiny, batch, Ablation(make_sae(1), feature_tensor([DEAD, DEAD])))
     assert dead.n_computed == 0
-    both = ablate_batch(tiny, batch, Ablating(make_sae(1), features_of([7, DEAD]), "answer"))
+    both = ablate_batch(tiny, batch, Ablation(make_sae(1), feature_tensor([7, DEAD]), "answer"))
     assert both.n_computed == len(batch.input_ids)
 
 
 def test_top_k_features_are_ablated_by_the_codes_that_were_kept(tiny: Model) -> None:
-    what = Ablating(make_sae(1, architecture="topk"), features_of([7, 3, 11]))
+    what = Ablation(make_sae(1, architecture="topk"), feature_tensor([7, 3, 11]))
     for batch in batches_of(tiny):
         found = ablate_batch(tiny, batch, what)
         for j in range(3):
@@ -150,11 +150,11 @@ def test_states_are_patched_on_the_device_where_they_are(architecture: str) -> N
     batch, site = collate({0: build_tree(prompt)}, [(0,)]), Site("residual", 1)
     steering = SteerFeatures(sae, Steering(torch.tensor([7, 3]), torch.tensor([0.5, 0.5])), 1.0)
     for keep_error in (False, True):
-        what = Ablating(sae, features_of([7, 3]), keep_error=keep_error)
+        what = Ablation(sae, feature_tensor([7, 3]), keep_error=keep_error)
         for edit in (Reconstruction(what), WithoutFeature(what, 1), steering, patch(sae)):
             assert edit.edit(site, states, batch).device.type == "meta"
     checkpoint = Checkpoint(batch, 1, states, None, torch.zeros(4), in_tuple=False)
-    found = without(checkpoint, torch.ones(1, 8, 2), torch.tensor([0, 0]), torch.tensor([0, 1]), what)
+    found = states_without(checkpoint, torch.ones(1, 8, 2), torch.tensor([0, 0]), torch.tensor([0, 1]), what)
     assert (found.device.type, found.shape) == ("meta", (2, 8, 32))
     assert sae.on(states.device) is sae.on(states.device), "copied once"
     assert sae.on(torch.device("cpu")) is sae
@@ -223,7 +223,7 @@ def test_impact_is_the_effect_on_the_probe_of_a_features_mean_activation() -> No
     expected = [float(sum(sae.w_dec[j, i] * w[i] for i in range(3)) * mean[j]) for j in range(8)]
     np.testing.assert_allclose(impact(sae, w, mean), expected, rtol=1e-6)
     codes, r = planted()
-    chosen = select(correlate([(codes, r)], 6), np.array([0.1, -9.0, 99.0, 1.0, 50.0, 0.0]), k=2).chosen
+    chosen = choose_features(correlate([(codes, r)], 6), np.array([0.1, -9.0, 99.0, 1.0, 50.0, 0.0]), k=2).chosen
     assert chosen["impact"] == [1, 3]
 
 
@@ -312,7 +312,7 @@ def test_chosen_features_are_placed_among_random_ones_by_hand() -> None:
 
 
 def test_a_killed_ablation_goes_on_to_the_same_bytes(tmp_path: Path, tiny: Model) -> None:
-    questions, what = toy_questions(30), Ablating(make_sae(1), features_of([7, 3, DEAD]), "answer")
+    questions, what = toy_questions(30), Ablation(make_sae(1), feature_tensor([7, 3, DEAD]), "answer")
     whole = run_ablation(tiny, questions, tmp_path / "whole", what)
     calls: list[int] = []
 

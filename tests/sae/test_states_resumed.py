@@ -15,7 +15,7 @@ from coral_lens.engine.model import Model
 from coral_lens.errors import CoralError
 from coral_lens.records import Question
 from coral_lens.sae import codes
-from coral_lens.sae.ablate import Ablating, features_of, run_ablation
+from coral_lens.sae.ablate import Ablation, feature_tensor, run_ablation
 from coral_lens.sae.codes import Encoding, collect_codes
 from coral_lens.sae.settings import Sampling
 from coral_lens.sae.states import collect
@@ -48,9 +48,9 @@ def encoding(model: Model, questions: list[Question], folder: Path, progress: Pr
     return collect_codes(model, questions, folder, Encoding(make_sae(1)), progress=progress)
 
 
-def ablating(model: Model, questions: list[Question], folder: Path, progress: Progress) -> object:
+def ablation(model: Model, questions: list[Question], folder: Path, progress: Progress) -> object:
     return run_ablation(
-        model, questions, folder, Ablating(make_sae(1), features_of([7, 3]), "answer"), progress=progress
+        model, questions, folder, Ablation(make_sae(1), feature_tensor([7, 3]), "answer"), progress=progress
     )
 
 
@@ -60,7 +60,7 @@ def sweeping(model: Model, questions: list[Question], folder: Path, progress: Pr
     return run_sweep(model, questions, folder, Sweep(1, edits, [e.about for e in edits]), progress=progress)
 
 
-@pytest.fixture(params=[collecting, encoding, ablating, sweeping])
+@pytest.fixture(params=[collecting, encoding, ablation, sweeping])
 def loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Loop:
     """Every loop in turn, in batches of 300 tokens, without timing the machine for the best size."""
     monkeypatch.setattr("coral_lens.engine.extract.choose_budget", lambda _: 300)

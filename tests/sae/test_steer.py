@@ -20,6 +20,7 @@ from coral_lens.lens.rules import base_probs
 from coral_lens.lens.settings import FitSettings
 from coral_lens.methods.corrsteer import (
     CorrSteerSettings,
+    Preferred,
     correlate_correctness,
     direction_of,
     fit_corrsteer,
@@ -137,19 +138,18 @@ def context_of(model: Model, folder: Path) -> FitContext:
 def test_the_direction_is_the_mean_of_correct_samples_along_correlated_features(tmp_path: Path, tiny: Model) -> None:
     sae = make_sae(1)
     codes = collect_codes(tiny, TRAIN, tmp_path, Encoding(sae))
-    chosen = {q.id: 0 for q in TRAIN}
-    right = {q.id: i % 3 == 0 for i, q in enumerate(TRAIN)}
-    found, means = correlate_correctness(codes, chosen, right)
+    preferred = {q.id: Preferred(0, is_answer=i % 3 == 0) for i, q in enumerate(TRAIN)}
+    pearson, means = correlate_correctness(codes, preferred)
     dense = {codes.ids[c.question]: c.dense(sae.n_features)[0] for c in codes}
-    x, y = np.stack([dense[q.id] for q in TRAIN]), np.array([right[q.id] for q in TRAIN])
+    x, y = np.stack([dense[q.id] for q in TRAIN]), np.array([preferred[q.id].is_answer for q in TRAIN])
     np.testing.assert_allclose(means, x[y].mean(axis=0), atol=1e-5)
     often = (x > 1e-4).sum(axis=0) >= 10
     r = np.array([np.corrcoef(x[:, j], y)[0, 1] if often[j] and x[:, j].std() > 0 else -1 for j in range(x.shape[1])])
     best = np.argsort(-r)[:3]
     expected = sum(means[j] * sae.w_dec[j].numpy() for j in best if r[j] > 0)
-    np.testing.assert_allclose(direction_of(sae, found, means, 3).numpy(), expected, atol=1e-4)
+    np.testing.assert_allclose(direction_of(sae, pearson, means, 3).numpy(), expected, atol=1e-4)
     with pytest.raises(CoralError, match="Got 4 right of 60 training questions"):
-        correlate_correctness(codes, chosen, {q.id: i < 4 for i, q in enumerate(TRAIN)})
+        correlate_correctness(codes, {q.id: Preferred(0, is_answer=i < 4) for i, q in enumerate(TRAIN)})
 
 
 def test_corrsteer_scores_test_questions_under_the_direction_it_chose(tmp_path: Path, tiny: Model) -> None:

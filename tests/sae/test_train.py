@@ -33,7 +33,7 @@ from coral_lens.sae.quality import fidelity, loss_recovered, patch
 from coral_lens.sae.settings import Sampling, TrainingSettings
 from coral_lens.sae.states import (
     Minibatches,
-    Ordinary,
+    OrdinaryStates,
     PooledStates,
     TokenStore,
     collect,
@@ -42,7 +42,7 @@ from coral_lens.sae.states import (
     iter_states,
 )
 from coral_lens.sae.steer import SteerFeatures, Steering
-from coral_lens.sae.train import Weights, first_weights, folded, loss_of, resample, statistics_of, train
+from coral_lens.sae.train import SaeWeights, first_weights, folded, loss_of, resample, statistics_of, train
 from coral_lens.storage.resumable import locked
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -77,7 +77,7 @@ class KnownStates:
         return self._shards[shard]
 
 
-def some_weights(width: int = 5, n_features: int = 9) -> Weights:
+def some_weights(width: int = 5, n_features: int = 9) -> SaeWeights:
     rng = torch.Generator().manual_seed(3)
     w = first_weights(width, n_features, seed=1)
     w.w_enc, w.w_dec = torch.randn(width, n_features, generator=rng), torch.randn(n_features, width, generator=rng)
@@ -267,11 +267,11 @@ def test_massive_states_are_kept_from_training_and_left_as_they_are(tmp_path: Pa
     for shard in source._shards:
         shard[3] *= 100.0
     assert float((statistics_of(source).scale / plain.scale).min()) > 2, "a few of them change what z-scores are"
-    ordinary = Ordinary.of(source, 10.0)
+    ordinary = OrdinaryStates.of(source, 10.0)
     assert ordinary.norm_limit == pytest.approx(10 * float(median), rel=0.01)
     assert [len(source.states(i)) - len(ordinary.states(i)) for i in range(8)] == [1] * 8
     torch.testing.assert_close(statistics_of(ordinary).scale, plain.scale, rtol=0.05, atol=0.0)
-    assert torch.equal(Ordinary.of(source, 0.0).states(2), source.states(2)), "0 keeps all"
+    assert torch.equal(OrdinaryStates.of(source, 0.0).states(2), source.states(2)), "0 keeps all"
 
     sae = train(source, tmp_path, replace(SMALL, epochs=3), layer=1)[2]
     assert sae.norm_limit == ordinary.norm_limit == load_autoencoder(tmp_path / "2x").norm_limit

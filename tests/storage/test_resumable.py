@@ -44,7 +44,7 @@ class Work:
         identity = {"what": "squares", "threads": torch.get_num_threads()} | changed
         self.stop_at = stop_at
         work = Resumable(
-            self.folder, identity, PIECES, self.squares, size=len, form=Journal, beside={"note.txt": b"squares\n"}
+            self.folder, identity, PIECES, self.squares, size=len, form=Journal, other_files={"note.txt": b"squares\n"}
         )
         work.run(self.told.append)
         return self

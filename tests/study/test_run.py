@@ -542,9 +542,9 @@ def test_a_new_method_is_one_row_of_the_table(
     def fit_uniform(context: FitContext, settings: None) -> Predict:
         assert settings is None
         assert context.model() is tiny
-        asked = context.train.asked()
-        assert [q.id for q in asked] == [q.id for q in context.train.states.questions]
-        assert all(q.rendered for q in asked)
+        prompted = context.train.prompted()
+        assert [q.id for q in prompted] == [q.id for q in context.train.states.questions]
+        assert all(q.rendered for q in prompted)
 
         def predict(test: QuestionSet) -> dict[str, Predictions]:
             sizes = np.diff(test.states.table.offsets)

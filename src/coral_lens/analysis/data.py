@@ -21,7 +21,7 @@ from coral_lens.errors import CoralError
 from coral_lens.lens.artefact import Lens
 from coral_lens.lens.fit import fit_store
 from coral_lens.lens.rules import base_probs
-from coral_lens.lens.settings import FEWEST, FitSettings
+from coral_lens.lens.settings import FEWEST_QUESTIONS, FitSettings
 from coral_lens.metrics.comparisons import Difference, paired_difference
 from coral_lens.metrics.scores import Score
 from coral_lens.records import predictions_of
@@ -202,9 +202,10 @@ def curve_rows(drawn: JoinedStore, tested: JoinedStore, point: CurveRow, setting
 
 def drawings(task: str, whole: int, draws: int) -> list[tuple[int, int]]:
     """Return the numbers of questions to fit on, each as often as it is drawn; all can be drawn in one way only."""
-    if whole < FEWEST:
+    if whole < FEWEST_QUESTIONS:
         raise CoralError(
-            f"{task} has {whole} questions to fit on, and a lens needs {FEWEST} at least; extract more of it, or leave it out."
+            f"{task} has {whole} questions to fit on, and a lens needs {FEWEST_QUESTIONS} at least; extract more of it, "
+            "or leave it out."
         )
-    sizes = sorted({min(whole, max(FEWEST, round(share * whole))) for share in SIZES})
+    sizes = sorted({min(whole, max(FEWEST_QUESTIONS, round(share * whole))) for share in SIZES})
     return [(n, draw) for n in sizes for draw in range(draws if n < whole else 1)]

@@ -17,7 +17,7 @@ from coral_lens.data.leaks import Guard, guard_of
 from coral_lens.data.splits import split_mask
 from coral_lens.engine.activations import ActivationStore, JoinedStore, Subset
 from coral_lens.errors import CoralError
-from coral_lens.records import FAMILY, Question, family_of
+from coral_lens.records import TASKS_OF_FAMILY, Question, task_family
 
 HELD_OUT = 0.3
 """Share of each task, by whole groups, that is only ever tested."""
@@ -52,9 +52,9 @@ def family_names(questions: Sequence[Question]) -> list[str]:
     """Return the task of each question, or its family where a store holds several of one."""
     families: dict[str, set[str]] = {}
     for q in questions:
-        families.setdefault(family_of(q.task), set()).add(q.task)
-    large = {name for name, members in families.items() if len(members) >= FAMILY}
-    return [family if (family := family_of(q.task)) in large else q.task for q in questions]
+        families.setdefault(task_family(q.task), set()).add(q.task)
+    large = {name for name, members in families.items() if len(members) >= TASKS_OF_FAMILY}
+    return [family if (family := task_family(q.task)) in large else q.task for q in questions]
 
 
 def parts_of_task(

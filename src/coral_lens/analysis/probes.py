@@ -19,7 +19,7 @@ from coral_lens.analysis.scores import N_BOOT, SHOWN, row_from, scores_of
 from coral_lens.analysis.settings import ProbePlan
 from coral_lens.data.splits import split_mask
 from coral_lens.engine.activations import ActivationStore, JoinedStore
-from coral_lens.lens.choose import Candidate, Recipe, choose, predict_rounds, try_layers
+from coral_lens.lens.choose import Candidate, Recipe, choose_candidate, predict_rounds, try_layers
 from coral_lens.lens.fit import training_data, with_layers
 from coral_lens.lens.probes.mlp import HIDDEN, MlpSettings
 from coral_lens.lens.rules import GAMMAS, base_probs
@@ -103,7 +103,7 @@ def analyse_probes(
     identity = [digest([s.manifest for s in (fitted_on, *tests.values())]), train, asdict(settings)]
     data, _ = training_data(fitted_on, settings)
     plain = replace(with_layers(settings, fitted_on), inputs=(), top_layers=1)
-    ridge, singles = choose(data, "ridge", plain)
+    ridge, singles = choose_candidate(data, "ridge", plain)
     comparison = ProbeComparison(data, plain, ridge, tests, train)
     listwise = try_layers(data, "listwise", ridge.recipe.layers, plain)
     rows = comparison.rows(ridge, "ridge") + comparison.rows(listwise, "listwise")

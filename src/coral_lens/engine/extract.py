@@ -174,7 +174,7 @@ def extract(
         lambda shard, advance: compute_shard(planned, shard, advance),
         size=count_questions,
         form=Journal,
-        beside={"questions.jsonl": question_lines(planned.prepared.questions)},
+        other_files={"questions.jsonl": question_lines(planned.prepared.questions)},
     ).run(progress)
     store = ActivationStore(folder)
     warn_broken(model, store.broken)

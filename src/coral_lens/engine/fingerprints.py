@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from coral_lens.storage.files import canonical, digest, digest_bytes, flat
+from coral_lens.storage.files import canonical, digest, digest_bytes, dotted_keys
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
@@ -77,7 +77,7 @@ def config_facts(config: PretrainedConfig) -> dict[str, Any]:
 
 def config_difference(known: Mapping[str, Any], given: Mapping[str, Any]) -> str | None:
     """Return the first difference of two configurations in words; a value that only one of them has is none."""
-    ours, theirs = flat(known), flat(given)
+    ours, theirs = dotted_keys(known), dotted_keys(given)
     for key in sorted(ours.keys() & theirs.keys()):
         if ours[key] != theirs[key]:
             return f"{key} {canonical(ours[key])} against {canonical(theirs[key])}"

@@ -32,7 +32,7 @@ from coral_lens.errors import CoralError
 from coral_lens.lens.correction import Correction
 from coral_lens.lens.layer_view import LayerView, load_view
 from coral_lens.lens.publish import card, local_folder, public_name, without_paths
-from coral_lens.lens.rules import RULES, apply_temperature, base_probs, cool
+from coral_lens.lens.rules import RULES, apply_temperature, base_probs, scale_corrected
 from coral_lens.lens.settings import BaseRule
 from coral_lens.lens.shift import ShiftModel
 from coral_lens.lens.tempering import Tempering, evidence_of
@@ -53,7 +53,9 @@ FORMAT = 2
 KEYS_IN_ORDER = ("format", "kind", "rule", "layers", "inputs", "gamma", "base_weight", "base", "base_temperature",
                  "then_temperature", "style", "probe", "tempering", "temperature", "sets", "abstention", "keys", "model",
                  "training", "trace")  # fmt: skip
-"""Of lens.json. What is not of the correction is a field of the lens, as it is or by `RECORDS`."""
+"""The keys of lens.json. What is not of the correction is a field of the lens, as it is or by `RECORDS`."""
+SAVED_AS = {"steered_temperature": "then_temperature", "control_temperature": "temperature"}
+"""Fields whose key in lens.json is another word than their name, because earlier versions wrote it."""
 RECORDS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "style": (asdict, lambda record: Style(**record)),
     "tempering": (asdict, lambda record: Tempering(**record)),
@@ -99,7 +101,7 @@ class Answer(Shown):
         return Table(repr(self)[1:-1], tuple(columns), tuple(zip(*columns.values(), strict=True)))
 
 
-class Reading(NamedTuple):
+class LensOutput(NamedTuple):
     """What a lens makes of the questions of a store."""
 
     probs: dict[str, Float[np.ndarray, " row"]]
@@ -113,10 +115,10 @@ class Lens(Shown):
     """Turns pooled states and base probabilities into steered probabilities, in this order:
 
         log-probabilities -> `base` rule -> `base_temperature` -> base probabilities
-        states of `layers` -> `correction` at strength `gamma` -> `then_temperature` -> steered probabilities
+        states of `layers` -> `correction` at strength `gamma` -> `steered_temperature` -> steered probabilities
         distance from the training questions (`shift`) -> `tempering` -> steered probabilities, weakened
 
-    `temperature` is no part of it: it is the control that stands beside the lens in every table.
+    `control_temperature` is no part of it: it is the control that stands beside the lens in every table.
     """
 
     kind: str
@@ -128,23 +130,23 @@ class Lens(Shown):
     base: BaseRule
     """The score whose softmax is the base probability."""
     base_temperature: float
-    """The base probabilities are scaled by this before anything else; 1 is the paper's way."""
-    then_temperature: float
-    """The steered probabilities are scaled by this afterwards; 1 is the paper's way."""
+    """The base probabilities are scaled by this temperature before anything else; 1 is the paper's way."""
+    steered_temperature: float
+    """The steered probabilities are scaled by this temperature afterwards; 1 is the paper's way."""
     style: Style
     """How it asks questions that bring no template of their own."""
     shift: ShiftModel
     """How far a question lies from those that it was fitted on."""
     tempering: Tempering | None
     """How the correction weakens with the shift; None leaves it as it is, as in the paper."""
-    temperature: float
-    """Of plain temperature scaling, fitted on the same validation questions: the control that stands beside the lens."""
+    control_temperature: float
+    """The temperature of plain temperature scaling, fitted on the same validation questions: the control beside the lens."""
     model: dict[str, Any]
     """Name, dtype, fingerprints and configuration of the model it was fitted on."""
     training: Training
     """What it was fitted on and how."""
     seen: Int[np.ndarray, " question"]
-    """Keys of the questions it was fitted and chosen on, so that they are never counted as test questions."""
+    """Keys of the questions it was fitted and chosen on, which are never counted as test questions."""
     trace: Trace
     """How setting, layer and gamma were chosen."""
     sets: Conformal | None = None
@@ -184,7 +186,7 @@ class Lens(Shown):
     @property
     def plain_method(self) -> str:
         """What its untempered predictions are called."""
-        return RULES[self.correction.rule].method + (" + temperature" if self.then_temperature != 1.0 else "")
+        return RULES[self.correction.rule].method + (" + temperature" if self.steered_temperature != 1.0 else "")
 
     @property
     def method(self) -> str:
@@ -203,7 +205,7 @@ class Lens(Shown):
     ) -> Float[np.ndarray, " row"]:
         """Return the corrected probabilities, before tempering, from base ones and pooled states of its layers."""
         q = self.correction.apply(p, states, options, gamma=self.gamma)
-        return cool(q, options, temperature=self.then_temperature)
+        return scale_corrected(q, options, temperature=self.steered_temperature)
 
     def tempered(
         self,
@@ -221,7 +223,7 @@ class Lens(Shown):
         """Return how far each question lies from the training questions."""
         return self.shift(store.layer(self.layers[0]), store.table.options)
 
-    def read(self, store: Scored) -> Reading:
+    def read(self, store: Scored) -> LensOutput:
         """Return what it makes of the questions of a store. Each layer is read once."""
         table, options = store.table, store.table.options
         raw, p = base_probs(table, self.base), self.base_probs(table)
@@ -231,11 +233,11 @@ class Lens(Shown):
         plain = self.steered(p, states, options)
         probs = {
             "base": raw,
-            "temperature": apply_temperature(raw, options, temperature=self.temperature),
+            "temperature": apply_temperature(raw, options, temperature=self.control_temperature),
             self.plain_method: plain,
             self.method: self.tempered(p, plain, shifts, options),
         }
-        return Reading(probs, shifts)
+        return LensOutput(probs, shifts)
 
     def apply(self, store: Scored) -> dict[str, Float[np.ndarray, " row"]]:
         """Return the option probabilities of each method: base, temperature, the plain lens, and the tempered one."""
@@ -384,17 +386,17 @@ class Lens(Shown):
     def record(self) -> dict[str, Any]:
         """Return the JSON part of the lens."""
         record = {"format": FORMAT} | self.correction.to_json()
-        for name in names_in_json():
+        for name, key in keys_of_fields().items():
             value, (write, _) = getattr(self, name), RECORDS.get(name, AS_IT_IS)
-            record[name] = None if value is None else write(value)
+            record[key] = None if value is None else write(value)
         return {key: record[key] for key in KEYS_IN_ORDER}
 
     @staticmethod
     def from_record(record: dict[str, Any], tensors: dict[str, torch.Tensor], view: LayerView | None) -> Lens:
         """Make a lens again from its JSON part, its tensors and its layer view."""
         values: dict[str, Any] = {}
-        for name in names_in_json():
-            value, (_, read) = record[name], RECORDS.get(name, AS_IT_IS)
+        for name, key in keys_of_fields().items():
+            value, (_, read) = record[key], RECORDS.get(name, AS_IT_IS)
             values[name] = None if value is None else read(value)
         return Lens(
             correction=Correction.from_json(record, tensors),
@@ -407,9 +409,10 @@ class Lens(Shown):
         )
 
 
-def names_in_json() -> list[str]:
-    """Return the fields of a lens that are in its JSON; the others are tensors, or have a file of their own."""
-    return [field.name for field in fields(Lens) if field.name in KEYS_IN_ORDER]
+def keys_of_fields() -> dict[str, str]:
+    """Return the key in lens.json of each field that is there; the other fields are tensors, or have a file of their own."""
+    keys = {field.name: SAVED_AS.get(field.name, field.name) for field in fields(Lens)}
+    return {name: key for name, key in keys.items() if key in KEYS_IN_ORDER}
 
 
 def refuse_other_folder(target: Path) -> None:
@@ -434,9 +437,8 @@ def load_lens(folder: str | Path) -> Lens:
         tensors = load_file(path)
     except (OSError, ValueError, SafetensorError) as error:  # ValueError: a number that is no number any more
         raise CoralError(f"{source} cannot be read ({error}); fit or copy the lens again.") from None
-    return Lens.from_record(
-        {"keys": 1} | record, tensors, load_view(source)
-    )  # lenses of older versions do not say which
+    # lenses of older versions do not say which version of the keys they have: it is the first
+    return Lens.from_record({"keys": 1} | record, tensors, load_view(source))
 
 
 def predict(

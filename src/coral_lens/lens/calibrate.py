@@ -61,7 +61,7 @@ def calibrate(
 def calibrate_on(lens: Lens, store: Scored, guarantees: Guarantees) -> tuple[Lens, int]:
     """Return the lens with its sets and abstention, and how many questions were left out because it had seen them.
 
-    The questions that calibrate it are remembered, so that no evaluation counts them.
+    The questions that calibrate it are remembered: no evaluation counts them.
     """
     table, questions = store.table, store.questions
     fresh = fresh_of(lens, questions)

@@ -78,7 +78,7 @@ class Candidate:
     """The fit itself where there is one round only."""
 
     def best(self, criterion: str) -> GammaPoint:
-        """Return the best gamma with its scores; of equal ones the smallest, which changes the model least."""
+        """Return the best gamma with its scores; among equal ones the smallest, which changes the model least."""
         sign = -1.0 if METRICS[criterion].higher_is_better else 1.0
         return min(self.gammas, key=lambda point: (sign * point.scores[criterion], point.gamma))
 
@@ -99,10 +99,10 @@ class Candidate:
 # ----------------------------------------------------------------------------------------------------------- the choice
 
 
-def choose(
+def choose_candidate(
     data: TrainingData, name: str, settings: FitSettings, work: Work = AT_ONCE, tried: list[Candidate] | None = None
 ) -> tuple[Candidate, list[Candidate]]:
-    """Return the best candidate of one kind of lens, and those that were tried layer by layer, or had been before."""
+    """Return the best candidate of one kind of lens, and those of single layers: `tried` if given, else tried here."""
     kind = LENSES[name]
     if kind.average > 1:
         # the members would each have ranks of their own, but side by side they share one set of inputs
@@ -134,7 +134,7 @@ def candidate_of(
 ) -> Candidate:
     """Score a recipe's validation predictions at every gamma."""
     names = tuple(dict.fromkeys((*SHOWN, criterion)))
-    rule, rows = recipe.rule, data.options.rows(data.covered)
+    rule, rows = recipe.rule, data.options.rows(data.is_validation)
     gammas = tuple(GammaPoint(gamma, data.scores(rule.correct(predicted, gamma), names)) for gamma in rule.gammas)
     if any(np.isnan(point.scores[criterion]) for point in gammas):
         raise CoralError(
@@ -176,7 +176,7 @@ def try_layers(data: TrainingData, name: str, layers: tuple[int, ...], settings:
 def predict_settings(
     data: TrainingData, recipe: Recipe, features: Float[np.ndarray, "row feature"]
 ) -> tuple[list[ProbeScores], list[Correction] | None]:
-    """Predict the validation questions of every round for every setting of a recipe; of one round, keep the fits."""
+    """Predict the validation questions of every round for every setting; also return the fits if there is one round only."""
     kind, n = LENSES[recipe.kind], len(recipe.settings)
     scores, base = np.zeros((n, len(data.p))), np.tile(log_of(data.p), (n, 1))
     for mask in data.rounds:
@@ -194,7 +194,7 @@ def predict_settings(
 
 
 def predict_folds(data: TrainingData, kind: LensKind, features: Float[np.ndarray, "row feature"]) -> list[ProbeScores]:
-    """Do the same for all folds at once, where a lens has a closed form for that."""
+    """Predict every question from the other folds, all folds at once, where a lens has a closed form for that."""
     assert kind.fit_folds is not None, "asked for by the caller"
     fold = np.argmax(data.rounds, axis=0)
     scores, base = kind.fit_folds(features, data.r, data.options.spread(fold), kind.settings), log_of(data.p)
@@ -204,10 +204,10 @@ def predict_folds(data: TrainingData, kind: LensKind, features: Float[np.ndarray
 def choose_setting(data: TrainingData, kind: LensKind, predicted: Sequence[ProbeScores], criterion: str) -> int:
     """Return the number of the best setting."""
     if kind.chosen_by == "r2":
-        rows = data.options.rows(data.covered)
-        return int(np.argmax([r_squared(data.r[rows], one.scores[rows]) for one in predicted]))
+        rows = data.options.rows(data.is_validation)
+        return int(np.argmax([r_squared(data.r[rows], p.scores[rows]) for p in predicted]))
     sign = -1.0 if METRICS[criterion].higher_is_better else 1.0
-    full = [RULES[kind.rule].correct(one, 1.0) for one in predicted]
+    full = [RULES[kind.rule].correct(p, 1.0) for p in predicted]
     return int(np.argmin([sign * data.scores(probs, [criterion])[criterion] for probs in full]))
 
 
@@ -310,9 +310,9 @@ def predict_rounds(
         rows = np.flatnonzero(data.options.rows(mask))
         scores[rows] = correction.outputs(features, rows)
         base[rows] *= correction.base_weight
-    seen = replace(data, rounds=data.rounds[:n_rounds])
+    of_rounds = replace(data, rounds=data.rounds[:n_rounds])
     # a network has to stop on questions that it is not fitted on, so the first round's is the one that is kept
-    return candidate_of(seen, recipe, ProbeScores(data.p, base, scores, data.options), criterion, first)
+    return candidate_of(of_rounds, recipe, ProbeScores(data.p, base, scores, data.options), criterion, first)
 
 
 # ----------------------------------------------------------------------------------------------------- a recipe once more

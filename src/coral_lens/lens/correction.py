@@ -45,9 +45,9 @@ class Correction:
     standardiser: Standardiser
     probe: Probe
     base_weight: float = 1.0
-    """Of log p under the listwise rule; the paper's rule does not use it."""
+    """Weight of log p under the listwise rule; the paper's rule does not use it."""
     scale: float = 1.0
-    """Of the probe's output: gamma counts in units of it."""
+    """Scale of the probe's output: gamma counts in units of it."""
 
     def states(self, store: Scored) -> Float[np.ndarray, "row width"]:
         """Return the states that it reads, side by side."""

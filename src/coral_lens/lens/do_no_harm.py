@@ -14,8 +14,8 @@ from jaxtyping import Bool, Float
 
 from coral_lens.lens.choose import Candidate, fit_recipe, predict_all
 from coral_lens.lens.rules import ProbeScores
-from coral_lens.lens.shift import ShiftModel, fit_shift, places
-from coral_lens.lens.tempering import FEWEST, Evidence, Tempering, domains_of, evidence_of, fit_tempering
+from coral_lens.lens.shift import ShiftModel, fit_shift, question_places
+from coral_lens.lens.tempering import FEWEST_IN_PART, Evidence, Tempering, domains_of, evidence_of, fit_tempering
 from coral_lens.lens.trace import SimulatedShift
 from coral_lens.lens.training_data import TrainingData
 
@@ -31,36 +31,40 @@ class Simulated(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Mixture:
-    """The training questions with their places in the model's states and the parts of the mixture they belong to."""
+class PlacedQuestions:
+    """The training questions, with their places in the model's states and the parts of the mixture they belong to."""
 
     data: TrainingData
-    at: Float[np.ndarray, "question width"]
+    places: Float[np.ndarray, "question width"]
+    """The mean state of each question's options (`shift.question_places`)."""
     domains: np.ndarray
+    """The part of the training mixture that each question belongs to (`tempering.domains_of`)."""
 
     def shift(self, train: Questions, held_out: Questions) -> ShiftModel:
         """Fit the shift model on some questions; others say what is typical."""
-        return fit_shift(self.at, self.domains.tolist(), train=np.flatnonzero(train), held_out=np.flatnonzero(held_out))
+        return fit_shift(
+            self.places, self.domains.tolist(), train=np.flatnonzero(train), held_out=np.flatnonzero(held_out)
+        )
 
     def can_spare(self, name: str) -> bool:
         """Whether enough questions are left to fit a lens and to choose its stop when a part is left out."""
-        kept, held_out = self.domains != name, self.data.rounds[0]
-        return int((kept & ~held_out).sum()) >= FEWEST and bool((kept & held_out).any())
+        others, held_out = self.domains != name, self.data.rounds[0]
+        return int((others & ~held_out).sum()) >= FEWEST_IN_PART and bool((others & held_out).any())
 
 
 def fit_do_no_harm(
     data: TrainingData, chosen: Candidate, gamma: float, *, temper: bool, seed: int
 ) -> tuple[ShiftModel, Tempering | None, tuple[SimulatedShift, ...]]:
     """Fit the shift model and, if the lens is to be tempered, the tempering; also say what was simulated."""
-    at = places(data.layer(chosen.recipe.layers[0]), data.options)
-    mixture = Mixture(data, at, np.array(domains_of(data.questions, at, seed=seed)))
+    places = question_places(data.layer(chosen.recipe.layers[0]), data.options)
+    mixture = PlacedQuestions(data, places, np.array(domains_of(data.questions, places, seed=seed)))
     held_out = data.rounds[0]
     shift = mixture.shift(~held_out, held_out)
     if not temper:
         return shift, None, ()
     names = [name for name in sorted(set(mixture.domains)) if mixture.can_spare(name)]
-    inside = within(mixture, chosen, gamma)
-    outside = [without(mixture, chosen, gamma, name) for name in names]
+    inside = simulate_held_out(mixture, chosen, gamma)
+    outside = [simulate_without(mixture, chosen, gamma, name) for name in names]
     # both halves weigh the same, however many questions each has: the lens must serve near and far questions
     balance = sum(len(s.answers) for s in outside) / len(inside.answers) if outside else 1.0
     tempering = fit_tempering([(*inside[:2], balance), *((*s[:2], 1.0) for s in outside)])
@@ -69,23 +73,23 @@ def fit_do_no_harm(
     return shift, tempering, record
 
 
-def within(mixture: Mixture, chosen: Candidate, gamma: float) -> Simulated:
+def simulate_held_out(mixture: PlacedQuestions, chosen: Candidate, gamma: float) -> Simulated:
     """Return what the lens says of validation questions: no shift beyond that between questions of one kind."""
     data = mixture.data
     shifts = np.ones(len(data.questions))
     for mask in data.rounds:
         model = mixture.shift(~mask, mask)
-        shifts[mask] = model.of(mixture.at, np.flatnonzero(mask))
-    return simulated(data, chosen.predicted, chosen.probs(gamma), shifts, data.covered)
+        shifts[mask] = model.of(mixture.places, np.flatnonzero(mask))
+    return simulated(data, chosen.predicted, chosen.probs(gamma), shifts, data.is_validation)
 
 
-def without(mixture: Mixture, chosen: Candidate, gamma: float, name: str) -> Simulated:
+def simulate_without(mixture: PlacedQuestions, chosen: Candidate, gamma: float, name: str) -> Simulated:
     """Return what a lens that was fitted without a part of the mixture says of that part."""
     data, recipe = mixture.data, chosen.recipe
-    kept, held_out = mixture.domains != name, data.rounds[0]
-    predicted = predict_all(data, fit_recipe(data, recipe, kept & ~held_out, kept & held_out))
-    shifts = mixture.shift(kept & ~held_out, kept & held_out).of(mixture.at)
-    return simulated(data, predicted, recipe.rule.correct(predicted, gamma), shifts, ~kept)
+    others, held_out = mixture.domains != name, data.rounds[0]
+    predicted = predict_all(data, fit_recipe(data, recipe, others & ~held_out, others & held_out))
+    shifts = mixture.shift(others & ~held_out, others & held_out).of(mixture.places)
+    return simulated(data, predicted, recipe.rule.correct(predicted, gamma), shifts, ~others)
 
 
 def simulated(

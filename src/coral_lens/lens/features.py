@@ -28,14 +28,14 @@ def build_inputs(
     if not names:
         return states
     width = states.shape[1]
-    out = allocate(len(states), width + (1 + N_RANKS if "rank" in names else 0))
-    for questions, rows in question_chunks(options, out.shape[1]):
+    inputs = allocate(len(states), width + (1 + N_RANKS if "rank" in names else 0))
+    for questions, rows in question_chunks(options, inputs.shape[1]):
         chunk = options.take(questions)
-        out[rows, :width] = chunk.centre(states[rows]) if "centred" in names else states[rows]
+        inputs[rows, :width] = chunk.centre(states[rows]) if "centred" in names else states[rows]
         if "rank" in names:
-            out[rows, width:] = rank_features(p[rows], chunk)
-        release(states, out)
-    return out
+            inputs[rows, width:] = rank_features(p[rows], chunk)
+        release(states, inputs)
+    return inputs
 
 
 def rank_features(p: Float[np.ndarray, " row"], options: Options) -> Float[np.ndarray, "row rank"]:
@@ -46,7 +46,7 @@ def rank_features(p: Float[np.ndarray, " row"], options: Options) -> Float[np.nd
 
 
 def ranks_of(p: Float[np.ndarray, " row"], options: Options) -> Int[np.ndarray, " row"]:
-    """Return 0 for the most probable option of each question, 1 for the next; of equal ones the first comes first."""
+    """Return 0 for the most probable option of each question, 1 for the next; equal ones keep their order."""
     order = np.lexsort((np.arange(len(p)), -p, options.question))
     ranks = np.empty(len(p), dtype=np.int64)
     ranks[order] = options.option

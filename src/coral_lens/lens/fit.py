@@ -22,14 +22,14 @@ from coral_lens.data.splits import split_mask
 from coral_lens.engine.extract import Extraction, all_layers, score_questions
 from coral_lens.errors import CoralError
 from coral_lens.lens.artefact import Lens, load_lens
-from coral_lens.lens.choose import SHOWN, Candidate, Work, choose, fit_recipe, screening_lens
+from coral_lens.lens.choose import SHOWN, Candidate, Work, choose_candidate, fit_recipe, screening_lens
 from coral_lens.lens.correction import Correction
 from coral_lens.lens.do_no_harm import fit_do_no_harm
 from coral_lens.lens.layer_view import view_of
 from coral_lens.lens.learning_curve import brier_by_question, learning_curve
 from coral_lens.lens.probes.registry import AUTO, LENSES
-from coral_lens.lens.rules import FLOOR, apply_temperature, base_probs, cool, residuals, temperature_on
-from coral_lens.lens.settings import FEWEST, FitSettings
+from coral_lens.lens.rules import FLOOR, apply_temperature, base_probs, residuals, scale_corrected, temperature_on
+from coral_lens.lens.settings import FEWEST_QUESTIONS, FitSettings
 from coral_lens.lens.trace import Choice, GammaPoint, LayerTrial, Trace, Training
 from coral_lens.lens.training_data import TrainingData, fold_masks
 from coral_lens.metrics.scores import Score, measure
@@ -78,9 +78,9 @@ def check_questions(questions: Sequence[Question]) -> None:
             f"{len(unlabelled)} of {len(questions)} training questions have no answer, first {unlabelled[0]!r}; "
             "fitting needs the correct option of each."
         )
-    if len(questions) < FEWEST:
+    if len(questions) < FEWEST_QUESTIONS:
         raise CoralError(
-            f"Fitting needs at least {FEWEST} labelled questions, better a thousand. Got {len(questions)}."
+            f"Fitting needs at least {FEWEST_QUESTIONS} labelled questions, better a thousand. Got {len(questions)}."
         )
 
 
@@ -103,13 +103,13 @@ def fit_store(
     for kind in AUTO if settings.lens == "auto" else (settings.lens,):
         # an ensemble goes without ranks, so what was tried with them is not its own
         known = tried.get(screening_lens(kind)) if "rank" not in settings.inputs else None
-        choices.append(choose(data, kind, settings, Work(journal, bar), known))
+        choices.append(choose_candidate(data, kind, settings, Work(journal, bar), known))
         tried[screening_lens(kind)] = choices[-1][1]
     chosen, singles = min(choices, key=lambda choice: choice[0].cost(settings.criterion))
     first = data.rounds[0]
     correction = chosen.correction or fit_recipe(data, chosen.recipe, np.ones(len(first), dtype=bool), first)
     compared = [candidate for candidate, _ in choices]
-    return make_lens(store, data, correction, Fit(settings, base_temperature, chosen, singles, compared))
+    return make_lens(store, data, correction, FitOutcome(settings, base_temperature, chosen, singles, compared))
 
 
 def with_layers(settings: FitSettings, store: Scored) -> FitSettings:
@@ -123,10 +123,10 @@ def load_or_fit(
     """Return the lens in `folder` if it was fitted on the same store in the same way, else fit one and save it there."""
     if (folder / "lens.json").exists():
         with suppress(CoralError):
-            old = load_lens(folder)
+            saved = load_lens(folder)
             wanted = json.loads(json.dumps(asdict(with_layers(settings, store))))
-            if (old.training.store, old.training.settings) == (digest(store.manifest), wanted):
-                return old
+            if (saved.training.store, saved.training.settings) == (digest(store.manifest), wanted):
+                return saved
     lens = fit_store(store, settings, journal=journal, bar=bar)
     lens.save(folder)
     return lens
@@ -152,8 +152,8 @@ def training_data(store: Scored, settings: FitSettings) -> tuple[TrainingData, f
 
 
 @dataclass(frozen=True)
-class Fit:
-    """What was asked, what was tried, and what was chosen."""
+class FitOutcome:
+    """The outcome of a fit: its settings, the candidates that were tried, and the one that was chosen."""
 
     settings: FitSettings
     base_temperature: float
@@ -169,8 +169,8 @@ class Fit:
         return self.chosen.best(self.settings.criterion)
 
 
-def make_lens(store: Scored, data: TrainingData, correction: Correction, fit: Fit) -> Lens:
-    """Put the chosen correction together with its controls and its record."""
+def make_lens(store: Scored, data: TrainingData, correction: Correction, fit: FitOutcome) -> Lens:
+    """Return the lens: the chosen correction with its controls and its record."""
     settings, chosen, gamma = fit.settings, fit.chosen, fit.best.gamma
     temper = settings.tempers(chosen.recipe.kind)
     shift, tempering, simulated = fit_do_no_harm(data, chosen, gamma, temper=temper, seed=settings.seed)
@@ -181,11 +181,13 @@ def make_lens(store: Scored, data: TrainingData, correction: Correction, fit: Fi
         gamma=gamma * correction.scale,
         base=settings.base,
         base_temperature=fit.base_temperature,
-        then_temperature=temperature_on(floored, data.table, data.covered) if settings.then_temperature else 1.0,
+        steered_temperature=temperature_on(floored, data.table, data.is_validation)
+        if settings.then_temperature
+        else 1.0,
         style=settings.style,
         shift=shift,
         tempering=tempering,
-        temperature=temperature_on(base_probs(data.table, settings.base), data.table, data.covered),
+        control_temperature=temperature_on(base_probs(data.table, settings.base), data.table, data.is_validation),
         model={k: v for k, v in store.manifest["model"].items() if k in KEPT_OF_MODEL},
         training=training_of(store, data, fit),
         seen=np.unique(question_keys(store.questions)),
@@ -199,7 +201,7 @@ def make_lens(store: Scored, data: TrainingData, correction: Correction, fit: Fi
 # ---------------------------------------------------------------------------------------------------------- the record
 
 
-def trace_of(data: TrainingData, fit: Fit) -> Trace:
+def trace_of(data: TrainingData, fit: FitOutcome) -> Trace:
     """Return how the choice was made; the scores of the finished lens are still missing."""
     settings, chosen, criterion = fit.settings, fit.chosen, fit.settings.criterion
     curve = learning_curve(data, chosen, fit.best.gamma, seed=settings.seed) if settings.learning_curve else None
@@ -222,21 +224,22 @@ def trace_of(data: TrainingData, fit: Fit) -> Trace:
 def as_good_layers(data: TrainingData, singles: Sequence[Candidate], criterion: str) -> tuple[int, ...]:
     """Return the layers whose Brier score is within one standard error of the best one's, question by question."""
     per_question = {
-        c.recipe.layers[0]: brier_by_question(data, c.probs(c.best(criterion).gamma), data.covered) for c in singles
+        c.recipe.layers[0]: brier_by_question(data, c.probs(c.best(criterion).gamma), data.is_validation)
+        for c in singles
     }
     best = min(per_question, key=lambda layer: per_question[layer].mean())
     behind = {layer: v - per_question[best] for layer, v in per_question.items()}
     return tuple(layer for layer, d in behind.items() if d.mean() <= d.std() / np.sqrt(len(d)))
 
 
-def validation_scores(lens: Lens, data: TrainingData, fit: Fit) -> dict[str, dict[str, Score]]:
+def validation_scores(lens: Lens, data: TrainingData, fit: FitOutcome) -> dict[str, dict[str, Score]]:
     """Return the shown scores of the lens and its controls on the validation questions, each with its 95 % interval."""
     options, raw = data.options, base_probs(data.table, lens.base)
-    plain = cool(fit.chosen.probs(fit.best.gamma), options, temperature=lens.then_temperature)
+    plain = scale_corrected(fit.chosen.probs(fit.best.gamma), options, temperature=lens.steered_temperature)
     shifts = lens.shift(data.layer(lens.layers[0]), options)
     methods = {
         "base": raw,
-        "temperature": apply_temperature(raw, options, temperature=lens.temperature),
+        "temperature": apply_temperature(raw, options, temperature=lens.control_temperature),
         lens.plain_method: plain,
         lens.method: lens.tempered(data.p, plain, shifts, options),
     }
@@ -245,11 +248,11 @@ def validation_scores(lens: Lens, data: TrainingData, fit: Fit) -> dict[str, dic
 
 def with_intervals(data: TrainingData, probs: Float[np.ndarray, " row"]) -> dict[str, Score]:
     """Return the shown scores on the validation questions, each with its 95 % interval."""
-    scores = measure(data.predictions(probs, data.covered), n_boot=CHECK_BOOT).scores
+    scores = measure(data.predictions(probs, data.is_validation), n_boot=CHECK_BOOT).scores
     return {metric: scores[metric] for metric in SHOWN}
 
 
-def training_of(store: Scored, data: TrainingData, fit: Fit) -> Training:
+def training_of(store: Scored, data: TrainingData, fit: FitOutcome) -> Training:
     """Return what the lens was fitted on and how."""
     questions = store.questions
     sources = [f"{q.task}:{q.split}" if q.split else q.task for q in questions]
@@ -258,7 +261,7 @@ def training_of(store: Scored, data: TrainingData, fit: Fit) -> Training:
         terms={source: licence_of(q.task) for source, q in zip(sources, questions, strict=True)},
         # a network chosen by folds is that of the first round; only a lens of closed form is fitted on everything
         n_train=len(questions) if fit.chosen.correction is None else int((~data.rounds[0]).sum()),
-        n_validation=int(data.covered.sum()),
+        n_validation=int(data.is_validation.sum()),
         settings=asdict(fit.settings),
         store=digest(store.manifest),
         questions=store.manifest["questions"],

@@ -26,7 +26,7 @@ from coral_lens.lens.rules import RULES
 from coral_lens.records import Scored
 from coral_lens.storage.files import canonical, write_atomic
 
-FILE = "layers.safetensors"
+VIEW_FILE = "layers.safetensors"
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,9 @@ class LayerView:
         Under the paper's rule that is the probe's output; under the listwise rule, the change of probability at full strength.
         """
         changes = np.empty((len(self.corrections), len(p)))
-        for i, one in enumerate(self.corrections):
-            changes[i] = RULES[one.rule].change(one.scores(p, one.states(store), store.table.options))
+        for i, correction in enumerate(self.corrections):
+            scores = correction.scores(p, correction.states(store), store.table.options)
+            changes[i] = RULES[correction.rule].change(scores)
         return changes
 
     def save(self, folder: Path) -> None:
@@ -67,7 +68,7 @@ class LayerView:
         first = self.corrections[0]
         # one entry, because safetensors writes several in any order, and the same lens must be the same bytes
         about = {"view": canonical({"rule": first.rule, "inputs": first.inputs})}
-        write_atomic(folder / FILE, save_tensors(tensors, metadata=about))
+        write_atomic(folder / VIEW_FILE, save_tensors(tensors, metadata=about))
 
 
 def view_of(corrections: Sequence[Correction]) -> LayerView | None:
@@ -79,7 +80,7 @@ def view_of(corrections: Sequence[Correction]) -> LayerView | None:
 
 def load_view(folder: Path) -> LayerView | None:
     """Read the file of a lens's folder; None where there is none."""
-    path = folder / FILE
+    path = folder / VIEW_FILE
     if not path.exists():
         return None
     try:

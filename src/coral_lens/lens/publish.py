@@ -37,11 +37,11 @@ base_model: {json.dumps(model, ensure_ascii=False)}
 A {lens.name}. It corrects the probabilities that a frozen model gives to the options of a multiple-choice question, from the
 model's own hidden states. Use it with `coral predict --lens THIS-FOLDER --questions FILE --out answers.jsonl`.
 
-- Base probabilities: softmax of the `{lens.base}` score{scaled(lens)}. Prompts: `{lens.style}`.
+- Base probabilities: softmax of the `{lens.base}` score{temperature_phrase(lens)}. Prompts: `{lens.style}`.
 - Layer 0 is the embedding output, layer l the residual stream after block l, before the final norm.
 - Inputs of the probe: {", ".join(["pooled states", *lens.correction.inputs])}.
-- Fitted on {training.n_train} questions, {chosen_on(training)}.
-{overrides(training)}
+- Fitted on {training.n_train} questions, {split_phrase(training)}.
+{override_lines(training)}
 | training data | questions | terms |
 |---|---|---|
 {data_rows(training)}
@@ -59,7 +59,7 @@ questions that it has never seen.
 
 - It works only with the model of the fingerprints in `lens.json`.
 - It is only as good as the questions it learned from. Each answer comes with a `shift`: 1 is typical of the training
-  questions, from 1.5 on is far from them, and there its corrections deserve less trust. {tempered(lens)}
+  questions, from 1.5 on is far from them, and there its corrections deserve less trust. {shift_sentence(lens)}
 - A calibrated probability is right on average, not for each question. Do not let it decide alone about people's health,
   money, rights or marks.
 - A lens can be fitted to any labels, wrong or biased ones too: it then makes the model confidently wrong. Look at the data.
@@ -67,21 +67,21 @@ questions that it has never seen.
 """
 
 
-def scaled(lens: Lens) -> str:
+def temperature_phrase(lens: Lens) -> str:
     """Say that temperatures stand before or after the lens."""
     before = f", scaled by temperature {lens.base_temperature:.3g}" if lens.base_temperature != 1.0 else ""
-    after = f"; the result is scaled by {lens.then_temperature:.3g}" if lens.then_temperature != 1.0 else ""
+    after = f"; the result is scaled by {lens.steered_temperature:.3g}" if lens.steered_temperature != 1.0 else ""
     return before + after
 
 
-def chosen_on(training: Training) -> str:
+def split_phrase(training: Training) -> str:
     """Say whether one split or folds chose the lens."""
     if training.n_train + training.n_validation > sum(training.tasks.values()):
         return f"chosen by folds on {training.n_validation}, each predicted by a fit that had not seen it"
     return f"chosen on {training.n_validation} others"
 
 
-def overrides(training: Training) -> str:
+def override_lines(training: Training) -> str:
     """Say which fingerprints were overridden, if any."""
     lines = [f"- **Overridden**: {without_paths(note)}" for note in training.overrides]
     return "\n".join([*lines, ""]) if lines else ""
@@ -103,7 +103,7 @@ def score_rows(validation: Mapping[str, Mapping[str, Score]]) -> str:
     return "\n".join(lines)
 
 
-def tempered(lens: Lens) -> str:
+def shift_sentence(lens: Lens) -> str:
     """Say what the lens does about shift."""
     return "It weakens them there by itself." if lens.tempering else "It does not weaken them there by itself."
 

@@ -148,7 +148,7 @@ def apply_temperature(
     return options.softmax(log_of(p) / temperature)
 
 
-def cool(q: Float[np.ndarray, " row"], options: Options, *, temperature: float) -> Float[np.ndarray, " row"]:
+def scale_corrected(q: Float[np.ndarray, " row"], options: Options, *, temperature: float) -> Float[np.ndarray, " row"]:
     """Scale corrected probabilities by a temperature; 1 leaves them as they are.
 
     Trap: the paper's rule clips at 0. If that counted as 0 here, a single right option that was clipped would push the fitted

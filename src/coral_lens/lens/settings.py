@@ -19,7 +19,7 @@ from coral_lens.storage.settings import (
     parse_names,
 )
 
-FEWEST = 20
+FEWEST_QUESTIONS = 20
 """Fewer labelled questions than this are refused."""
 
 

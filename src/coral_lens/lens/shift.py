@@ -39,26 +39,26 @@ class ShiftModel:
 
     def __call__(self, states: Float[np.ndarray, "row width"], options: Options) -> Float[np.ndarray, " question"]:
         """Return the shift of each question: the ratio of its distance to that of a typical training question."""
-        return self.of(places(states, options))
+        return self.of(question_places(states, options))
 
     def of(
-        self, at: Float[np.ndarray, "question width"], questions: Int[np.ndarray, " some"] | None = None
+        self, places: Float[np.ndarray, "question width"], questions: Int[np.ndarray, " some"] | None = None
     ) -> Float[np.ndarray, " some"]:
         """Return the shift of some questions at these places, or of all."""
-        return (self.distances(at, questions) / self.typical).min(axis=1)
+        return (self.distances(places, questions) / self.typical).min(axis=1)
 
     def distances(
-        self, at: Float[np.ndarray, "question width"], questions: Int[np.ndarray, " some"] | None = None
+        self, places: Float[np.ndarray, "question width"], questions: Int[np.ndarray, " some"] | None = None
     ) -> Float[np.ndarray, "some domain"]:
         """Return the distance of some questions, or of all, to each domain, per direction."""
-        distances = np.empty((len(at) if questions is None else len(questions), len(self.means)))
-        for place, chunk in iter_rows(at, questions):
+        distances = np.empty((len(places) if questions is None else len(questions), len(self.means)))
+        for rows, chunk in iter_rows(places, questions):
             z = self.standardiser(chunk).astype(np.float64)
             for i, mean in enumerate(self.means):
                 away = z - mean
                 inside = away @ self.basis
                 outside = np.maximum((away**2).sum(axis=1) - (inside**2).sum(axis=1), 0.0)
-                distances[place, i] = ((inside**2 / self.variances).sum(axis=1) + outside / self.rest) / z.shape[1]
+                distances[rows, i] = ((inside**2 / self.variances).sum(axis=1) + outside / self.rest) / z.shape[1]
         return distances
 
     def tensors(self) -> dict[str, Tensor]:
@@ -76,45 +76,47 @@ class ShiftModel:
     @staticmethod
     def from_tensors(tensors: dict[str, Tensor]) -> ShiftModel:
         """Make it again from its tensors."""
-        of = {name.removeprefix("shift."): t.numpy() for name, t in tensors.items() if name.startswith("shift.")}
-        standardiser = Standardiser(of["mean"], of["scale"])
-        return ShiftModel(standardiser, of["means"], of["basis"], of["variances"], float(of["rest"][0]), of["typical"])
+        a = {name.removeprefix("shift."): t.numpy() for name, t in tensors.items() if name.startswith("shift.")}
+        standardiser = Standardiser(a["mean"], a["scale"])
+        return ShiftModel(standardiser, a["means"], a["basis"], a["variances"], float(a["rest"][0]), a["typical"])
 
 
-def places(states: Float[np.ndarray, "row width"], options: Options) -> Float[np.ndarray, "question width"]:
+def question_places(states: Float[np.ndarray, "row width"], options: Options) -> Float[np.ndarray, "question width"]:
     """Return the mean state over the options of each question."""
-    at = allocate(len(options), states.shape[1])
+    places = allocate(len(options), states.shape[1])
     for questions, rows in question_chunks(options, states.shape[1]):
-        at[questions] = options.take(questions).mean(states[rows])
-        release(states, at)
-    return at
+        places[questions] = options.take(questions).mean(states[rows])
+        release(states, places)
+    return places
 
 
 def fit_shift(
-    at: Float[np.ndarray, "question width"],
+    places: Float[np.ndarray, "question width"],
     domains: Sequence[str],
     *,
     train: Int[np.ndarray, " some"],
     held_out: Int[np.ndarray, " other"],
 ) -> ShiftModel:
     """Fit on the places of the questions that train and their domains; held-out ones say what distance is typical."""
-    standardiser = fit_standardiser(at, train)
+    standardiser = fit_standardiser(places, train)
     labels = np.asarray(domains)
     names = sorted(set(labels[train].tolist()))
     number = np.searchsorted(names, labels[train])
-    means, covariance = moments_within(at, train, number, standardiser)
+    means, covariance = moments_within(places, train, number, standardiser)
     values, vectors = np.linalg.eigh(covariance)
-    width = at.shape[1]
+    width = places.shape[1]
     rank = max(1, min(RANK, len(train) // QUESTIONS_PER_DIRECTION, width - 1))
     variances = np.maximum(values[::-1][:rank], 1e-8)
     rest = max(float(values[::-1][rank:].mean()) if rank < width else 1.0, 1e-8)
     basis = np.ascontiguousarray(vectors[:, ::-1][:, :rank])
     fitted = ShiftModel(standardiser, means, basis, variances, rest, np.ones(len(names)))
-    distances = fitted.distances(at, held_out)
-    out = labels[held_out]
+    distances = fitted.distances(places, held_out)
+    held_out_labels = labels[held_out]
     typical = np.array(
         [
-            np.median(distances[out == n, i]) if (out == n).any() else np.median(distances.min(axis=1))
+            np.median(distances[held_out_labels == n, i])
+            if (held_out_labels == n).any()
+            else np.median(distances.min(axis=1))
             for i, n in enumerate(names)
         ]
     )
@@ -122,20 +124,20 @@ def fit_shift(
 
 
 def moments_within(
-    at: Float[np.ndarray, "question width"],
+    places: Float[np.ndarray, "question width"],
     train: Int[np.ndarray, " some"],
     number: Int[np.ndarray, " some"],
     standardiser: Standardiser,
 ) -> tuple[Float[np.ndarray, "domain width"], Float[np.ndarray, "width width"]]:
     """Return the standardised mean of each domain, by number, and the covariance of questions around their domain's mean."""
-    width = at.shape[1]
+    width = places.shape[1]
     means, covariance = np.zeros((number.max() + 1, width)), np.zeros((width, width))
-    for place, chunk in iter_rows(at, train):
+    for rows, chunk in iter_rows(places, train):
         z = standardiser(chunk).astype(np.float64)
         for i in range(len(means)):
-            means[i] += z[number[place] == i].sum(axis=0)
+            means[i] += z[number[rows] == i].sum(axis=0)
     means /= np.bincount(number)[:, None]
-    for place, chunk in iter_rows(at, train):
-        within = standardiser(chunk).astype(np.float64) - means[number[place]]
+    for rows, chunk in iter_rows(places, train):
+        within = standardiser(chunk).astype(np.float64) - means[number[rows]]
         covariance += within.T @ within
     return means, covariance / len(train)

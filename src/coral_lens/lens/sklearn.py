@@ -39,10 +39,10 @@ class RidgeProbe(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         Weight of the squared coefficients, in units of one row's squared error (scikit-learn's `alpha`, but of
         standardised states). None: the best of `penalties` in cross-validation, by squared error.
     penalties : sequence of float
-        To choose from if `penalty` is None; all are solved at the cost of one.
+        Penalties to choose from if `penalty` is None; all are solved at the cost of one.
     n_folds : int, default=5
-        Of that cross-validation. Folds hold whole groups if `fit` is given groups; otherwise they are runs of
-        successive rows, so that rows stored question by question are mostly kept together.
+        Number of folds of that cross-validation. Folds hold whole groups if `fit` is given groups; otherwise they are runs of
+        successive rows, which mostly keeps together rows that are stored question by question.
 
     Attributes
     ----------
@@ -93,7 +93,7 @@ class MlpProbe(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     hidden : sequence of int, default=(1024, 512, 256, 128)
         Widths of the hidden layers.
     weight_decay : float, default=1.0
-        Of AdamW.
+        Weight decay of AdamW.
     output_penalty : float, default=0.0
         Weight of the mean squared prediction in the loss (the paper's lambda_out).
     learning_rate : float, default=1e-3
@@ -108,7 +108,7 @@ class MlpProbe(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         "auto" looks at the targets of this fit, so parts of one set may be treated differently; True always maps,
         False never does and refuses targets out of reach.
     random_state : int, RandomState or None, default=None
-        Of the held-out rows, the first weights, dropout and the order of rows.
+        Seed of the draw of held-out rows, of the first weights, of dropout and of the order of rows.
 
     Attributes
     ----------

@@ -25,7 +25,7 @@ FAR = 1.5
 """The shift from which a question counts as far: of held-out questions of the training tasks, nine in ten are nearer."""
 PRIOR = 1.0
 """Standard deviation of the prior on each of the four numbers."""
-FEWEST = 30
+FEWEST_IN_PART = 30
 """Questions that a part of the mixture must have to be left out as a whole."""
 MOST_DOMAINS = 6
 """Parts of the mixture that are left out in turn; with more tasks, several are left out together."""
@@ -73,11 +73,11 @@ def evidence_of(
     Trap: both have the same floor. If q alone had one, an option that base and lens agree to be hopeless would show
     strong evidence for it, and a lens's weight above the base's would make it the answer.
     """
-    kept, said = (np.log(np.maximum(x, FLOOR)) for x in (options.softmax(base), q))
+    log_base, log_q = (np.log(np.maximum(x, FLOOR)) for x in (options.softmax(base), q))
     # a constant per question changes no probability; without the mean, the two parts can be weighed against each other
-    lens = options.centre(said - kept)
+    lens = options.centre(log_q - log_base)
     distance = np.clip(np.log(np.maximum(shift, 1e-12)) / np.log(FAR), 0.0, 1.0)
-    return Evidence(kept, lens, distance, options)
+    return Evidence(log_base, lens, distance, options)
 
 
 def tempered(theta: Sequence[float] | np.ndarray, evidence: Evidence) -> Float[np.ndarray, " row"]:
@@ -111,14 +111,14 @@ def fit_tempering(parts: Sequence[tuple[Evidence, Int[np.ndarray, " _"], float]]
     return Tempering(*map(float, theta))
 
 
-def domains_of(questions: Sequence[Question], at: Float[np.ndarray, "question width"], *, seed: int) -> list[str]:
+def domains_of(questions: Sequence[Question], places: Float[np.ndarray, "question width"], *, seed: int) -> list[str]:
     """Return the part of the mixture that each question belongs to: its task, or a cluster if there is one task only.
 
     Small tasks are put together, and so are tasks beyond the most that are left out in turn.
     """
     tasks = [q.task for q in questions]
     counts = {task: tasks.count(task) for task in sorted(set(tasks))}
-    large = [task for task, n in counts.items() if n >= FEWEST]
+    large = [task for task, n in counts.items() if n >= FEWEST_IN_PART]
     if len(large) >= 2:
         order = {task: i for i, task in enumerate(large)}
         return [
@@ -129,18 +129,20 @@ def domains_of(questions: Sequence[Question], at: Float[np.ndarray, "question wi
             else large[0]
             for task in tasks
         ]
-    return clusters_of(at, seed=seed)
+    return clusters_of(places, seed=seed)
 
 
-def clusters_of(at: Float[np.ndarray, "question width"], *, seed: int) -> list[str]:
-    """Return a cluster for each question, by its place; of many questions, some find the clusters."""
+def clusters_of(places: Float[np.ndarray, "question width"], *, seed: int) -> list[str]:
+    """Return a cluster for each question, by its place; where questions are many, a part of them finds the clusters."""
     from sklearn.cluster import KMeans
 
-    n = max(2, min(N_CLUSTERS, len(at) // FEWEST))
-    every = -(-len(at) // MOST_CLUSTERED)
-    drawn = at[::every]
+    n = max(2, min(N_CLUSTERS, len(places) // FEWEST_IN_PART))
+    every = -(-len(places) // MOST_CLUSTERED)
+    drawn = places[::every]
     mean, scale = drawn.mean(axis=0), np.maximum(drawn.std(axis=0), 1e-6)
     clusters = KMeans(n, n_init=4, random_state=seed).fit((drawn - mean) / scale)
     if every == 1:
         return [f"cluster {c}" for c in clusters.labels_]
-    return [f"cluster {c}" for rows in row_chunks(*at.shape) for c in clusters.predict((at[rows] - mean) / scale)]
+    return [
+        f"cluster {c}" for rows in row_chunks(*places.shape) for c in clusters.predict((places[rows] - mean) / scale)
+    ]

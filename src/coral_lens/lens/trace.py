@@ -30,7 +30,7 @@ class GammaPoint:
     @staticmethod
     def from_json(record: Mapping[str, float]) -> GammaPoint:
         """Read what `to_json` wrote."""
-        return GammaPoint(record["gamma"], without(record, "gamma"))
+        return GammaPoint(record["gamma"], drop_entries(record, "gamma"))
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class LayerTrial:
     def from_json(record: Mapping[str, Any]) -> LayerTrial:
         """Read what `to_json` wrote."""
         best, at_one = (GammaPoint.from_json(record[name]) for name in ("best", "at_one"))
-        setting = without(record, "layer", "r2", "best", "at_one")
+        setting = drop_entries(record, "layer", "r2", "best", "at_one")
         return LayerTrial(record["layer"], record["r2"], setting, best, at_one)
 
 
@@ -102,7 +102,7 @@ class CurvePoint:
     @staticmethod
     def from_json(record: Mapping[str, Any]) -> CurvePoint:
         """Read what `to_json` wrote."""
-        return CurvePoint(record["questions"], without(record, "questions"))
+        return CurvePoint(record["questions"], drop_entries(record, "questions"))
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class Trace:
             "validation": {m: {name: asdict(s) for name, s in scores.items()} for m, scores in self.validation.items()},
         }
         if self.simulated:
-            record["simulated"] = [asdict(one) for one in self.simulated]
+            record["simulated"] = [asdict(part) for part in self.simulated]
         if self.learning_curve:
             record["learning_curve"] = self.learning_curve.to_json()
         return record
@@ -176,12 +176,12 @@ class Trace:
             validation={
                 m: {name: Score(**s) for name, s in scores.items()} for m, scores in record["validation"].items()
             },
-            simulated=tuple(SimulatedShift(**one) for one in record.get("simulated", ())),
+            simulated=tuple(SimulatedShift(**part) for part in record.get("simulated", ())),
             learning_curve=LearningCurve.from_json(curve) if curve else None,
         )
 
 
-def without(record: Mapping[str, Any], *names: str) -> dict[str, Any]:
+def drop_entries(record: Mapping[str, Any], *names: str) -> dict[str, Any]:
     """Return a record without some of its entries."""
     return {name: value for name, value in record.items() if name not in names}
 
@@ -206,14 +206,14 @@ class Training:
     questions: str
     """Digest of the questions."""
     versions: dict[str, str]
-    """Of the packages that can change a result."""
+    """Versions of the packages that can change a result."""
     overrides: tuple[str, ...] = ()
     """Models that it was used on in spite of other fingerprints."""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as a record; without overrides, it has no such entry."""
         record = {field.name: getattr(self, field.name) for field in fields(self)}
-        return without(record, "overrides") | ({"overrides": list(self.overrides)} if self.overrides else {})
+        return drop_entries(record, "overrides") | ({"overrides": list(self.overrides)} if self.overrides else {})
 
     @staticmethod
     def from_json(record: Mapping[str, Any]) -> Training:

@@ -51,7 +51,7 @@ class TrainingData:
         return self.table.options
 
     @cached_property
-    def covered(self) -> Bool[np.ndarray, " question"]:
+    def is_validation(self) -> Bool[np.ndarray, " question"]:
         """Which questions are validation questions in at least one round."""
         return np.any(self.rounds, axis=0)
 
@@ -85,7 +85,7 @@ class TrainingData:
         self, probs: Float[np.ndarray, " row"], names: Sequence[str], mask: Bool[np.ndarray, " question"] | None = None
     ) -> dict[str, float]:
         """Score probabilities of all rows on the marked questions, by default those that validate."""
-        predictions = self.predictions(probs, self.covered if mask is None else mask)
+        predictions = self.predictions(probs, self.is_validation if mask is None else mask)
         return {name: score(predictions, name) for name in names}
 
     def predictions(self, probs: Float[np.ndarray, " row"], mask: Bool[np.ndarray, " question"]) -> Predictions:

@@ -1,15 +1,11 @@
-"""The two controls that stand in every table: the model as it is, and its probabilities scaled by one temperature.
+"""Calibrators: methods that change the model's probabilities by a few fitted numbers, and read no states.
 
-Isotonic regression of correctness on the probability of an option, whatever the number of options; moves no answer.
+`base`            the model as it is: the row that papers call few-shot
+`temperature`     one temperature for all options; it stands in every table, and so does `base`
+`isotonic`        one increasing curve from an option's probability to its chance of being right
+`vector-scaling`  a scale and a bias for each place in the list of options
 
-One increasing curve for all options, fitted on the (question, option) rows of the validation questions. It is flat in places, so
-that options tie, and may be 0 for all options of a question. Therefore a millionth of the probability is added to it: ties are
-broken as the model would, and a question whose options all map to 0 keeps the model's probabilities.
-
-Vector scaling: a scale and a bias for each place in the list of options, softmax(scale * log p + bias).
-
-It needs the same number of options everywhere, because its numbers belong to places. Where letters are scored, it can remove a
-preference for a letter; where texts are scored, places mean nothing and it is temperature scaling with more to overfit.
+What is fitted is fitted on the validation questions.
 """
 
 from __future__ import annotations
@@ -39,10 +35,10 @@ def fit_nothing(context: FitContext, _: None) -> Predict:
     return predict
 
 
-def fit_temperature(context: FitContext, _: None) -> Predict:
+def fit_temperature_scaling(context: FitContext, _: None) -> Predict:
     """Scale the base probabilities by one temperature, fitted on the validation questions."""
     data = context.data
-    temperature = temperature_on(data.p, data.table, data.covered)
+    temperature = temperature_on(data.p, data.table, data.is_validation)
 
     def predict(test: QuestionSet) -> dict[str, Predictions]:
         table = test.states.table
@@ -53,13 +49,13 @@ def fit_temperature(context: FitContext, _: None) -> Predict:
 
 
 BASE = Method(no_options, fit_nothing)
-TEMPERATURE = Method(no_options, fit_temperature)
+TEMPERATURE = Method(no_options, fit_temperature_scaling)
 
 
 # ---------------------------------------------------------------------------------------------------- isotonic
 
 SLOPE = 1e-6
-"""Of what is added to the curve, so that it increases everywhere."""
+"""Slope of the line that is added to the curve, which then increases everywhere."""
 
 
 def fit_curve(p: Float[np.ndarray, " row"], y: Float[np.ndarray, " row"]) -> Any:
@@ -70,14 +66,19 @@ def fit_curve(p: Float[np.ndarray, " row"], y: Float[np.ndarray, " row"]) -> Any
 
 
 def apply_curve(p: Float[np.ndarray, " row"], options: Options, *, curve: Any) -> Float[np.ndarray, " row"]:
-    """Return the curve at each probability, renormalised over the options of each question."""
+    """Return the curve at each probability, renormalised over the options of each question.
+
+    The curve is flat in places, where options tie, and may be 0 for all options of a question. Therefore a millionth of the
+    probability is added to it: ties are broken as the model would, and a question whose options all map to 0 keeps the
+    model's probabilities.
+    """
     return options.normalise(curve.predict(p) + SLOPE * p)
 
 
 def fit_isotonic(context: FitContext, _: None) -> Predict:
-    """Fit the curve on the validation questions."""
+    """Fit one curve on all options of the validation questions, whatever their number; it moves no answer."""
     data = context.data
-    rows = data.table.options.rows(data.covered)
+    rows = data.table.options.rows(data.is_validation)
     curve = fit_curve(data.p[rows], correct_rows(data.table)[rows])
 
     def predict(test: QuestionSet) -> dict[str, Predictions]:
@@ -91,7 +92,7 @@ def fit_isotonic(context: FitContext, _: None) -> Predict:
 ISOTONIC = Method(no_options, fit_isotonic)
 
 
-# ---------------------------------------------------------------------------------------------------- vector_scaling
+# ---------------------------------------------------------------------------------------------- vector scaling
 
 SMALLEST = 1e-12
 """Probabilities are raised to this before their logarithm is taken."""
@@ -107,7 +108,12 @@ class VectorSettings(Settings):
 
 @dataclass(frozen=True)
 class VectorScaling:
-    """A scale and a bias for each place."""
+    """softmax(scale * log p + bias), with a scale and a bias for each place in the list of options.
+
+    It needs the same number of options everywhere, because its numbers belong to places. Where letters are scored, it can
+    remove a preference for a letter; where texts are scored, places mean nothing and it is temperature scaling with more to
+    overfit.
+    """
 
     scale: Float[np.ndarray, " place"]
     bias: Float[np.ndarray, " place"]
@@ -119,8 +125,8 @@ class VectorScaling:
 
 def log_softmax(scores: Float[np.ndarray, "question place"]) -> Float[np.ndarray, "question place"]:
     """Return the logarithm of the softmax over places."""
-    moved = scores - scores.max(axis=1, keepdims=True)
-    return moved - np.log(np.exp(moved).sum(axis=1, keepdims=True))
+    behind = scores - scores.max(axis=1, keepdims=True)
+    return behind - np.log(np.exp(behind).sum(axis=1, keepdims=True))
 
 
 def fit_vector(
@@ -133,20 +139,20 @@ def fit_vector(
     from scipy.optimize import minimize
 
     logs, n = np.log(np.maximum(p, SMALLEST)), p.shape[1]
-    right = np.eye(n)[answers]
+    y = np.eye(n)[answers]
 
-    def cost(x: Float[np.ndarray, " both"]) -> tuple[float, Float[np.ndarray, " both"]]:
-        scale, bias = x[:n], x[n:]
-        found = log_softmax(scale * logs + bias)
-        surplus = (np.exp(found) - right) / len(p)
-        away = np.concatenate([scale - 1.0, bias])
-        gradient = np.concatenate([(surplus * logs).sum(axis=0), surplus.sum(axis=0)]) + 2 * weight * away
-        return float(-(found * right).sum() / len(p) + weight * away @ away), gradient
+    def loss(theta: Float[np.ndarray, " both"]) -> tuple[float, Float[np.ndarray, " both"]]:
+        scale, bias = theta[:n], theta[n:]
+        log_q = log_softmax(scale * logs + bias)
+        error = (np.exp(log_q) - y) / len(p)
+        distance = np.concatenate([scale - 1.0, bias])
+        gradient = np.concatenate([(error * logs).sum(axis=0), error.sum(axis=0)]) + 2 * weight * distance
+        return float(-(log_q * y).sum() / len(p) + weight * distance @ distance), gradient
 
     start = np.concatenate([np.ones(n), np.zeros(n)])
-    tight = {"maxiter": 2000, "ftol": 1e-14, "gtol": 1e-9}
-    x = minimize(cost, start, jac=True, method="L-BFGS-B", options=tight).x
-    return VectorScaling(x[:n], x[n:])
+    stops = {"maxiter": 2000, "ftol": 1e-14, "gtol": 1e-9}
+    theta = minimize(loss, start, jac=True, method="L-BFGS-B", options=stops).x
+    return VectorScaling(theta[:n], theta[n:])
 
 
 def refuse_ragged(questions: Sequence[Question], _: Style, __: VectorSettings) -> None:
@@ -161,10 +167,10 @@ def refuse_ragged(questions: Sequence[Question], _: Style, __: VectorSettings) -
 
 
 def fit_vector_scaling(context: FitContext, settings: VectorSettings) -> Predict:
-    """Fit on the validation questions."""
+    """Fit a scale and a bias for each place on the validation questions."""
     data, n = context.data, len(context.train.states.questions[0].options)
-    validation = data.p.reshape(-1, n)[data.covered]
-    fitted = fit_vector(validation, data.table.answers[data.covered], weight=settings.weight)
+    validation = data.p.reshape(-1, n)[data.is_validation]
+    fitted = fit_vector(validation, data.table.answers[data.is_validation], weight=settings.weight)
 
     def predict(test: QuestionSet) -> dict[str, Predictions]:
         p = base_probs(test.states.table, context.common.base)

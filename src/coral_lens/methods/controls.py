@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 Disguise = Callable[[QuestionSet], Scored]
-"""Gives scored questions with other states."""
+"""Gives scored questions with other states in place of their own."""
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,14 @@ class OtherStates:
 def random_states(context: FitContext) -> Disguise:
     """Put normal random numbers in place of states."""
 
-    def disguise(some: QuestionSet) -> Scored:
-        scored, seed = some.states, context.common.seed
+    def disguise(questions: QuestionSet) -> Scored:
+        scored, seed = questions.states, context.common.seed
         layers = context.common.layers or scored.layers
         shape = scored.layer(layers[0]).shape
-        number = int(scored.manifest["questions"][:15], 16)  # other questions, other numbers
+        of_questions = int(scored.manifest["questions"][:15], 16)  # other questions, other numbers
 
-        def layer(which: int) -> Float[np.ndarray, "row width"]:
-            rng = np.random.default_rng([seed, which, number])
+        def layer(number: int) -> Float[np.ndarray, "row width"]:
+            rng = np.random.default_rng([seed, number, of_questions])
             return rng.standard_normal(shape, dtype=np.float32)
 
         return OtherStates(scored, layers, layer, {"random": seed})
@@ -79,13 +79,13 @@ def untrained_states(context: FitContext) -> Disguise:
     """Put the states of an untrained copy of the model in place of its own; questions are asked in the same way."""
     copies: list[Any] = []
 
-    def disguise(some: QuestionSet) -> Scored:
+    def disguise(questions: QuestionSet) -> Scored:
         if not copies:
             copies.append(untrained_copy(context.model(), seed=context.common.seed))
-        layers = context.common.layers or some.states.layers
+        layers = context.common.layers or questions.states.layers
         extraction = Extraction(layers, context.common.style)
-        store = context.extract(copies[0], some.asked(), "untrained", extraction=extraction)
-        return OtherStates(some.states, layers, store.layer, {"untrained": store.manifest["model"]["weights"]})
+        store = context.extract(copies[0], questions.prompted(), "untrained", extraction=extraction)
+        return OtherStates(questions.states, layers, store.layer, {"untrained": store.manifest["model"]["weights"]})
 
     return disguise
 
@@ -93,11 +93,11 @@ def untrained_states(context: FitContext) -> Disguise:
 def base_only(context: FitContext) -> Disguise:
     """Show the lens nothing but what the base probabilities say."""
 
-    def disguise(some: QuestionSet) -> Scored:
-        table = some.states.table
+    def disguise(questions: QuestionSet) -> Scored:
+        table = questions.states.table
         p = base_probs(table, context.common.base)
-        shown = np.column_stack([np.log(np.maximum(p, 1e-12)), rank_features(p, table.options)]).astype(np.float32)
-        return OtherStates(some.states, (0,), lambda _: shown, {"base": context.common.base})
+        states = np.column_stack([np.log(np.maximum(p, 1e-12)), rank_features(p, table.options)]).astype(np.float32)
+        return OtherStates(questions.states, (0,), lambda _: states, {"base": context.common.base})
 
     return disguise
 
@@ -108,19 +108,19 @@ def read_control(entry: MethodEntry) -> FitSettings:
     return validated(FitSettings, entry, entry.options)
 
 
-def fit_disguised(context: FitContext, settings: FitSettings, disguised: Callable[[FitContext], Disguise]) -> Predict:
-    """Fit a lens on other states."""
-    disguise = disguised(context)
+def fit_disguised(context: FitContext, settings: FitSettings, disguise_of: Callable[[FitContext], Disguise]) -> Predict:
+    """Fit a lens on other states than the questions' own, and show it such states of test questions too."""
+    disguise = disguise_of(context)
 
-    def shown(some: QuestionSet) -> QuestionSet:
-        return replace(some, states=disguise(some))
+    def disguised(questions: QuestionSet) -> QuestionSet:
+        return replace(questions, states=disguise(questions))
 
-    # which layers there are, the disguise knows
-    other = replace(context, train=shown(context.train), common=replace(context.common, layers=None))
-    predict = fit_lens(other, settings)
+    # the disguise knows which layers there are
+    common = replace(context.common, layers=None)
+    predict = fit_lens(replace(context, train=disguised(context.train), common=common), settings)
 
     def predict_disguised(test: QuestionSet) -> dict[str, Predictions]:
-        return predict(shown(test))
+        return predict(disguised(test))
 
     return predict_disguised
 

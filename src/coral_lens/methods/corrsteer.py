@@ -1,7 +1,7 @@
 """CorrSteer (Cho et al., 2025): add the directions of autoencoder features whose activation goes with right answers.
 
 The original correlates features with the correctness of generated answers. Here a sample is the option that the unsteered
-model prefers, with the mean activation over its tokens, and it is correct if it is the answer. The features of the highest
+model prefers, with the mean activation over its tokens; it is correct if it is the answer. The features of the highest
 positive correlation are added at every position, each by its mean activation in the correct samples, times alpha. How many
 and how strongly is chosen on validation questions; alpha 0 is a candidate and is the unsteered model.
 """
@@ -34,7 +34,7 @@ from coral_lens.sae.sweep import Sweep, best_of, run_sweep, scores_by
 from coral_lens.storage.files import digest, file_name, write_json
 from coral_lens.storage.settings import Count, Counts, NotEmpty, Settings
 
-SAMPLES = 64
+SAMPLES_AT_ONCE = 64
 """Samples that are taken in together."""
 
 
@@ -54,19 +54,25 @@ class CorrSteerSettings(Settings):
     """Validation metric that chooses them."""
 
 
-def iter_samples(
-    codes: CodeStore, chosen: dict[str, int], right: dict[str, bool]
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield the codes of preferred options, and whether they are the answer."""
-    some: list[tuple[np.ndarray, float]] = []
+@dataclass(frozen=True)
+class Preferred:
+    """The option that the unsteered model prefers, and whether it is the answer."""
+
+    option: int
+    is_answer: bool
+
+
+def iter_preferred(codes: CodeStore, preferred: dict[str, Preferred]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the codes of preferred options, and whether they are the answer; `preferred` is by the id of a question."""
+    samples: list[tuple[np.ndarray, float]] = []
     for coded in codes:
-        name = codes.ids[coded.question]
-        some.append((coded.dense(codes.n_features)[chosen[name]], float(right[name])))
-        if len(some) == SAMPLES:
-            yield np.stack([c for c, _ in some]), np.array([y for _, y in some])
-            some = []
-    if some:
-        yield np.stack([c for c, _ in some]), np.array([y for _, y in some])
+        choice = preferred[codes.ids[coded.question]]
+        samples.append((coded.dense(codes.n_features)[choice.option], float(choice.is_answer)))
+        if len(samples) == SAMPLES_AT_ONCE:
+            yield np.stack([c for c, _ in samples]), np.array([y for _, y in samples])
+            samples = []
+    if samples:
+        yield np.stack([c for c, _ in samples]), np.array([y for _, y in samples])
 
 
 @dataclass
@@ -84,59 +90,56 @@ class MeanOfCorrect:
 
 
 def correlate_correctness(
-    codes: CodeStore, chosen: dict[str, int], right: dict[str, bool]
+    codes: CodeStore, preferred: dict[str, Preferred]
 ) -> tuple[StreamingPearson, Float[np.ndarray, " feature"]]:
     """Return the correlations of features with correctness, and their mean activation in correct samples."""
-    n_right = sum(right.values())
-    if min(n_right, len(right) - n_right) < LEAST_ACTIVE:
+    n_right = sum(choice.is_answer for choice in preferred.values())
+    if min(n_right, len(preferred) - n_right) < LEAST_ACTIVE:
         raise CoralError(
             f"CorrSteer needs {LEAST_ACTIVE} right and {LEAST_ACTIVE} wrong answers of the unsteered model. Got {n_right} "
-            f"right of {len(right)} training questions; give more."
+            f"right of {len(preferred)} training questions; give more."
         )
-    kept = MeanOfCorrect(np.zeros(codes.n_features))
-    found = correlate(kept.watch(iter_samples(codes, chosen, right)), codes.n_features)
-    return found, kept.total / kept.n
+    correct = MeanOfCorrect(np.zeros(codes.n_features))
+    pearson = correlate(correct.watch(iter_preferred(codes, preferred)), codes.n_features)
+    return pearson, correct.total / correct.n
 
 
 def direction_of(
-    sae: Autoencoder, found: StreamingPearson, means: Float[np.ndarray, " feature"], n: int
+    sae: Autoencoder, pearson: StreamingPearson, means: Float[np.ndarray, " feature"], n: int
 ) -> Float[Tensor, " width"]:
     """Return the sum over the n best features of mean activation times direction, in the units of the states."""
-    best = top_correlated(found, n)
+    best = top_correlated(pearson, n)
     if not len(best):
         raise CoralError("No feature of the autoencoder goes with right answers; CorrSteer has nothing to add.")
     return (torch.from_numpy(means[best]) @ sae.w_dec[torch.from_numpy(best)].double()).float()
 
 
-def training_samples(
-    context: FitContext, mask: Bool[np.ndarray, " question"]
-) -> tuple[dict[str, int], dict[str, bool]]:
-    """Return the preferred option of each question, and whether it is the answer."""
+def preferred_options(context: FitContext, mask: Bool[np.ndarray, " question"]) -> dict[str, Preferred]:
+    """Return what the unsteered model prefers in each marked question, by the question's id."""
     data = context.data
-    choice = data.table.options.top(data.p)
-    at = np.flatnonzero(mask)
-    names = [data.questions[i].id for i in at.tolist()]
-    right = choice == data.table.answers
-    return dict(zip(names, choice[at].tolist(), strict=True)), dict(zip(names, right[at].tolist(), strict=True))
+    top, answers = data.table.options.top(data.p).tolist(), data.table.answers.tolist()
+    return {
+        data.questions[i].id: Preferred(top[i], is_answer=top[i] == answers[i]) for i in np.flatnonzero(mask).tolist()
+    }
 
 
 def choose_direction(context: FitContext, settings: CorrSteerSettings) -> tuple[Site, Tensor, float]:
     """Correlate on training questions, choose the number of features and alpha on validation questions."""
-    model, asked, sae = context.model(), context.train.asked(), load_autoencoder(Path(settings.sae))
+    model, prompted, sae = context.model(), context.train.prompted(), load_autoencoder(Path(settings.sae))
     sae.check(model)
-    train = ~context.data.covered
-    questions = [asked[i] for i in np.flatnonzero(train).tolist()]
+    train = ~context.data.is_validation
+    questions = [prompted[i] for i in np.flatnonzero(train).tolist()]
     key = digest([sae_digest(sae), context.train.states.manifest, int(train.sum())])[:8]
     with context.bar("encoding", len(questions), "questions") as advance:
         folder = context.folder / f"codes-{key}"
         codes = collect_codes(model, questions, folder, Encoding(sae, context.common.style), progress=advance)
-    found, means = correlate_correctness(codes, *training_samples(context, train))
+    pearson, means = correlate_correctness(codes, preferred_options(context, train))
     site = Site("residual", sae.layer)
-    sums = {n: direction_of(sae, found, means, n) for n in settings.features}
-    tried = [(min(sums), 0.0), *((n, a) for n in sums for a in settings.alphas if a)]
-    edits = [AddDirection({site: sums[n]}, a, "all") for n, a in tried]
+    directions = {n: direction_of(sae, pearson, means, n) for n in settings.features}
+    tried = [(min(directions), 0.0), *((n, a) for n in directions for a in settings.alphas if a)]
+    edits = [AddDirection({site: directions[n]}, a, "all") for n, a in tried]
     sweep = Sweep(sae.layer, edits, [[key, *pair] for pair in tried], context.common.style)
-    validation = [asked[i] for i in context.validation(settings.questions).tolist()]
+    validation = [prompted[i] for i in context.validation(settings.questions).tolist()]
     with context.bar("trying strengths", len(validation), "questions") as advance:
         folder = context.folder / f"tuning-{digest(list(sweep.about))[:8]}"
         scores = run_sweep(model, validation, folder, sweep, progress=advance)
@@ -147,7 +150,7 @@ def choose_direction(context: FitContext, settings: CorrSteerSettings) -> tuple[
         context.folder / "corrsteer.json", {"criterion": settings.criterion, "chosen": record[best], "tried": record}
     )
     context.note("chosen", record[best])
-    return site, sums[tried[best][0]], tried[best][1]
+    return site, directions[tried[best][0]], tried[best][1]
 
 
 def fit_corrsteer(context: FitContext, settings: CorrSteerSettings) -> Predict:
@@ -158,7 +161,7 @@ def fit_corrsteer(context: FitContext, settings: CorrSteerSettings) -> Predict:
 
     def predict(test: QuestionSet) -> dict[str, Predictions]:
         extraction = Extraction((), context.common.style, edited=edited)
-        table = context.extract(context.model(), test.asked(), file_name(test.name), extraction=extraction).table
+        table = context.extract(context.model(), test.prompted(), file_name(test.name), extraction=extraction).table
         return {"": predictions_of("corrsteer", test.states, base_probs(table, context.common.base))}
 
     return predict

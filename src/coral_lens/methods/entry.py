@@ -8,16 +8,16 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from coral_lens.storage.settings import MOST_SEED
 
-Seed = Annotated[int, Field(ge=0, le=MOST_SEED)]
+StudySeed = Annotated[int, Field(ge=0, le=MOST_SEED)]
 
 
-class Entry(BaseModel):
+class StudyPart(BaseModel):
     """A part of a study; a key that is not known is an error."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class MethodEntry(Entry):
+class MethodEntry(StudyPart):
     """A method and its options; which keys it takes beyond these two, the table of methods knows."""
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)

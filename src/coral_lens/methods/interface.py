@@ -48,7 +48,7 @@ class QuestionSet:
     name: str
     states: Scored
     """Scores and pooled states, with the questions in order, but without their prompts."""
-    asked: Callable[[], tuple[Question, ...]]
+    prompted: Callable[[], tuple[Question, ...]]
     """Gives the same questions in the same order with their prompts, for a method that runs the model again."""
     adapt: Callable[[], tuple[Question, ...]] | None = None
     """Gives labelled questions of the same task that are in no test, for a method with a form that adapts; mostly None."""
@@ -65,17 +65,17 @@ class FitContext:
     common: FitSettings
     """What the methods of a study share: base, style, layers, share of validation questions, seed."""
     folder: Path
-    """Of this method alone: what it keeps there is found again by an interrupted study."""
+    """The folder of this method alone; an interrupted study finds again what it keeps there."""
     bar: Bar = silent
 
     @cached_property
     def data(self) -> TrainingData:
-        """Base probabilities, residuals and states of the training questions; `data.covered` marks those that validate."""
+        """Base probabilities, residuals and states of the training questions; `data.is_validation` marks those that validate."""
         return training_data(self.train.states, self.common)[0]
 
     def validation(self, n: int | None = None) -> Int[np.ndarray, " question"]:
-        """Return the numbers of the validation questions, in order; of more than n, n drawn under the seed."""
-        numbers = np.flatnonzero(self.data.covered)
+        """Return the numbers of the validation questions, in order; if they are more than n, n of them drawn under the seed."""
+        numbers = np.flatnonzero(self.data.is_validation)
         if n is None or n >= len(numbers):
             return numbers
         return np.sort(np.random.default_rng(self.common.seed).choice(numbers, n, replace=False))
@@ -110,8 +110,8 @@ class FitContext:
     def note(self, name: str, remark: dict[str, Any]) -> None:
         """Keep a remark for the record of the run: what was chosen, how often something failed."""
         path = self.folder / NOTES
-        known = read_json(path) if path.exists() else {}
-        write_json(path, known | {name: remark})
+        notes = read_json(path) if path.exists() else {}
+        write_json(path, notes | {name: remark})
 
 
 Predict = Callable[[QuestionSet], dict[str, Predictions]]
@@ -119,12 +119,12 @@ Predict = Callable[[QuestionSet], dict[str, Predictions]]
 
 
 def nothing_else(_: Any) -> list[str]:
-    """Depend on settings and questions alone."""
+    """Return no digests: what a method predicts depends on settings and questions alone."""
     return []
 
 
 def accept(_: Sequence[Question], __: Style, ___: Any) -> None:
-    """Have nothing against any questions."""
+    """Accept all questions."""
 
 
 @dataclass(frozen=True)
@@ -135,17 +135,17 @@ class Method:
     """Makes settings of what the study says, before any model is loaded, and refuses what it does not know."""
     fit: Callable[[FitContext, Any], Predict]
     check: Callable[[Sequence[Question], Style, Any], None] = accept
-    """Refuses questions (of a mixture and of all tests, with prompts) that it cannot be used on, before a model is loaded."""
+    """Refuses questions of a mixture or a test, given with prompts, that it cannot be used on; before a model is loaded."""
     from_scores: bool = True
     """Whether it starts from the scores and states that all methods share, which its cost per question then includes. A
     method that asks or scores in its own way, and needs no others, says False."""
     depends: Callable[[Any], list[str]] = nothing_else
-    """Gives digests of what settings name by its place alone, such as a file: predictions belong to its content."""
+    """Gives digests of the files that settings name: predictions belong to their content, and not to their names."""
 
 
 # -------------------------------------------------------------------------------------------------------- options
 
-Settings = TypeVar("Settings")
+MethodSettings = TypeVar("MethodSettings")
 
 
 def no_options(entry: MethodEntry) -> None:
@@ -153,18 +153,18 @@ def no_options(entry: MethodEntry) -> None:
     refuse_unknown(entry, ())
 
 
-def options_of(settings: type[Settings]) -> Callable[[MethodEntry], Settings]:
+def options_of(settings: type[MethodSettings]) -> Callable[[MethodEntry], MethodSettings]:
     """Return a function that reads the fields of a dataclass from a study, with their types checked."""
 
-    def read(entry: MethodEntry) -> Settings:
+    def read(entry: MethodEntry) -> MethodSettings:
         refuse_unknown(entry, [f.name for f in fields(settings)])  # type: ignore[arg-type]
         return validated(settings, entry, entry.options)
 
     return read
 
 
-def validated(settings: type[Settings], entry: MethodEntry, options: dict[str, Any]) -> Settings:
-    """Return settings made of a study's options; a value that cannot be used is refused as in Python and by commands."""
+def validated(settings: type[MethodSettings], entry: MethodEntry, options: dict[str, Any]) -> MethodSettings:
+    """Return settings made of a study's options; a wrong value is refused in the same sentence as in Python and by commands."""
     try:
         refuse_wrong(settings, options)
         return TypeAdapter(settings).validate_python(options)
@@ -188,8 +188,8 @@ def refuse_unknown(entry: MethodEntry, known: Sequence[str]) -> None:
 
 def prompts_digest(questions: Sequence[Question]) -> str:
     """Return a digest of the questions as they are asked."""
-    text = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for q in questions:
-        asked = [sorted(set(q.rendered.contexts)), q.rendered.continuations] if q.rendered else [q.passage, q.text]
-        text.update(canonical([q.id, q.group, q.answer, q.options, *asked]).encode())
-    return text.hexdigest()
+        prompt = [sorted(set(q.rendered.contexts)), q.rendered.continuations] if q.rendered else [q.passage, q.text]
+        sha256.update(canonical([q.id, q.group, q.answer, q.options, *prompt]).encode())
+    return sha256.hexdigest()

@@ -42,9 +42,9 @@ def fit_lens(context: FitContext, settings: FitSettings) -> Predict:
     )
 
     def predict(test: QuestionSet) -> dict[str, Predictions]:
-        found = lens.predictions_on(test.states)
-        rows = {"": found[lens.plain_method]}
-        return rows | {" tempered": found[lens.method]} if lens.tempering else rows
+        predictions = lens.predictions_on(test.states)
+        rows = {"": predictions[lens.plain_method]}
+        return rows | {" tempered": predictions[lens.method]} if lens.tempering else rows
 
     return predict
 

@@ -1,11 +1,11 @@
-"""Questions whose options are listed in the prompt under letters, which are what is scored: asking them again in another order,
-or without content. Worked examples before the question stay as they are. Never scores.
+"""Remedies of letter bias: contextual calibration, batch calibration, PriDe, and averaging over cyclic orders.
 
-Remedies of letter bias: contextual calibration, batch calibration, PriDe, and averaging over cyclic permutations.
+A model may prefer a letter whatever stands behind it. A lens that merely undoes this must not be credited with knowing
+answers, so its table should have these rows. All of them divide a preference for letters out of the probabilities or average
+it away, and none of them looks at an answer.
 
-A model may prefer a letter whatever stands behind it. A probe that merely undoes this must not be credited with knowing answers,
-so its table should have these rows. All of them divide a preference for places out of the probabilities or average it away, and
-none of them looks at an answer.
+They need questions whose options are listed in the prompt under letters, which are what is scored. The first part of this
+file asks such questions again, in another order or without content; worked examples before the question stay as they are.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from coral_lens.storage.settings import Count, Settings
 CONTENT_FREE = "N/A"
 
 
-def listed(question: Question) -> Wording | None:
+def listed_wording(question: Question) -> Wording | None:
     """Return the wording of a task's question, or None where its options are not listed under the letters that are scored."""
     rendered = question.rendered
     if rendered is None:  # a style lists the options of the user's own questions
@@ -44,11 +44,11 @@ def listed(question: Question) -> Wording | None:
 
 def is_listed(question: Question, style: Style) -> bool:
     """Whether the options of a question are listed under letters, and letters are scored."""
-    return listed(question) is not None if question.rendered else style.kind == "letters"
+    return listed_wording(question) is not None if question.rendered else style.kind == "letters"
 
 
 def refuse_texts(questions: Sequence[Question], style: Style, _: Any) -> None:
-    """Refuse questions whose option texts are scored: they know no preference for a letter."""
+    """Refuse questions whose option texts are scored: there is no preference for a letter in them."""
     for question in questions:
         if not is_listed(question, style):
             raise CoralError(
@@ -62,20 +62,20 @@ def reordered(question: Question, shift: int) -> Question:
     """Return the question with its options moved up by `shift` places: the one that was number j comes to j - shift."""
     n = len(question.options)
     order = [(j + shift) % n for j in range(n)]
-    moved = replace(
+    renamed = replace(
         question,
         id=f"{question.id} shifted by {shift}",
         answer=question.answer if question.answer == UNKNOWN else order.index(question.answer),
     )
-    wording = listed(question)
+    wording = listed_wording(question)
     if wording is None:
-        return replace(moved, options=tuple(question.options[i] for i in order))
-    return rewritten(moved, replace(wording, listed=tuple(wording.listed[i] for i in order)))
+        return replace(renamed, options=tuple(question.options[i] for i in order))
+    return rewritten(renamed, replace(wording, listed=tuple(wording.listed[i] for i in order)))
 
 
 def without_content(question: Question) -> Question:
     """Return the question with N/A in place of its text and of every option."""
-    wording = listed(question)
+    wording = listed_wording(question)
     if wording is None:
         nothing = (CONTENT_FREE,) * len(question.options)
         passage = CONTENT_FREE if question.passage else ""
@@ -93,11 +93,11 @@ def rewritten(question: Question, wording: Wording) -> Question:
     return replace(question, text=wording.text, rendered=replace(question.rendered, contexts=contexts))
 
 
-# ---------------------------------------------------------------------------------------------------- letter_bias
+# ---------------------------------------------------------------------------------------- preferences for letters
 
 SMALLEST = 1e-12
 Priors = dict[int, np.ndarray]
-"""By number of options, the preference for each letter."""
+"""The preference for each letter, by number of options."""
 Ragged = Sequence[np.ndarray]
 """For each question the probabilities of its options."""
 
@@ -107,21 +107,21 @@ def per_question(scored: Scored, base: BaseRule) -> list[np.ndarray]:
     return np.split(base_probs(scored.table, base), scored.table.options.starts[1:])
 
 
-def divided(probs: Ragged, priors: Ragged) -> Float[np.ndarray, " row"]:
+def divide_out(probs: Ragged, priors: Ragged) -> Float[np.ndarray, " row"]:
     """Return probabilities divided by the preference for their letters, renormalised."""
-    found = [p / np.maximum(prior, SMALLEST) for p, prior in zip(probs, priors, strict=True)]
-    return np.concatenate([q / q.sum() for q in found])
+    quotients = [p / np.maximum(prior, SMALLEST) for p, prior in zip(probs, priors, strict=True)]
+    return np.concatenate([q / q.sum() for q in quotients])
 
 
 def prior_for(priors: Priors, n: int) -> Float[np.ndarray, " letter"]:
     """Return the preference among n letters; where it was measured only among more, among the first n of the fewest."""
-    known = min((k for k in priors if k >= n), default=None)
-    if known is None:
+    size = min((k for k in priors if k >= n), default=None)
+    if size is None:
         raise CoralError(
-            f"A test question has {n} options, but no validation question has more than {max(priors)}, so that the preference "
+            f"A test question has {n} options, but no validation question has more than {max(priors)}, so the preference "
             "for its letters is not known; train on questions with as many options."
         )
-    return priors[known][:n] / priors[known][:n].sum()
+    return priors[size][:n] / priors[size][:n].sum()
 
 
 # --------------------------------------------------------------------------------------------------- contextual
@@ -131,12 +131,12 @@ def fit_contextual(context: FitContext, _: None) -> Predict:
     """Divide by what the model says of a prompt without content (Zhao et al. 2021), with the same worked examples."""
 
     def predict(test: QuestionSet) -> dict[str, Predictions]:
-        empty = [without_content(q) for q in test.asked()]
+        empty = [without_content(q) for q in test.prompted()]
         keys = [q.rendered.contexts[0] if q.rendered else f"{bool(q.passage)} {len(q.options)}" for q in empty]
         distinct = {key: replace(q, id=f"content-free {i}") for i, (key, q) in enumerate(zip(keys, empty, strict=True))}
         scored = context.score(list(distinct.values()), "content-free")
         priors = dict(zip(distinct, per_question(scored, context.common.base), strict=True))
-        probs = divided(per_question(test.states, context.common.base), [priors[key] for key in keys])
+        probs = divide_out(per_question(test.states, context.common.base), [priors[key] for key in keys])
         return {"": predictions_of("contextual-calibration", test.states, probs)}
 
     return predict
@@ -152,33 +152,36 @@ def batch_priors(probs: Ragged) -> Priors:
 
 def fit_batch(context: FitContext, _: None) -> Predict:
     """Divide by the mean probabilities of the validation questions."""
-    everyone = per_question(context.train.states, context.common.base)
-    priors = batch_priors([everyone[i] for i in context.validation()])
-    return dividing("batch-calibration", priors, context)
+    probs = per_question(context.train.states, context.common.base)
+    priors = batch_priors([probs[i] for i in context.validation()])
+    return predict_divided("batch-calibration", priors, context)
 
 
-def dividing(method: str, priors: Priors, context: FitContext) -> Predict:
+def predict_divided(method: str, priors: Priors, context: FitContext) -> Predict:
     """Return a function that divides the preferences out of a test set."""
 
     def predict(test: QuestionSet) -> dict[str, Predictions]:
         probs = per_question(test.states, context.common.base)
-        found = divided(probs, [prior_for(priors, len(p)) for p in probs])
-        return {"": predictions_of(method, test.states, found)}
+        quotients = divide_out(probs, [prior_for(priors, len(p)) for p in probs])
+        return {"": predictions_of(method, test.states, quotients)}
 
     return predict
 
 
-# ---------------------------------------------------------------------------------------- cyclic permutations
+# ------------------------------------------------------------------------------------------------- cyclic orders
 
 
-def permuted(context: FitContext, asked: Sequence[Question], probs: Ragged, name: str) -> list[np.ndarray]:
-    """Return for each question [shift, letter]: the letters' probabilities under every cyclic order of its options."""
-    todo = [(i, shift) for i, q in enumerate(asked) for shift in range(1, len(q.options))]
-    scored = context.score([reordered(asked[i], shift) for i, shift in todo], name)
-    found: list[list[np.ndarray]] = [[p] for p in probs]
-    for (i, _), p in zip(todo, per_question(scored, context.common.base), strict=True):
-        found[i].append(p)
-    return [np.stack(some) for some in found]
+def score_orders(context: FitContext, questions: Sequence[Question], probs: Ragged, name: str) -> list[np.ndarray]:
+    """Return for each question [shift, letter]: the letters' probabilities under every cyclic order of its options.
+
+    `probs` are those of the order as it is, which is not scored again.
+    """
+    orders = [(i, shift) for i, q in enumerate(questions) for shift in range(1, len(q.options))]
+    scored = context.score([reordered(questions[i], shift) for i, shift in orders], name)
+    observed: list[list[np.ndarray]] = [[p] for p in probs]
+    for (i, _), p in zip(orders, per_question(scored, context.common.base), strict=True):
+        observed[i].append(p)
+    return [np.stack(by_shift) for by_shift in observed]
 
 
 def letter_prior(observed: Float[np.ndarray, "shift letter"]) -> Float[np.ndarray, " letter"]:
@@ -187,7 +190,7 @@ def letter_prior(observed: Float[np.ndarray, "shift letter"]) -> Float[np.ndarra
     return Options.of_sizes([len(logs)]).softmax(logs)
 
 
-def averaged(observed: Float[np.ndarray, "shift letter"]) -> Float[np.ndarray, " option"]:
+def mean_over_orders(observed: Float[np.ndarray, "shift letter"]) -> Float[np.ndarray, " option"]:
     """Return each option's mean probability over the orders: under a shift of s, letter j stands for option j + s."""
     n = observed.shape[1]
     return np.mean([np.roll(observed[s], s) for s in range(n)], axis=0)
@@ -203,22 +206,22 @@ class PriDeSettings(Settings):
 
 def fit_pride(context: FitContext, settings: PriDeSettings) -> Predict:
     """Divide by the preference that cyclic orders of a few validation questions show (Zheng et al. 2024)."""
-    everyone, asked = per_question(context.train.states, context.common.base), context.train.asked()
-    drawn = np.random.default_rng(context.common.seed).permutation(context.validation())  # of all sources alike
+    probs, questions = per_question(context.train.states, context.common.base), context.train.prompted()
+    order = np.random.default_rng(context.common.seed).permutation(context.validation())  # of all sources alike
     priors: Priors = {}
-    for n in sorted({len(everyone[i]) for i in drawn}):
-        some = sorted([i for i in drawn if len(everyone[i]) == n][: settings.questions])
-        observed = permuted(context, [asked[i] for i in some], [everyone[i] for i in some], f"orders-of-{n}")
+    for n in sorted({len(probs[i]) for i in order}):
+        drawn = sorted([i for i in order if len(probs[i]) == n][: settings.questions])
+        observed = score_orders(context, [questions[i] for i in drawn], [probs[i] for i in drawn], f"orders-of-{n}")
         priors[n] = np.mean([letter_prior(o) for o in observed], axis=0)
-    return dividing("pride", priors, context)
+    return predict_divided("pride", priors, context)
 
 
 def fit_cyclic(context: FitContext, _: None) -> Predict:
     """Ask every test question in every cyclic order of its options, and average what each option gets."""
 
     def predict(test: QuestionSet) -> dict[str, Predictions]:
-        observed = permuted(context, test.asked(), per_question(test.states, context.common.base), "orders")
-        probs = np.concatenate([averaged(o) for o in observed])
+        observed = score_orders(context, test.prompted(), per_question(test.states, context.common.base), "orders")
+        probs = np.concatenate([mean_over_orders(o) for o in observed])
         return {"": predictions_of("cyclic", test.states, probs)}
 
     return predict

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 CONTROLS = ("base", "temperature")
 """Every table has these two, asked for or not."""
 ZERO_SHOT = "0-shot"
-"""A row of tests with shots; it starts from other prompts than all methods, so that it is none."""
+"""A row of tests with shots; it is no method, because it starts from other prompts than all methods."""
 
 BASELINES: dict[str, Method] = {
     "base": BASE,
@@ -54,7 +54,7 @@ def read_method(entry: MethodEntry) -> Any:
         raise CoralError(
             f"There is no method of kind {entry.kind!r}.{nearest(entry.kind, METHODS)} Known: {', '.join(METHODS)}."
         )
-    taken = entry.row == ZERO_SHOT or entry.row.endswith((" tempered", " adapted"))
-    if taken or (entry.row in CONTROLS and entry.kind != entry.row):
+    reserved = entry.row == ZERO_SHOT or entry.row.endswith((" tempered", " adapted"))
+    if reserved or (entry.row in CONTROLS and entry.kind != entry.row):
         raise CoralError(f"A method of kind {entry.kind!r} cannot be called {entry.row!r}: another row has that name.")
     return METHODS[entry.kind].read(entry)

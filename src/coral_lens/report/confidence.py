@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from coral_lens.metrics.curves import Reliability, reliability
 from coral_lens.metrics.scores import Score, Values, equal_width_bins, facts_of, iter_weights, score_of
 from coral_lens.ragged import Options
-from coral_lens.records import FAMILY, Predictions, family_of
+from coral_lens.records import TASKS_OF_FAMILY, Predictions, task_family
 from coral_lens.report.runs import Evaluation, Run
 from coral_lens.report.tables.run import in_order, subject_of
 
@@ -48,10 +48,10 @@ def pooled(run: Run) -> list[Evaluation]:
     """Return the test sets, with families of them (MMLU's subjects, logged one by one) taken together."""
     families: dict[tuple[str, ...], list[Evaluation]] = {}
     for e in in_order(run):
-        families.setdefault((family_of(e.name), *e.predictions), []).append(e)
+        families.setdefault((task_family(e.name), *e.predictions), []).append(e)
     evaluations = []
     for (family, *_), members in families.items():
-        large = len(members) >= FAMILY
+        large = len(members) >= TASKS_OF_FAMILY
         evaluations += [union_of(members, f"{family} ({len(members)} tasks)")] if large else members
     return evaluations
 

@@ -36,7 +36,7 @@ from coral_lens.records import OptionTable, Question, groups_of
 from coral_lens.sae.autoencoder import CHUNK, Autoencoder
 from coral_lens.sae.codes import sae_digest
 from coral_lens.sae.effects import AblationScores, effects
-from coral_lens.sae.folder import FeatureStudy, Selection
+from coral_lens.sae.folder import FeatureSelection, FeatureStudy
 from coral_lens.sae.settings import AblationPlace, AblationPlan
 from coral_lens.storage.files import write_json
 from coral_lens.storage.progress import Bar, Progress, silent
@@ -53,13 +53,14 @@ ENTRY_COLUMNS = 16_384
 
 
 @dataclass(frozen=True)
-class Ablating:
-    """What is patched."""
+class Ablation:
+    """Which features of an autoencoder are taken out, one at a time, and at which positions."""
 
     sae: Autoencoder
     features: Int[Tensor, " feature"]
-    """Those that are taken out, one at a time."""
+    """The features to take out."""
     where: AblationPlace = "all"
+    """The positions that are patched."""
     keep_error: bool = False
     """Keep what the reconstruction misses: the state less f_j d_j. The paper drops it."""
     style: Style = Style()  # noqa: RUF009  (frozen)
@@ -70,29 +71,29 @@ class Ablating:
 class Reconstruction:
     """An Edit that puts the reconstruction in place and keeps the codes of the features in question."""
 
-    ablating: Ablating
+    ablation: Ablation
     codes: dict[bool, Float[Tensor, "position feature"]] = field(default_factory=dict)
-    """Of the last batch, and (True) of its prefixes; one row per edited position, in order."""
+    """The codes of the last batch (False) and of its prefixes (True); one row per edited position, in order."""
 
     @property
     def sites(self) -> tuple[Site, ...]:
-        return (Site("residual", self.ablating.sae.layer),)
+        return (Site("residual", self.ablation.sae.layer),)
 
     def edit(self, site: Site, states: Tensor, batch: Batch) -> Tensor:
-        return replaced(states, edited_positions(batch, self.ablating.where), lambda chunk: self._patch(chunk, batch))
+        return replaced(states, edited_positions(batch, self.ablation.where), lambda chunk: self._patch(chunk, batch))
 
     def _patch(self, states: Float[Tensor, "position width"], batch: Batch) -> Float[Tensor, "position width"]:
-        sae, kept, patched = self.ablating.sae, [], []
+        sae, of_features, patched = self.ablation.sae, [], []
         for chunk in states.split(CHUNK):
             codes = sae.encode(chunk)
-            kept.append(codes[:, self.ablating.features.to(codes.device)])
-            patched.append(chunk if self.ablating.keep_error else sae.rebuilt(chunk, codes))
-        self.codes[not batch.n_options] = torch.cat(kept)
+            of_features.append(codes[:, self.ablation.features.to(codes.device)])
+            patched.append(chunk if self.ablation.keep_error else sae.rebuilt(chunk, codes))
+        self.codes[not batch.n_options] = torch.cat(of_features)
         return torch.cat(patched)
 
 
 @dataclass(frozen=True)
-class Ablated:
+class AblatedBatch:
     """The scores of one batch."""
 
     batch: Batch
@@ -105,76 +106,78 @@ class Ablated:
 
 
 @torch.inference_mode()
-def ablate_batch(model: Model, batch: Batch, ablating: Ablating, *, prefixes: PrefixCaches | None = None) -> Ablated:
+def ablate_batch(
+    model: Model, batch: Batch, ablation: Ablation, *, prefixes: PrefixCaches | None = None
+) -> AblatedBatch:
     """Score a batch with the reconstruction, and with each feature taken out of it.
 
     `prefixes` may be shared by batches if it was made with a Reconstruction of the same kind.
     """
-    edit = Reconstruction(ablating)
+    edit = Reconstruction(ablation)
     checkpoint = capture(
-        model, batch, ablating.sae.layer, edits=[edit], prefixes=prefixes or PrefixCaches(model, [edit])
+        model, batch, ablation.sae.layer, edits=[edit], prefixes=prefixes or PrefixCaches(model, [edit])
     )
-    logprobs = checkpoint.logprobs.repeat(len(ablating.features), 1)
-    codes = spread(edit.codes.get(False), batch, ablating)
+    logprobs = checkpoint.logprobs.repeat(len(ablation.features), 1)
+    codes = codes_by_position(edit.codes.get(False), batch, ablation)
     active = (codes > 0).any(dim=1)  # [row, feature]
     n_computed = 0
-    for j, prefix in changed_prefixes(model, checkpoint, ablating):
+    for j, prefix in changed_prefixes(model, checkpoint, ablation):
         rows = torch.arange(len(batch.input_ids))
-        states = without(checkpoint, codes, rows, torch.full_like(rows, j), ablating)
+        states = states_without(checkpoint, codes, rows, torch.full_like(rows, j), ablation)
         logprobs[j] = rerun(model, checkpoint, states, prefix=prefix)
         active[:, j] = False
         n_computed += len(rows)
     rows, features = active.nonzero().T
     for entries in entry_groups(rows, features, codes, batch):
-        states = without(checkpoint, codes, rows[entries], features[entries], ablating)
+        states = states_without(checkpoint, codes, rows[entries], features[entries], ablation)
         scores = rerun(model, checkpoint, states, rows=rows[entries])
         options = checkpoint.options_of(rows[entries])
-        entry = torch.repeat_interleave(features[entries], checkpoint.option_counts[rows[entries]])
-        logprobs[entry, options] = scores
+        feature = torch.repeat_interleave(features[entries], checkpoint.option_counts[rows[entries]])
+        logprobs[feature, options] = scores
         n_computed += len(entries)
-    return Ablated(batch, checkpoint.logprobs, logprobs, n_computed)
+    return AblatedBatch(batch, checkpoint.logprobs, logprobs, n_computed)
 
 
-def spread(
-    codes: Float[Tensor, "position feature"] | None, batch: Batch, ablating: Ablating
+def codes_by_position(
+    codes: Float[Tensor, "position feature"] | None, batch: Batch, ablation: Ablation
 ) -> Float[Tensor, "row width feature"]:
     """Return codes by row and column of the batch, zero where nothing is edited."""
     rows, width = batch.input_ids.shape
-    out = torch.zeros(rows * width, len(ablating.features))
+    by_position = torch.zeros(rows * width, len(ablation.features))
     if codes is not None:
-        out[edited_positions(batch, ablating.where)] = codes.cpu()
-    return out.reshape(rows, width, -1)
+        by_position[edited_positions(batch, ablation.where)] = codes.cpu()
+    return by_position.reshape(rows, width, -1)
 
 
-def without(
+def states_without(
     checkpoint: Checkpoint,
     codes: Float[Tensor, "row width feature"],
     rows: Int[Tensor, " entry"],
     features: Int[Tensor, " entry"],
-    ablating: Ablating,
+    ablation: Ablation,
 ) -> Float[Tensor, "entry width state"]:
     """Return the states of rows less f_j d_j; positions where the feature is not active keep their bits."""
     device = checkpoint.states.device
-    directions = ablating.sae.on(device).w_dec[ablating.features[features].to(device)]
+    directions = ablation.sae.on(device).w_dec[ablation.features[features].to(device)]
     amounts = codes[rows, :, features].to(device)[:, :, None]
     states = checkpoint.states[rows.to(device)]
     return torch.where(amounts > 0, states - (amounts * directions[:, None, :]).to(states.dtype), states)
 
 
 def changed_prefixes(
-    model: Model, checkpoint: Checkpoint, ablating: Ablating
+    model: Model, checkpoint: Checkpoint, ablation: Ablation
 ) -> Iterator[tuple[int, Float[Tensor, "prefix token state"]]]:
     """Yield the shared prefixes less f_j d_j, for each feature that is active in one of them; one copy at a time."""
     batch = checkpoint.batch
-    if not batch.prefixes or ablating.where != "all":
+    if not batch.prefixes or ablation.where != "all":
         return
-    own = Reconstruction(ablating)
-    states = prefix_states(model, batch, ablating.sae.layer, edits=[own])
-    codes = spread(own.codes.get(True), prefix_batch(batch.prefixes), ablating)
-    directions = ablating.sae.on(states.device).w_dec
+    edit = Reconstruction(ablation)
+    states = prefix_states(model, batch, ablation.sae.layer, edits=[edit])
+    codes = codes_by_position(edit.codes.get(True), prefix_batch(batch.prefixes), ablation)
+    directions = ablation.sae.on(states.device).w_dec
     for j in (codes > 0).flatten(0, 1).any(dim=0).nonzero()[:, 0].tolist():
-        taken = codes[:, :, j : j + 1].to(states.device) * directions[ablating.features[j]]
-        yield j, states - taken.to(states.dtype)
+        contribution = codes[:, :, j : j + 1].to(states.device) * directions[ablation.features[j]]
+        yield j, states - contribution.to(states.dtype)
 
 
 def entry_groups(
@@ -205,36 +208,36 @@ def reached(codes: Float[Tensor, "row width feature"], batch: Batch) -> Int[Tens
     return (sees @ active.float() > 0).sum(dim=1)
 
 
-def ablate_fully(model: Model, batch: Batch, ablating: Ablating, feature: int) -> Float[Tensor, " option"]:
+def ablate_fully(model: Model, batch: Batch, ablation: Ablation, feature: int) -> Float[Tensor, " option"]:
     """Return the scores without one feature by a whole pass of its own: what `ablate_batch` must equal, to rounding."""
-    return score_batch(model, batch, edits=[WithoutFeature(ablating, feature)]).logprobs
+    return score_batch(model, batch, edits=[WithoutFeature(ablation, feature)]).logprobs
 
 
 @dataclass(frozen=True)
 class WithoutFeature:
     """An Edit that puts h_hat - f_j d_j in the place of h."""
 
-    ablating: Ablating
+    ablation: Ablation
     feature: int
     """Which of the features in question."""
 
     @property
     def sites(self) -> tuple[Site, ...]:
-        return (Site("residual", self.ablating.sae.layer),)
+        return (Site("residual", self.ablation.sae.layer),)
 
     def edit(self, site: Site, states: Tensor, batch: Batch) -> Tensor:
-        return replaced(states, edited_positions(batch, self.ablating.where), self._patch)
+        return replaced(states, edited_positions(batch, self.ablation.where), self._patch)
 
     def _patch(self, states: Float[Tensor, "position width"]) -> Float[Tensor, "position width"]:
-        sae, j, parts = self.ablating.sae.on(states.device), int(self.ablating.features[self.feature]), []
+        sae, j, parts = self.ablation.sae.on(states.device), int(self.ablation.features[self.feature]), []
         for chunk in states.split(CHUNK):
             codes = sae.encode(chunk)
-            patched = chunk if self.ablating.keep_error else sae.rebuilt(chunk, codes)
+            patched = chunk if self.ablation.keep_error else sae.rebuilt(chunk, codes)
             parts.append(patched - codes[:, j : j + 1] * sae.w_dec[j])
         return torch.cat(parts)
 
 
-def features_of(chosen: Sequence[int]) -> Int[Tensor, " feature"]:
+def feature_tensor(chosen: Sequence[int]) -> Int[Tensor, " feature"]:
     """Return features as the tensor that an ablation takes."""
     return torch.tensor(list(chosen), dtype=torch.int64)
 
@@ -243,21 +246,21 @@ def features_of(chosen: Sequence[int]) -> Int[Tensor, " feature"]:
 
 
 def run_ablation(
-    model: Model, questions: Sequence[Question], folder: Path, ablating: Ablating, *, progress: Progress | None = None
+    model: Model, questions: Sequence[Question], folder: Path, ablation: Ablation, *, progress: Progress | None = None
 ) -> AblationScores:
     """Ablate features on questions, going on where an earlier run was stopped."""
-    ablating.sae.check(model)
-    extraction = Extraction(layers=(ablating.sae.layer,), style=ablating.style)
+    ablation.sae.check(model)
+    extraction = Extraction(layers=(ablation.sae.layer,), style=ablation.style)
     planned = plan_questions(model, questions, extraction, folder=folder)
     about = {
-        "sae": sae_digest(ablating.sae),
-        "features": ablating.features.tolist(),
-        "where": ablating.where,
-        "keep_error": ablating.keep_error,
+        "sae": sae_digest(ablation.sae),
+        "features": ablation.features.tolist(),
+        "where": ablation.where,
+        "keep_error": ablation.keep_error,
     }
-    work = batch_work(planned, folder, about, lambda batch: ablate_planned(model, batch, ablating))
+    work = batch_work(planned, folder, about, lambda batch: ablate_planned(model, batch, ablation))
     work.run(progress)
-    return read_scores(Journal(folder), planned.prepared, ablating.features.numpy())
+    return read_scores(Journal(folder), planned.prepared, ablation.features.numpy())
 
 
 def batch_work(
@@ -275,14 +278,14 @@ def batch_work(
     )
 
 
-def ablate_planned(model: Model, batch: Batch, ablating: Ablating) -> dict[str, Tensor]:
+def ablate_planned(model: Model, batch: Batch, ablation: Ablation) -> dict[str, Tensor]:
     """Return the scores of one batch: unpatched, reconstructed, ablated."""
-    patched = ablate_batch(model, batch, ablating, prefixes=PrefixCaches(model, [Reconstruction(ablating)]))
+    patched = ablate_batch(model, batch, ablation, prefixes=PrefixCaches(model, [Reconstruction(ablation)]))
     return {
         "question": torch.tensor(batch.questions),
         "base": score_batch(model, batch).logprobs,
         "reconstructed": patched.reconstructed,
-        # one row per option, so that questions can be put into their order
+        # one row per option: questions can then be put into their order
         "ablated": patched.logprobs.T.contiguous(),
     }
 
@@ -325,11 +328,11 @@ def ablate_features(
     study.check(model)
     check_questions(questions)
     chosen, random = draw_features(study.selection, plan)
-    features, style = features_of([*chosen, *random]), Style(**record["style"])
-    ablating = Ablating(sae, features, plan.where, plan.keep_error, style)
+    features, style = feature_tensor([*chosen, *random]), Style(**record["style"])
+    ablation = Ablation(sae, features, plan.where, plan.keep_error, style)
     with bar(f"ablating ({plan.name})", len(questions), "questions") as advance:
         folder = study.folder / f"ablation-{plan.name}"
-        scores = run_ablation(model, questions, folder, ablating, progress=advance)
+        scores = run_ablation(model, questions, folder, ablation, progress=advance)
     groups = {plan.by: range(len(chosen)), "random": range(len(chosen), len(chosen) + len(random))}
     changes = effects(scores, groups, record["base"])
     result = {
@@ -347,10 +350,10 @@ def ablate_features(
     return result
 
 
-def draw_features(selection: Selection, plan: AblationPlan) -> tuple[list[int], list[int]]:
+def draw_features(selection: FeatureSelection, plan: AblationPlan) -> tuple[list[int], list[int]]:
     """Return the features to ablate, and random ones beside them."""
     chosen = selection.chosen[plan.by][: plan.features]
-    others = np.setdiff1d(selection.alive(), chosen)
-    n = min(plan.random, len(others))
-    random = np.sort(np.random.default_rng(plan.seed).choice(others, n, replace=False)) if n else others[:0]
+    pool = np.setdiff1d(selection.alive(), chosen)
+    n = min(plan.random, len(pool))
+    random = np.sort(np.random.default_rng(plan.seed).choice(pool, n, replace=False)) if n else pool[:0]
     return chosen, [int(j) for j in random]

@@ -53,7 +53,7 @@ def top_k(codes: Float[Tensor, "row feature"], k: int) -> Float[Tensor, "row fea
 class Autoencoder:
     """f = activation(h W_enc + b_enc) and h_hat = f W_dec + b_dec, in the units of the states themselves.
 
-    Of a state beyond `norm_limit`, f is 0 and h_hat the state itself.
+    A state beyond `norm_limit` has no active feature, and its h_hat is the state itself.
     """
 
     w_enc: Float[Tensor, "width feature"]
@@ -62,7 +62,7 @@ class Autoencoder:
     """Row j is what one unit of feature j adds to a state: the paper's d_j * sigma."""
     b_dec: Float[Tensor, " width"]
     layer: int
-    """The residual stream that it was trained on, as numbered in `models`."""
+    """The residual stream that it was trained on, as `engine.model` numbers them."""
     architecture: Architecture = "standard"
     k: int = 0
     """Features that `topk` keeps."""
@@ -230,11 +230,11 @@ def load_autoencoder(folder: Path, *, layer: int | None = None) -> Autoencoder:
     if architecture == "standard" and k:
         architecture = "topk"
     refuse_unreadable(folder, architecture, config)
-    known = layer_of(str(metadata.get("hook_name", "")))
-    if None not in (known, layer) and known != layer:
-        raise CoralError(f"{folder} is of layer {known}, not of layer {layer}; leave --layer out.")
-    at = known if layer is None else layer
-    if at is None:
+    own_layer = layer_of(str(metadata.get("hook_name", "")))
+    if None not in (own_layer, layer) and own_layer != layer:
+        raise CoralError(f"{folder} is of layer {own_layer}, not of layer {layer}; leave --layer out.")
+    layer = own_layer if layer is None else layer
+    if layer is None:
         raise CoralError(
             f"{folder} is of {metadata.get('hook_name')!r}, which is not a layer of the residual stream; choose another, "
             "or say --layer if it is."
@@ -245,7 +245,7 @@ def load_autoencoder(folder: Path, *, layer: int | None = None) -> Autoencoder:
         b_enc=tensors["b_enc"],
         w_dec=tensors["W_dec"],
         b_dec=tensors["b_dec"],
-        layer=at,
+        layer=layer,
         architecture=architecture,
         k=int(k),
         threshold=tensors.get("threshold"),

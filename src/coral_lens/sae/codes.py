@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 SHARD_BATCHES = 8
-"""Batches of a shard."""
+"""Batches in a shard."""
 
 
 def sae_digest(sae: Autoencoder) -> str:
@@ -106,22 +106,24 @@ def sparse(coded: Sequence[tuple[Batch, Tensor]]) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True)
-class Coded:
+class QuestionCodes:
     """The codes of the options of one question."""
 
     question: int
     """Its number among those that could be asked."""
     n_options: int
     option: Int[np.ndarray, " entry"]
-    """The option that each entry is of."""
+    """The option of each entry."""
     index: Int[np.ndarray, " entry"]
+    """Its feature."""
     value: Float[np.ndarray, " entry"]
+    """The mean activation of the feature over the option's tokens."""
 
     def dense(self, n_features: int) -> Float[np.ndarray, "option feature"]:
         """Return the codes with their zeros."""
-        out = np.zeros((self.n_options, n_features), dtype=np.float32)
-        out[self.option, self.index] = self.value
-        return out
+        codes = np.zeros((self.n_options, n_features), dtype=np.float32)
+        codes[self.option, self.index] = self.value
+        return codes
 
 
 class CodeStore:
@@ -143,7 +145,7 @@ class CodeStore:
         """The ids of the questions that could be asked."""
         return list(self.manifest["ids"])
 
-    def __iter__(self) -> Iterator[Coded]:
+    def __iter__(self) -> Iterator[QuestionCodes]:
         """Yield the questions, shard by shard."""
         for shard in self._journal.entries:
             arrays = {name: np.asarray(tensor) for name, tensor in self._journal.tensors(shard).items()}
@@ -153,4 +155,4 @@ class CodeStore:
                 edges = offsets[row : row + n_options + 1]
                 row += n_options
                 part, option = slice(int(edges[0]), int(edges[-1])), np.repeat(np.arange(n_options), np.diff(edges))
-                yield Coded(q, n_options, option, arrays["index"][part], arrays["value"][part])
+                yield QuestionCodes(q, n_options, option, arrays["index"][part], arrays["value"][part])

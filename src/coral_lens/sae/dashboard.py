@@ -14,22 +14,22 @@ from coral_lens.sae.codes import CodeStore
 from coral_lens.sae.folder import FeatureStudy
 
 SHOWN = 12
-"""Features of a page, unless some are asked for."""
+"""Features on a page, unless some are asked for."""
 EXAMPLES = 8
-"""Options of a feature."""
+"""Options that are shown of a feature."""
 PLACES = {"all": "all positions", "answer": "answer tokens"}
 
 
-def described(plan: Mapping[str, Any]) -> str:
+def ablation_phrase(plan: Mapping[str, Any]) -> str:
     """Return in words which features were taken out, and where."""
-    kept = ", error kept" if plan["keep_error"] else ""
-    return f"chosen by {plan['by']}, {PLACES[plan['where']]}{kept}"
+    error = ", error kept" if plan["keep_error"] else ""
+    return f"chosen by {plan['by']}, {PLACES[plan['where']]}{error}"
 
 
 def top_options(study: FeatureStudy, features: Sequence[int]) -> dict[int, list[dict[str, Any]]]:
     """Return the options that activate each feature most, of the questions that it was selected on; one pass."""
     codes, scored = CodeStore(study.folder / "codes"), ActivationStore(study.folder / "states")
-    known = {q.id: q for q in scored.questions}
+    by_id = {q.id: q for q in scored.questions}
     best: dict[int, list[tuple[float, str, int]]] = {j: [] for j in features}
     for coded in codes:
         name = codes.ids[coded.question]
@@ -41,13 +41,13 @@ def top_options(study: FeatureStudy, features: Sequence[int]) -> dict[int, list[
     return {
         j: [
             {
-                "text": known[name].text,
-                "option": known[name].options[i],
-                "is_answer": known[name].answer == i,
+                "text": by_id[name].text,
+                "option": by_id[name].options[i],
+                "is_answer": by_id[name].answer == i,
                 "value": value,
             }
             for value, name, i in sorted(heap, reverse=True)
-            if name in known
+            if name in by_id
         ]
         for j, heap in best.items()
     }
@@ -76,7 +76,7 @@ def dashboard_of(study: FeatureStudy, features: Sequence[int] = ()) -> dict[str,
         mean = ablation["groups"].get(ablation["plan"]["by"], {}).get("ece", {}).get("mean")
         if mean:
             lead.append(
-                f"Taking out one feature ({described(ablation['plan'])}) changes ECE by {mean['value']:+.2e} on average "
+                f"Taking out one feature ({ablation_phrase(ablation['plan'])}) changes ECE by {mean['value']:+.2e} on average "
                 f"(95 % interval {mean['low']:+.2e} to {mean['high']:+.2e})."
             )
     shown = [
@@ -89,6 +89,6 @@ def dashboard_of(study: FeatureStudy, features: Sequence[int] = ()) -> dict[str,
         }
         for j in chosen
     ]
-    names = {name: described(ablation["plan"]) for name, ablation in ablations.items()}
+    names = {name: ablation_phrase(ablation["plan"]) for name, ablation in ablations.items()}
     return {"title": f"{record['model']}: features of layer {record['layer']}", "lead": lead, "features": shown, "names": names,
             "foot": f"Autoencoder {record['sae_digest'][:12]}, base {record['base']}."}  # fmt: skip

@@ -29,12 +29,12 @@ class AblationScores:
 
     ids: tuple[str, ...]
     table: OptionTable
-    """Of the model as it is."""
+    """The scores of the model as it is."""
     reconstructed: Float[np.ndarray, " row"]
     ablated: Float[np.ndarray, "feature row"]
     features: Int[np.ndarray, " feature"]
     groups: tuple[str, ...] = ()
-    """As in Predictions."""
+    """The groups of the questions, as in Predictions."""
 
     def predictions(self, logprobs: Float[np.ndarray, " row"], rule: BaseRule, name: str = "") -> Predictions:
         """Return probabilities from log-probabilities of the same options."""
@@ -115,7 +115,7 @@ def compare(changes: Changes, chosen: Sequence[int], random: Sequence[int], *, s
 def effects(
     scores: AblationScores, groups: Mapping[str, Sequence[int]], rule: BaseRule, *, n_boot: int = N_BOOT, seed: int = 0
 ) -> dict[str, Any]:
-    """Return everything that is said of an ablation; `groups` names rows of features, `random` among them or not."""
+    """Return the report of an ablation; `groups` names rows of features, `random` among them or not."""
     changes = changes_of(scores, rule, n_boot=n_boot, seed=seed)
     runs = {"unpatched": scores.table.logprobs, "reconstructed": scores.reconstructed}
     facts = {name: facts_of(scores.predictions(logprobs, rule)) for name, logprobs in runs.items()}

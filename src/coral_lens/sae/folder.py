@@ -33,13 +33,13 @@ BOUND = ("sae_digest", "layer", "base", "style", "shots", "weights", "keys")
 
 
 LEAST_ACTIVE = 10
-"""Samples that must activate a feature."""
+"""A feature must be active in so many samples at least."""
 LEAST_FREQUENCY = 1e-4
-"""Share of the samples that must activate it, exceeded."""
+"""A feature must be active in more than this share of the samples."""
 
 
 @dataclass(frozen=True)
-class Selection:
+class FeatureSelection:
     """What is known of every feature, and which were chosen."""
 
     n_samples: int
@@ -60,9 +60,9 @@ class Selection:
         return {"n_samples": self.n_samples, "chosen": self.chosen, **columns}
 
     @staticmethod
-    def from_record(record: dict[str, Any]) -> Selection:
+    def from_record(record: dict[str, Any]) -> FeatureSelection:
         arrays = {name: np.array(record[name]) for name in ("r", "n_active", "mean", "impact")}
-        return Selection(n_samples=record["n_samples"], chosen=record["chosen"], **arrays)
+        return FeatureSelection(n_samples=record["n_samples"], chosen=record["chosen"], **arrays)
 
 
 @dataclass(frozen=True)
@@ -105,8 +105,8 @@ class FeatureStudy:
             )
 
     @property
-    def selection(self) -> Selection:
-        return Selection.from_record(self.record["selection"])
+    def selection(self) -> FeatureSelection:
+        return FeatureSelection.from_record(self.record["selection"])
 
     def ablations(self) -> list[str]:
         """Return the names of the ablations that there are."""
@@ -138,7 +138,7 @@ class FeatureStudy:
 
 
 def without_known(questions: Sequence[Question], known: Collection[int]) -> list[Question]:
-    """Return the questions whose text is not among the known ones: the ids of own files are numbers of lines."""
+    """Return the questions whose text is not among the known ones. Ids would not do: in a user's file they are line numbers."""
     return [q for q, key in zip(questions, question_keys(questions).tolist(), strict=True) if key not in known]
 
 

@@ -49,8 +49,8 @@ class Fidelity:
 @torch.inference_mode()
 def fidelity(sae: Autoencoder, source: StateSource, shards: Sequence[int]) -> Fidelity:
     """Measure an autoencoder on some shards of states, one at a time."""
-    n, n_massive, active, seen = 0, 0, 0, torch.zeros(sae.n_features, dtype=torch.bool)
-    left, total, squares = (torch.zeros(sae.width, dtype=torch.float64) for _ in range(3))
+    n, n_massive, n_active, alive = 0, 0, 0, torch.zeros(sae.n_features, dtype=torch.bool)
+    error, total, squares = (torch.zeros(sae.width, dtype=torch.float64) for _ in range(3))
     shift: Tensor | None = None
     for states in (states for shard in shards for states in source.states(shard).split(CHUNK)):
         if states.shape[1] != sae.width:
@@ -61,22 +61,22 @@ def fidelity(sae: Autoencoder, source: StateSource, shards: Sequence[int]) -> Fi
         ordinary = states[~sae.massive(states)]
         n_massive += len(states) - len(ordinary)
         codes = sae.encode(ordinary)
-        n, active = n + len(ordinary), active + int((codes > 0).sum())
-        seen |= (codes > 0).any(dim=0)
-        left += (ordinary - sae.decode(codes)).double().square().sum(dim=0)
+        n, n_active = n + len(ordinary), n_active + int((codes > 0).sum())
+        alive |= (codes > 0).any(dim=0)
+        error += (ordinary - sae.decode(codes)).double().square().sum(dim=0)
         # squares about a mean of the first states: about 0 they would lose the digits of a column far from it
         shift = ordinary.double().mean(dim=0) if shift is None else shift
         total += (ordinary - shift).sum(dim=0)
         squares += (ordinary - shift).square().sum(dim=0)
-    whole = (squares - total**2 / n).clamp_min(0)
-    scale = sae.statistics.get("scale", whole.div(n).sqrt()).double().clamp_min(1e-12)
+    variation = (squares - total**2 / n).clamp_min(0)
+    scale = sae.statistics.get("scale", variation.div(n).sqrt()).double().clamp_min(1e-12)
     return Fidelity(
         n_states=n,
         n_massive=n_massive,
-        l0=active / n,
-        explained=1.0 - float((left / scale**2).sum() / (whole / scale**2).sum()),
-        explained_raw=1.0 - float(left.sum() / whole.sum()),
-        dead=float((~seen).double().mean()),
+        l0=n_active / n,
+        explained=1.0 - float((error / scale**2).sum() / (variation / scale**2).sum()),
+        explained_raw=1.0 - float(error.sum() / variation.sum()),
+        dead=float((~alive).double().mean()),
     )
 
 
@@ -85,7 +85,7 @@ def refuse_dead(quality: Mapping[str, Mapping[str, Any]]) -> None:
     dead = [name for name, measures in quality.items() if measures["dead"] == 1.0]
     if dead:
         raise CoralError(
-            f"All features of {' and '.join(dead)} are dead: no held-out state activates one, so that there is nothing to select "
+            f"All features of {' and '.join(dead)} are dead: no held-out state activates one, so there is nothing to select "
             "from; train with a smaller --penalty, or on more states, into another folder."
         )
 
@@ -94,7 +94,7 @@ def refuse_dead(quality: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 @dataclass(frozen=True)
-class Recovered:
+class RecoveredLoss:
     """Mean loss per token of questions with their answers: of the model, with the reconstruction, with zeros in place."""
 
     clean: float
@@ -113,14 +113,14 @@ def patch(sae: Autoencoder, function: Callable[[Tensor], Tensor] | None = None) 
     return ReplaceStates(Site("residual", sae.layer), function or sae.reconstruct, "all")
 
 
-def loss_recovered(model: Model, sae: Autoencoder, prompts: Sequence[Prompt], answers: Sequence[int]) -> Recovered:
+def loss_recovered(model: Model, sae: Autoencoder, prompts: Sequence[Prompt], answers: Sequence[int]) -> RecoveredLoss:
     """Score the whole text of questions and answers with the layer as it is, reconstructed and zeroed."""
     sae.check(model)
     texts = [whole_text(p, answer) for p, answer in zip(prompts, answers, strict=True)]
     plan = plan_for(texts, token_budget=TOKEN_BUDGET, packing=choose_packing(model), border=model.rope_border)
     runs: dict[str, list[Edit]] = {"clean": [], "patched": [patch(sae)], "zeroed": [patch(sae, torch.zeros_like)]}
-    losses = {name: mean_loss(model, texts, plan, edits) for name, edits in runs.items()}
-    return Recovered(**losses, n_questions=len(texts))
+    losses = {name: mean_token_loss(model, texts, plan, edits) for name, edits in runs.items()}
+    return RecoveredLoss(**losses, n_questions=len(texts))
 
 
 def whole_text(prompt: Prompt, answer: int) -> Prompt:
@@ -129,7 +129,7 @@ def whole_text(prompt: Prompt, answer: int) -> Prompt:
     return Prompt(prompt.id, (context[:1],), ((*context[1:], *option),))
 
 
-def mean_loss(model: Model, texts: Sequence[Prompt], plan: Plan, edits: Sequence[Edit]) -> float:
+def mean_token_loss(model: Model, texts: Sequence[Prompt], plan: Plan, edits: Sequence[Edit]) -> float:
     """Return the mean negative log-probability of the tokens of texts."""
     total = -sum(float(scored.logprobs.sum()) for scored in score(model, texts, plan, edits=edits))
     return total / sum(len(text.options[0]) for text in texts)
@@ -143,23 +143,23 @@ class PatchedLoss:
     """The loss of the patched model on questions that training has not seen."""
 
     ids: tuple[str, ...]
-    """Of the questions."""
-    recover: Callable[[Autoencoder], Recovered]
+    """Ids of the questions."""
+    recover: Callable[[Autoencoder], RecoveredLoss]
 
 
-def measure(
+def measure_quality(
     saes: Mapping[int, Autoencoder], source: StateSource, folder: Path, *, loss: PatchedLoss | None = None
 ) -> dict[str, Any]:
-    """Return FOLDER/quality.json, with what it has not yet: measures on held-out states, and the loss on questions."""
+    """Return FOLDER/quality.json, after adding what it lacks: measures on held-out states, and the loss on questions."""
     path = folder / "quality.json"
-    known = read_json(path) if path.exists() else {}
+    record = read_json(path) if path.exists() else {}
     for expansion, sae in saes.items():
         about = {"steps": sae.about["training"], "questions": list(loss.ids) if loss else []}
-        if known.get(f"{expansion}x", {}).get("about") == about:
+        if record.get(f"{expansion}x", {}).get("about") == about:
             continue
         measures = asdict(fidelity(sae, source, source.held_out))
         recovered = loss.recover(sae) if loss else None
         patched = {**asdict(recovered), "share": recovered.share} if recovered else {}
-        known[f"{expansion}x"] = {"n_features": sae.n_features, **measures, "loss": patched, "about": about}
-        write_json(path, known)
-    return known
+        record[f"{expansion}x"] = {"n_features": sae.n_features, **measures, "loss": patched, "about": about}
+        write_json(path, record)
+    return record

@@ -25,7 +25,7 @@ from coral_lens.lens.rules import base_probs, residuals
 from coral_lens.records import Question, Scored
 from coral_lens.sae.autoencoder import Autoencoder, load_autoencoder
 from coral_lens.sae.codes import CodeStore, Encoding, collect_codes, sae_digest
-from coral_lens.sae.folder import LEAST_ACTIVE, LEAST_FREQUENCY, FeatureStudy, Selection
+from coral_lens.sae.folder import LEAST_ACTIVE, LEAST_FREQUENCY, FeatureSelection, FeatureStudy
 from coral_lens.sae.settings import Selecting
 from coral_lens.storage.files import versions, write_json
 from coral_lens.storage.progress import Bar, silent
@@ -138,13 +138,13 @@ def top_impact(pearson: StreamingPearson, scores: Float[np.ndarray, " feature"],
     return order[size[order] > 0]
 
 
-def select(pearson: StreamingPearson, scores: Float[np.ndarray, " feature"], *, k: int) -> Selection:
-    """Choose k features by either criterion."""
+def choose_features(pearson: StreamingPearson, scores: Float[np.ndarray, " feature"], *, k: int) -> FeatureSelection:
+    """Choose k features by each criterion."""
     chosen = {"correlation": top_correlated(pearson, k).tolist(), "impact": top_impact(pearson, scores, k).tolist()}
-    return Selection(pearson.n, pearson.r, pearson.n_active, pearson.mean, scores, chosen)
+    return FeatureSelection(pearson.n, pearson.r, pearson.n_active, pearson.mean, scores, chosen)
 
 
-SAMPLES = 50
+QUESTIONS_AT_ONCE = 50
 """Questions whose codes are taken in together."""
 
 
@@ -165,9 +165,9 @@ def select_features(
         codes = collect_codes(model, questions, folder / "codes", Encoding(sae, selecting.style), progress=advance)
     table = scored.table
     r = residuals(table, base_probs(table, selecting.base))
-    pearson = correlate(iter_samples(codes, scored, r), sae.n_features)
+    pearson = correlate(iter_option_samples(codes, scored, r), sae.n_features)
     scores = impact(sae, ridge_direction(scored, sae.layer, r), pearson.mean)
-    chosen = select(pearson, scores, k=selecting.k)
+    chosen = choose_features(pearson, scores, k=selecting.k)
     record = {
         "sae": str(selecting.sae.resolve()),
         "sae_digest": sae_digest(sae),
@@ -187,7 +187,7 @@ def select_features(
     return FeatureStudy(folder)
 
 
-def iter_samples(
+def iter_option_samples(
     codes: CodeStore, scored: ActivationStore, r: Float[np.ndarray, " row"]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield the codes of the options of some questions with their residuals."""
@@ -198,7 +198,7 @@ def iter_samples(
         at = number.get(ids[coded.question])
         if at is not None:
             samples.append((coded.dense(codes.n_features), r[options.of(at)]))
-        if len(samples) == SAMPLES:
+        if len(samples) == QUESTIONS_AT_ONCE:
             yield np.concatenate([c for c, _ in samples]), np.concatenate([t for _, t in samples])
             samples = []
     if samples:

@@ -18,9 +18,9 @@ from coral_lens.storage.settings import NO_OPTION, Count, Counts, NotEmpty, Opti
 
 SHARD_TOKENS = 16_384
 """Aimed-at tokens of a shard."""
-TOP = (50, 100, 128, 200, 300)
+STEERING_SIZES = (50, 100, 128, 200, 300)
 """Numbers of features that steering tries."""
-GAMMAS = (0.0, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
+STEERING_GAMMAS = (0.0, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 """Strengths that steering tries. Weights sum to 1: at gamma = n, a feature of n with equal weights is doubled."""
 
 AblationPlace = Literal["all", "answer"]
@@ -158,9 +158,9 @@ class SteerPlan(Settings):
     """Ablation whose effects are the weights: criterion and place, such as `impact-all`."""
     weighing: Weighing = Weighing()
     """What its changes are worth."""
-    top: Annotated[Counts, NO_OPTION] = TOP
+    top: Annotated[Counts, NO_OPTION] = STEERING_SIZES
     """Numbers of features that are tried."""
-    gammas: Annotated[tuple[float, ...], NotEmpty(), NO_OPTION] = GAMMAS
+    gammas: Annotated[tuple[float, ...], NotEmpty(), NO_OPTION] = STEERING_GAMMAS
     """Strengths that are tried."""
     criterion: Criterion = "brier"
     """Validation metric that chooses features and gamma."""

@@ -45,14 +45,14 @@ if TYPE_CHECKING:
 
 BUFFER_SHARDS = 8
 """Shards that are shuffled together; so many are in memory."""
-HELD_OUT = 0.05
+HELD_OUT_SHARE = 0.05
 """Share of the shards, at least one, that training does not see: quality is measured there."""
 POOLED_PARTS = 20
 """Parts of the questions of an activation store; the last one is held out."""
 MEDIAN_STATES = 16_384
 """States from whose norms the median is taken, of the first training shards."""
-FEWEST = 4
-"""Shards: fewer leave nothing to train on beside what is held out."""
+FEWEST_SHARDS = 4
+"""Shards at least: fewer leave nothing to train on beside what is held out."""
 
 
 # ------------------------------------------------------------------------------------------------------- collecting
@@ -68,7 +68,7 @@ class Tap:
 
     site: Site
     where: TokenPlace
-    _kept: list[Tensor] = field(default_factory=list)
+    _states: list[Tensor] = field(default_factory=list)
 
     @property
     def sites(self) -> tuple[Site, ...]:
@@ -76,14 +76,14 @@ class Tap:
 
     def edit(self, site: Site, states: Tensor, batch: Batch) -> Tensor:
         positions = TOKENS[self.where](batch).to(states.device)
-        self._kept.append(states.reshape(-1, states.shape[-1])[positions].float().cpu())
+        self._states.append(states.reshape(-1, states.shape[-1])[positions].float().cpu())
         if batch.n_options:
             raise LayerReached
         return states  # a prefix goes on to the top, because rows attend to it there
 
     def take(self) -> Float[Tensor, "token width"]:
-        kept, self._kept = self._kept, []
-        return torch.cat(kept)
+        states, self._states = self._states, []
+        return torch.cat(states)
 
 
 def iter_states(
@@ -142,12 +142,12 @@ def draw_questions(n_questions: int, sampling: Sampling, count: Callable[[Sequen
             n_states = count(left[:n])
         cuts.append(left[:n])
         left, total = left[n:], total + n_states
-    cuts = [*cuts[-1:], *cuts[:-1]]  # the last ones are held out, so that the one that may be small comes first
-    if len(cuts) < FEWEST:
+    cuts = [*cuts[-1:], *cuts[:-1]]  # the last ones are held out, so the one that may be small comes first
+    if len(cuts) < FEWEST_SHARDS:
         # too little for whole shards: cut what there is into a few small ones
-        flat = [q for cut in cuts for q in cut]
-        cuts = [part.tolist() for part in np.array_split(np.array(flat, dtype=np.int64), FEWEST) if len(part)]
-    if len(cuts) < FEWEST:
+        drawn = [q for cut in cuts for q in cut]
+        cuts = [part.tolist() for part in np.array_split(np.array(drawn, dtype=np.int64), FEWEST_SHARDS) if len(part)]
+    if len(cuts) < FEWEST_SHARDS:
         raise CoralError(f"An autoencoder cannot be trained on {n_questions} question(s); give some hundreds at least.")
     return cuts
 
@@ -213,7 +213,7 @@ class TokenStore:
 
     @property
     def held_out(self) -> range:
-        return range(self.n_shards - max(1, round(HELD_OUT * self.n_shards)), self.n_shards)
+        return range(self.n_shards - max(1, round(HELD_OUT_SHARE * self.n_shards)), self.n_shards)
 
     @property
     def training(self) -> range:
@@ -241,7 +241,7 @@ class PooledStates:
         # whole questions: the states of one question's options are alike, and what is held out must be new
         parts = [part.tolist() for part in np.array_split(drawn, POOLED_PARTS) if len(part)]
         self._shards = [torch.cat([states[options.of(q)] for q in part]) for part in parts]
-        if len(self._shards) < FEWEST:
+        if len(self._shards) < FEWEST_SHARDS:
             raise CoralError(f"An autoencoder cannot be trained on {len(states)} pooled states; give more questions.")
         self.manifest: dict[str, Any] = {
             **scored.manifest,
@@ -263,7 +263,7 @@ class PooledStates:
 
 
 @dataclass(frozen=True)
-class Ordinary:
+class OrdinaryStates:
     """The states of a source without the massive ones.
 
     Many models park attention at a few tokens, the first one above all, whose states are some hundred times as long as
@@ -275,16 +275,16 @@ class Ordinary:
     """Longer states are left out; None leaves out none."""
 
     @staticmethod
-    def of(source: StateSource, massive: float) -> Ordinary:
+    def of(source: StateSource, massive: float) -> OrdinaryStates:
         """Leave out states more than `massive` times as long as the median; 0 leaves out none."""
         if not massive:
-            return Ordinary(source, None)
+            return OrdinaryStates(source, None)
         norms: list[Tensor] = []
         for shard in source.training:
             norms.append(source.states(shard).norm(dim=1))
             if sum(map(len, norms)) >= MEDIAN_STATES:
                 break
-        return Ordinary(source, massive * float(torch.cat(norms).median()))
+        return OrdinaryStates(source, massive * float(torch.cat(norms).median()))
 
     @property
     def manifest(self) -> dict[str, Any]:

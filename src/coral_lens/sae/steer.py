@@ -28,7 +28,7 @@ from coral_lens.records import Predictions, Question
 from coral_lens.sae.autoencoder import CHUNK, Autoencoder
 from coral_lens.sae.effects import AblationScores
 from coral_lens.sae.folder import FeatureStudy, without_known
-from coral_lens.sae.settings import GAMMAS, TOP, SteerPlan, Weighing
+from coral_lens.sae.settings import STEERING_GAMMAS, STEERING_SIZES, SteerPlan, Weighing
 from coral_lens.sae.sweep import Sweep, best_of, run_sweep, scores_by
 from coral_lens.storage.files import digest, write_json
 from coral_lens.storage.progress import Bar, silent
@@ -59,14 +59,14 @@ def steering_of(
         j: worth.accuracy * max(-d_accuracy[j], 0.0) + worth.calibration * max(d_ece[j], 0.0)
         for j in sorted(d_accuracy)
     }
-    kept = sorted((j for j, w in weights.items() if w > 0), key=lambda j: (-weights[j], j))
-    if not kept:
+    beneficial = sorted((j for j, w in weights.items() if w > 0), key=lambda j: (-weights[j], j))
+    if not beneficial:
         raise CoralError(
             f"None of the {len(weights)} ablated features is beneficial: taking out none of them lowers accuracy or raises "
-            "ECE, so that there is nothing to steer by. Ablate others, or on more questions."
+            "ECE, so there is nothing to steer by. Ablate others, or on more questions."
         )
-    values = torch.tensor([weights[j] for j in kept], dtype=torch.float64)
-    return Steering(torch.tensor(kept), (values / values.sum()).float())
+    values = torch.tensor([weights[j] for j in beneficial], dtype=torch.float64)
+    return Steering(torch.tensor(beneficial), (values / values.sum()).float())
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class SteerFeatures:
 
 
 def settings_of(
-    n_beneficial: int, top: Sequence[int] = TOP, gammas: Sequence[float] = GAMMAS
+    n_beneficial: int, top: Sequence[int] = STEERING_SIZES, gammas: Sequence[float] = STEERING_GAMMAS
 ) -> list[tuple[int, float]]:
     """Return the settings to try: gamma 0 once, and each number of features that there are with each other gamma."""
     sizes = list(dict.fromkeys(min(n, n_beneficial) for n in top))
@@ -144,8 +144,8 @@ def steer_by_features(
     values = [scores[plan.criterion] for scores in tried]
     chosen = best_of(values, plan.criterion)
     # gamma 0 comes first: the others are compared with it
-    kept = list(dict.fromkeys([0, chosen, *best_by_size(settings, values, plan.criterion)]))
-    scores = sweeps.run("test", test, [settings[i] for i in kept])
+    tested = list(dict.fromkeys([0, chosen, *best_by_size(settings, values, plan.criterion)]))
+    scores = sweeps.run("test", test, [settings[i] for i in tested])
     base, *_ = predictions = [scores.predictions(row, rule) for row in scores.ablated]
     result = {
         "ablation": plan.ablation,
@@ -157,7 +157,7 @@ def steer_by_features(
         "rows": [
             {"features": settings[i][0], "gamma": settings[i][1], "chosen": i == chosen}
             | measured(steered, base if i else None, shown)
-            for i, steered in zip(kept, predictions, strict=True)
+            for i, steered in zip(tested, predictions, strict=True)
         ],
     }
     write_json(study.folder / "steering.json", result)

@@ -24,9 +24,9 @@ from coral_lens.engine.prompts import prepare
 from coral_lens.errors import CoralError
 from coral_lens.records import UNKNOWN, Question, Scored
 from coral_lens.sae.autoencoder import Autoencoder, top_k
-from coral_lens.sae.quality import PatchedLoss, loss_recovered, measure
+from coral_lens.sae.quality import PatchedLoss, loss_recovered, measure_quality
 from coral_lens.sae.settings import Sampling, TrainingSettings
-from coral_lens.sae.states import Minibatches, Ordinary, PooledStates, StateSource, TokenStore, collect
+from coral_lens.sae.states import Minibatches, OrdinaryStates, PooledStates, StateSource, TokenStore, collect
 from coral_lens.storage.files import digest, digest_bytes, read_json, versions, write_atomic, write_json
 from coral_lens.storage.progress import Bar, silent
 from coral_lens.storage.resumable import locked, thread_count
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Weights:
+class SaeWeights:
     """The weights of one autoencoder of z-scored states, and what Adam and resampling remember of each."""
 
     w_enc: Float[Tensor, "width feature"]
@@ -63,35 +63,35 @@ class Weights:
         return {**self.parameters(), **self.moments, "silent": self.silent}
 
     @staticmethod
-    def from_tensors(tensors: Mapping[str, Tensor]) -> Weights:
+    def from_tensors(tensors: Mapping[str, Tensor]) -> SaeWeights:
         moments = {n: t for n, t in tensors.items() if n[:2] in ("m.", "v.")}
-        return Weights(**{n: tensors[n] for n in Weights.NAMES}, moments=moments, silent=tensors["silent"])
+        return SaeWeights(**{n: tensors[n] for n in SaeWeights.NAMES}, moments=moments, silent=tensors["silent"])
 
 
-def first_weights(width: int, n_features: int, *, seed: int) -> Weights:
+def first_weights(width: int, n_features: int, *, seed: int) -> SaeWeights:
     """Return random short directions, the encoder the decoder's transpose, and no biases."""
     rng = torch.Generator().manual_seed(seed)
     directions = torch.randn(n_features, width, generator=rng)
     w_dec = 0.1 * directions / directions.norm(dim=1, keepdim=True)
-    weights = Weights(w_dec.T.contiguous(), torch.zeros(n_features), w_dec, torch.zeros(width))
+    weights = SaeWeights(w_dec.T.contiguous(), torch.zeros(n_features), w_dec, torch.zeros(width))
     weights.moments = {f"{m}.{n}": torch.zeros_like(t) for m in "mv" for n, t in weights.parameters().items()}
     weights.silent = torch.zeros(n_features, dtype=torch.int64)
     return weights
 
 
-def codes_of(weights: Weights, z: Float[Tensor, "row width"], *, k: int = 0) -> Float[Tensor, "row feature"]:
+def codes_of(weights: SaeWeights, z: Float[Tensor, "row width"], *, k: int = 0) -> Float[Tensor, "row feature"]:
     """Return f = ReLU(W_enc z + b_enc), or its k largest."""
     codes = torch.addmm(weights.b_enc, z, weights.w_enc).relu()
     return top_k(codes, k) if k else codes
 
 
 def loss_of(
-    weights: Weights, z: Float[Tensor, "row width"], *, penalty: float, k: int = 0
+    weights: SaeWeights, z: Float[Tensor, "row width"], *, penalty: float, k: int = 0
 ) -> tuple[Float[Tensor, ""], Float[Tensor, "row feature"], Float[Tensor, " row"]]:
     """Return the mean loss over states (the paper's L_SAE), their codes, and each state's squared error."""
     codes = codes_of(weights, z, k=k)
     errors = (torch.addmm(weights.b_dec, codes, weights.w_dec) - z).square().sum(dim=1)
-    # codes are never negative, so that |f_j| is f_j
+    # codes are never negative, so |f_j| is f_j
     sparsity = (codes @ weights.w_dec.norm(dim=1)).mean() if penalty else torch.zeros(())
     return errors.mean() + penalty * sparsity, codes, errors
 
@@ -100,7 +100,7 @@ BETAS, EPSILON = (0.9, 0.999), 1e-8
 
 
 def train_step(
-    weights: Weights, z: Float[Tensor, "row width"], settings: TrainingSettings, *, at: tuple[int, int]
+    weights: SaeWeights, z: Float[Tensor, "row width"], settings: TrainingSettings, *, at: tuple[int, int]
 ) -> None:
     """Take one step of Adam on a minibatch, `at` step i of n."""
     step, n_steps = at
@@ -125,7 +125,7 @@ def train_step(
 
 
 def resample(
-    weights: Weights,
+    weights: SaeWeights,
     z: Float[Tensor, "row width"],
     errors: Float[Tensor, " row"],
     settings: TrainingSettings,
@@ -195,7 +195,7 @@ def statistics_of(source: StateSource) -> Statistics:
     return Statistics(mean.float(), scale.float(), counts)
 
 
-def folded(weights: Weights, statistics: Statistics, *, layer: int, k: int, about: dict[str, Any]) -> Autoencoder:
+def folded(weights: SaeWeights, statistics: Statistics, *, layer: int, k: int, about: dict[str, Any]) -> Autoencoder:
     """Return the autoencoder of the states themselves: z-scoring and its inverse become part of the weights."""
     mean, scale = statistics.mean.double(), statistics.scale.double()
     w_enc = weights.w_enc.double() / scale[:, None]
@@ -219,7 +219,7 @@ def folded(weights: Weights, statistics: Statistics, *, layer: int, k: int, abou
 class TrainingPlan:
     """The states of a training, how they are z-scored, and the order in which they are read."""
 
-    states: Ordinary
+    states: OrdinaryStates
     statistics: Statistics
     batches: Minibatches
     settings: TrainingSettings
@@ -238,7 +238,7 @@ class TrainingPlan:
 
 def plan_training(source: StateSource, settings: TrainingSettings) -> TrainingPlan:
     """Measure the states and put them into an order; refuse more active features than there are."""
-    ordinary = Ordinary.of(source, settings.massive)
+    ordinary = OrdinaryStates.of(source, settings.massive)
     statistics = statistics_of(ordinary)
     fewest = len(statistics.mean) * min(settings.expansions)
     if settings.k and settings.k > fewest:
@@ -260,7 +260,7 @@ def train(
     return saes
 
 
-def train_steps(plan: TrainingPlan, checkpoints: Checkpoints, *, bar: Bar = silent) -> dict[int, Weights]:
+def train_steps(plan: TrainingPlan, checkpoints: Checkpoints, *, bar: Bar = silent) -> dict[int, SaeWeights]:
     """Take all steps that are left after the last checkpoint, and return the weights of each expansion."""
     settings, n_steps, width = plan.settings, plan.n_steps, len(plan.statistics.mean)
     start, weights = checkpoints.latest()
@@ -278,14 +278,14 @@ def train_steps(plan: TrainingPlan, checkpoints: Checkpoints, *, bar: Bar = sile
     return weights
 
 
-def autoencoder_of(plan: TrainingPlan, expansion: int, weights: Weights, *, layer: int) -> Autoencoder:
+def autoencoder_of(plan: TrainingPlan, expansion: int, weights: SaeWeights, *, layer: int) -> Autoencoder:
     """Return the autoencoder that training has made, with the record of how."""
     manifest, counts = plan.states.manifest, plan.statistics.counts
-    seen = {"states": sum(counts.values()), "sampling": manifest["sampling"], "steps": plan.n_steps}
+    states = {"states": sum(counts.values()), "sampling": manifest["sampling"], "steps": plan.n_steps}
     about = {
         "model": {k: manifest["model"][k] for k in ("name", "weights", "tokenizer", "dtype")},
         "expansion": expansion,
-        "training": {**plan.identity["settings"], **seen},
+        "training": {**plan.identity["settings"], **states},
         "versions": versions(),
     }
     sae = folded(weights, plan.statistics, layer=layer, k=plan.settings.k, about=about)
@@ -313,7 +313,7 @@ class Checkpoints:
         """Threads of the run that is gone on with: their number changes rounding."""
         return int(self._record.get("threads", self.about["threads"]))
 
-    def latest(self) -> tuple[int, dict[int, Weights]]:
+    def latest(self) -> tuple[int, dict[int, SaeWeights]]:
         """Return the step to go on at and the weights, or step 0 and none where a file is missing or damaged."""
         weights = {}
         for expansion, (name, wanted) in self._record.get("files", {}).items():
@@ -321,10 +321,10 @@ class Checkpoints:
             raw = path.read_bytes() if path.exists() else b""
             if digest_bytes(raw) != wanted:
                 return 0, {}
-            weights[int(expansion)] = Weights.from_tensors(load_tensors(raw))
+            weights[int(expansion)] = SaeWeights.from_tensors(load_tensors(raw))
         return (int(self._record["step"]), weights) if weights else (0, {})
 
-    def write(self, step: int, weights: Mapping[int, Weights]) -> None:
+    def write(self, step: int, weights: Mapping[int, SaeWeights]) -> None:
         """Write the files of a step, then the record, then remove the files of the step before."""
         files = {}
         for expansion, of_expansion in weights.items():
@@ -333,9 +333,9 @@ class Checkpoints:
             write_atomic(self.folder / files[str(expansion)][0], raw)
         self._record = {**self.about, "threads": self.threads, "step": step, "files": files}
         write_json(self.path, self._record)
-        kept = {name for name, _ in files.values()}
+        names = {name for name, _ in files.values()}
         for path in self.folder.glob("*x.safetensors"):
-            if path.name not in kept:
+            if path.name not in names:
                 path.unlink()
 
 
@@ -362,10 +362,12 @@ def train_on_tokens(
     saes = train(store, folder, training.settings, layer=sampling.layer, bar=bar)
     held_out = held_out_questions(model, questions, store, sampling)
     if not held_out:
-        return measure(saes, store, folder)
+        return measure_quality(saes, store, folder)
     prompts, answers = prepare(held_out, sampling.style, model).prompts, [q.answer for q in held_out]
     ids = tuple(q.id for q in held_out)
-    return measure(saes, store, folder, loss=PatchedLoss(ids, lambda sae: loss_recovered(model, sae, prompts, answers)))
+    return measure_quality(
+        saes, store, folder, loss=PatchedLoss(ids, lambda sae: loss_recovered(model, sae, prompts, answers))
+    )
 
 
 def train_on_store(
@@ -373,7 +375,7 @@ def train_on_store(
 ) -> dict[str, Any]:
     """Train on the pooled answer states of a store at a layer; no model runs, so no patched loss is measured."""
     source = PooledStates(scored, layer, seed=settings.seed)
-    return measure(train(source, folder, settings, layer=layer, bar=bar), source, folder)
+    return measure_quality(train(source, folder, settings, layer=layer, bar=bar), source, folder)
 
 
 def held_out_questions(

@@ -92,15 +92,15 @@ def question_chunks(options: Options, width: int) -> Iterator[tuple[slice, slice
 def side_by_side(
     read: Callable[[int], Float[np.ndarray, "row width"]], layers: Sequence[int]
 ) -> Float[np.ndarray, "row _"]:
-    """Return the states of some layers next to each other; of one layer, as they are read."""
+    """Return the states of some layers next to each other; a single layer is returned as it is read."""
     first = read(layers[0])
     if len(layers) == 1:
         return first
     n, width = first.shape
-    out = allocate(n, width * len(layers))
+    joined = allocate(n, width * len(layers))
     for i, layer in enumerate(layers):
         states = first if i == 0 else read(layer)
         for rows in row_chunks(n, width * len(layers)):
-            out[rows, i * width : (i + 1) * width] = states[rows]
-            release(states, out)
-    return out
+            joined[rows, i * width : (i + 1) * width] = states[rows]
+            release(states, joined)
+    return joined

@@ -17,6 +17,7 @@ from typing import Any
 from coral_lens.errors import CoralError
 
 TRACED_PACKAGES = ("coral-lens", "torch", "transformers", "lm_eval", "numpy", "scikit-learn")
+"""Packages whose version can change a result."""
 
 
 def canonical(value: Any) -> str:
@@ -24,11 +25,11 @@ def canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
-def flat(record: Mapping[str, Any]) -> dict[str, Any]:
+def dotted_keys(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a record with `model.weights` instead of weights inside model: a difference can then be named."""
     values: dict[str, Any] = {}
     for key, value in record.items():
-        inner = flat(value) if isinstance(value, Mapping) else None
+        inner = dotted_keys(value) if isinstance(value, Mapping) else None
         values |= {key: value} if inner is None else {f"{key}.{name}": v for name, v in inner.items()}
     return values
 
@@ -51,13 +52,13 @@ def digest_file(path: Path) -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions of the packages that can change a result."""
-    known = {}
+    installed = {}
     for name in TRACED_PACKAGES:
         try:
-            known[name] = version(name)
+            installed[name] = version(name)
         except PackageNotFoundError:
-            known[name] = "not installed"
-    return known
+            installed[name] = "not installed"
+    return installed
 
 
 @contextmanager
@@ -108,7 +109,7 @@ def lines_of(path: Path) -> list[bytes]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a readable JSON file atomically; keys stay in their order, so that a record reads back as it was."""
+    """Write a readable JSON file atomically; keys stay in their order, so a record reads back as it was."""
     write_atomic(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
 
@@ -150,5 +151,5 @@ def fresh_folder(target: Path) -> Iterator[Path]:
 
 def file_name(name: str) -> str:
     """Return a test set's name as a file name; names that a file system would confuse stay apart."""
-    plain = re.sub(r"[^\w.-]+", "_", name.replace(":", "."))
-    return plain if plain == name.replace(":", ".") else f"{plain}-{digest(name)[:8]}"
+    cleaned = re.sub(r"[^\w.-]+", "_", name.replace(":", "."))
+    return cleaned if cleaned == name.replace(":", ".") else f"{cleaned}-{digest(name)[:8]}"

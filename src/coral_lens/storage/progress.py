@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-Bar = Callable[[str, int, str], AbstractContextManager[Callable[[int], None]]]
+Progress = Callable[[int], None]
+"""A function that is told how many more units of work, mostly questions, are done."""
+Bar = Callable[[str, int, str], AbstractContextManager[Progress]]
 """Opens a bar for a label, a total and a unit, and gives the function that advances it."""
 
 
@@ -52,7 +54,3 @@ def shown(label: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task(label, total=total)
         yield lambda n: progress.advance(task, n)
-
-
-Progress = Callable[[int], None]
-"""Told how many more questions are done."""

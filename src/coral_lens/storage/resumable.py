@@ -17,22 +17,22 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 import torch
 
 from coral_lens.errors import CoralError
-from coral_lens.storage.files import canonical, disk_errors, flat, read_json, write_atomic, write_json
+from coral_lens.storage.files import canonical, disk_errors, dotted_keys, read_json, write_atomic, write_json
 from coral_lens.storage.progress import Progress
 
 Piece = TypeVar("Piece")
 Result = TypeVar("Result")
-Given = TypeVar("Given", contravariant=True)
+PieceResult = TypeVar("PieceResult", contravariant=True)
 
 
 @runtime_checkable
-class Kept(Protocol[Given]):
+class FinishedPieces(Protocol[PieceResult]):
     """The finished pieces in a folder, by their numbers: a form on the disk. `shards.Journal` is the usual one."""
 
     def intact(self) -> set[int]:
         """Return the pieces that are there and not damaged."""
 
-    def add(self, number: int, result: Given) -> None:
+    def add(self, number: int, result: PieceResult) -> None:
         """Write the result of a piece; once this returns, a kill does not lose it."""
 
     def finish(self, n_pieces: int) -> None:
@@ -52,35 +52,35 @@ class Resumable(Generic[Piece, Result]):
     """Computes a piece; it may tell the second argument how far it is."""
     size: Callable[[Piece], int]
     """How much progress a piece is. What `compute` has not told of it is told when the piece is kept."""
-    form: Callable[[Path], Kept[Result]]
+    form: Callable[[Path], FinishedPieces[Result]]
     """Opens the finished pieces of the folder."""
     manifest: str = "manifest.json"
-    beside: Mapping[str, bytes] = field(default_factory=dict)
-    """Other files of the folder, written if they are not there or not as they were."""
+    other_files: Mapping[str, bytes] = field(default_factory=dict)
+    """The content of other files of the folder, by name; written where a file is missing or differs."""
 
     def run(self, progress: Progress | None = None) -> None:
         """Compute every piece that is not finished, with the number of threads that the first run had."""
         with locked(self.folder):
             manifest = open_manifest(self.folder / self.manifest, self.identity)
-            for name, content in self.beside.items():
+            for name, content in self.other_files.items():
                 write_unless_same(self.folder / name, content)
             with thread_count(manifest["threads"]):
                 self._complete(self.form(self.folder), Counted(progress))
 
-    def _complete(self, kept: Kept[Result], counted: Counted) -> None:
-        done = kept.intact()
+    def _complete(self, finished: FinishedPieces[Result], counted: Counted) -> None:
+        done = finished.intact()
         counted(sum(self.size(piece) for number, piece in enumerate(self.pieces) if number in done))
         for number, piece in enumerate(self.pieces):
             if number not in done:
                 due = counted.total + self.size(piece)
-                kept.add(number, self.compute(piece, counted))
+                finished.add(number, self.compute(piece, counted))
                 if counted.total < due:
                     counted(due - counted.total)
-        kept.finish(len(self.pieces))
+        finished.finish(len(self.pieces))
 
 
 class Counted:
-    """Progress that knows its total, whether anybody wants to be told or not."""
+    """A Progress that also counts its total."""
 
     def __init__(self, progress: Progress | None) -> None:
         self.total, self._progress = 0, progress
@@ -112,20 +112,20 @@ def open_manifest(path: Path, wanted: dict[str, Any]) -> dict[str, Any]:
         write_json(path, wanted)
         return wanted
     recorded = read_json(path)
-    none = {"edited": "", "readings": ""}
-    here, there = none | flat(recorded), none | flat(wanted)
-    if any(key.startswith(MAY_LACK) for key in there) and not any(key.startswith(MAY_LACK) for key in here):
+    defaults = {"edited": "", "readings": ""}
+    values, others = defaults | dotted_keys(recorded), defaults | dotted_keys(wanted)
+    if any(key.startswith(MAY_LACK) for key in others) and not any(key.startswith(MAY_LACK) for key in values):
         warnings.warn(
             f"{path.parent} was made by an earlier version, which did not record the model's configuration: whether that is "
             "the same cannot be checked.",
             stacklevel=3,
         )
-    for key, value in there.items():
-        if key not in here and key.startswith(MAY_LACK):
+    for key, value in others.items():
+        if key not in values and key.startswith(MAY_LACK):
             continue
-        if key not in here or (not {key, key.split(".")[0]} & MAY_DIFFER and here[key] != value):
+        if key not in values or (not {key, key.split(".")[0]} & MAY_DIFFER and values[key] != value):
             raise CoralError(
-                f"{path.parent} holds results of something else: {key} is {shorten(here.get(key))}, not "
+                f"{path.parent} holds results of something else: {key} is {shorten(values.get(key))}, not "
                 f"{shorten(value)}. Choose another folder or delete this one."
             )
     return recorded
@@ -143,20 +143,20 @@ def shorten(value: Any) -> str:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep a second process from writing to the same folder."""
-    with held(folder / ".lock", folder):
+    with hold_lock(folder / ".lock", folder):
         yield
 
 
 @contextmanager
 def locked_file(path: Path) -> Iterator[None]:
     """Keep a second process from writing to the same file; others of its folder may be written."""
-    with held(path.with_name(f".{path.name}.lock"), path):
+    with hold_lock(path.with_name(f".{path.name}.lock"), path):
         yield
 
 
 @contextmanager
-def held(lock: Path, place: Path) -> Iterator[None]:
-    """Hold a lock, where the system can lock files; `place` is what an error calls taken."""
+def hold_lock(lock: Path, place: Path) -> Iterator[None]:
+    """Hold a lock, where the system can lock files; an error says that `place` is being written."""
     try:
         import fcntl
     except ImportError:  # not on Windows

@@ -66,10 +66,10 @@ class OneOf:
 
     def refuse(self, name: str, value: Any) -> None:
         """Refuse a value that is not among them, with the nearest one."""
-        known = list(self.names() if callable(self.names) else self.names)
-        if value not in known:
+        names = list(self.names() if callable(self.names) else self.names)
+        if value not in names:
             raise CoralError(
-                f"Unknown {name} {value!r}; use one of {', '.join(known)}.{nearest(str(value), map(str, known))}"
+                f"Unknown {name} {value!r}; use one of {', '.join(names)}.{nearest(str(value), map(str, names))}"
             )
 
 
@@ -83,21 +83,21 @@ class NotEmpty:
             raise CoralError(f"{name} is empty; give at least one.")
 
 
-Mark = Range | OneOf | NotEmpty
-"""What says in a field's type which values it may have."""
+Limit = Range | OneOf | NotEmpty
+"""What a field's type says about the values that it may have."""
 
 
 def refuse_value(name: str, value: Any, hint: Any) -> None:
-    """Refuse a value that its type's marks or Literal do not allow; of a tuple, each element is checked.
+    """Refuse a value that its type's limits or Literal do not allow; in a tuple, each element is checked.
 
     Bare types are not checked here: Python has a type checker, TOML and commands have parsers.
     """
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
         refuse_value(name, value, inner[0])
-        for mark in inner[1:]:
-            if isinstance(mark, Mark):
-                mark.refuse(name, value)
+        for limit in inner[1:]:
+            if isinstance(limit, Limit):
+                limit.refuse(name, value)
     elif origin is Literal:
         OneOf(inner).refuse(name, value)
     elif origin in (Union, UnionType):

@@ -30,10 +30,10 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, model_validator
 
 from coral_lens.errors import CoralError, nearest
-from coral_lens.methods.entry import Entry, MethodEntry, Seed
+from coral_lens.methods.entry import MethodEntry, StudyPart, StudySeed
 
 
-class Source(Entry):
+class Source(StudyPart):
     """Questions of one split of a task, asked in one way."""
 
     task: str = Field(min_length=1)
@@ -51,7 +51,7 @@ class Source(Entry):
         return f"{self.task}:{self.split}" if self.split else self.task
 
 
-class Mixture(Entry):
+class Mixture(StudyPart):
     """What lenses are fitted and chosen on."""
 
     name: str = Field(min_length=1)
@@ -77,7 +77,7 @@ ADAPT_MOST = 500
 """Questions that a method may adapt to a test set on, the paper's number."""
 
 
-class Test(Entry):
+class Test(StudyPart):
     """A test set: a source of its own, or what a mixture holds out."""
 
     name: str = ""
@@ -115,16 +115,16 @@ class Test(Entry):
         return Source(task=self.task, split=self.adapt, n=ADAPT_MOST, shots=self.shots or 0) if self.adapt else None
 
 
-class Study(Entry):
+class Study(StudyPart):
     """Everything that `coral run` needs to know but where data and results are."""
 
     name: str = Field(pattern=r"^[\w][\w.-]*$")
     """Also the folder that results go to."""
     models: tuple[str, ...] = Field(min_length=1)
     """Hub ids, local folders, .gguf files, or `smollm2`."""
-    seed: Seed = 0
+    seed: StudySeed = 0
     """Of the samples and of what mixtures hold out."""
-    seeds: tuple[Seed, ...] = Field(default=(0,), min_length=1)
+    seeds: tuple[StudySeed, ...] = Field(default=(0,), min_length=1)
     """Each method is fitted under each; tables show the first, and the spread over all."""
     base: Literal["sum", "token", "char"] = "token"
     """Score whose softmax is the base probability."""
@@ -185,7 +185,7 @@ class Study(Entry):
         return [t.adaptation for t in self.test if t.adaptation]
 
 
-PARTS: dict[str, type[Entry]] = {
+PARTS: dict[str, type[StudyPart]] = {
     "mixture": Mixture,
     "sources": Source,
     "test": Test,

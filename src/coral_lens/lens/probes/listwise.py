@@ -112,7 +112,7 @@ def fit_listwise_mlp(train: Sample, validation: Sample, settings: ListwiseMlpSet
             {"params": [logs], "weight_decay": 0.0, "lr": 10 * settings.learning_rate},
         ]
         optimiser = torch.optim.AdamW(groups, lr=settings.learning_rate)
-        best, kept, stale = float("inf"), (copy.deepcopy(network.state_dict()), logs.detach().clone()), 0
+        best_loss, best_state, stale = float("inf"), (copy.deepcopy(network.state_dict()), logs.detach().clone()), 0
         for _ in range(settings.max_epochs):
             network.train()
             for batch in torch.randperm(len(train.answers)).split(settings.batch_size):
@@ -120,19 +120,19 @@ def fit_listwise_mlp(train: Sample, validation: Sample, settings: ListwiseMlpSet
                 loss(network, logs, rows_of_sample(train, batch.numpy())).backward()
                 optimiser.step()
                 release(train.z)
-            value = mean_loss(network, logs, validation)
+            value = validation_loss(network, logs, validation)
             stale += 1
-            if value < best:
-                best, kept, stale = value, (copy.deepcopy(network.state_dict()), logs.detach().clone()), 0
+            if value < best_loss:
+                best_loss, best_state, stale = value, (copy.deepcopy(network.state_dict()), logs.detach().clone()), 0
             if stale >= settings.patience:
                 break
-    network.load_state_dict(kept[0])
-    base_weight, scale = kept[1].double().exp().tolist()
+    network.load_state_dict(best_state[0])
+    base_weight, scale = best_state[1].double().exp().tolist()
     return FittedProbe(NetworkProbe(network.eval(), tuple(settings.hidden)), base_weight, scale)
 
 
 @torch.no_grad()
-def mean_loss(network: torch.nn.Module, logs: Tensor, sample: Sample) -> float:
+def validation_loss(network: torch.nn.Module, logs: Tensor, sample: Sample) -> float:
     """Return the mean cross-entropy of all questions of a sample, without dropout, some questions at a time."""
     network.eval()
     total = 0.0

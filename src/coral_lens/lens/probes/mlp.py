@@ -82,7 +82,7 @@ class Dropout(nn.Dropout):
 
 
 def build_mlp(width: int, hidden: Sequence[int], *, dropout: float) -> nn.Sequential:
-    """Return the network; dropout modules are always there, so that weights have the same names whatever its rate."""
+    """Return the network; dropout modules are always there, so weights have the same names whatever the rate."""
     layers: list[nn.Module] = []
     for before, after in pairwise([width, *hidden]):
         layers += [nn.Linear(before, after), nn.ReLU(), Dropout(dropout)]
@@ -184,8 +184,8 @@ class MlpTraining:
         self.stale += 1
         if loss < self.best_loss:
             self.best_loss, self.r2, self.stale = loss, r_squared(data.r_val, r_hat), 0
-            for kept, now in zip(self.best_state.values(), self.network.state_dict().values(), strict=True):
-                kept.copy_(now)
+            for best, now in zip(self.best_state.values(), self.network.state_dict().values(), strict=True):
+                best.copy_(now)
         elif not math.isfinite(loss) and math.isfinite(self.best_loss):
             self.stale = self.settings.patience  # it diverged, and what came before stands
         elif not math.isfinite(loss):
@@ -223,13 +223,13 @@ def train_epoch(
         optimiser.step()
 
 
-Training = tuple[Float[np.ndarray, "train width"], Float[np.ndarray, " train"]]
-Validation = tuple[Float[np.ndarray, "validation width"], Float[np.ndarray, " validation"]]
+TrainingRows = tuple[Float[np.ndarray, "train width"], Float[np.ndarray, " train"]]
+ValidationRows = tuple[Float[np.ndarray, "validation width"], Float[np.ndarray, " validation"]]
 
 
 def fit_mlp(
-    train: Training,
-    validation: Validation,
+    train: TrainingRows,
+    validation: ValidationRows,
     settings: MlpSettings,
     *,
     seed: int,

@@ -27,12 +27,13 @@ from coral_lens.lens.training_data import Sample
 
 Setting = dict[str, Any]
 """Hyper-parameters of one fit, as they are written into the lens."""
-Settings = tuple[Setting, ...]
+Grid = tuple[Setting, ...]
+"""Settings to try."""
 
-Fit = Callable[[Sample, Sample, Settings, int], list[FittedProbe]]
+FitProbes = Callable[[Sample, Sample, Grid, int], list[FittedProbe]]
 """Training rows, validation rows (for early stopping only), settings to fit, and seed; gives a probe for each setting."""
 FitFolds = Callable[
-    [Float[np.ndarray, "row feature"], Float[np.ndarray, " row"], Int[np.ndarray, " row"], Settings],
+    [Float[np.ndarray, "row feature"], Float[np.ndarray, " row"], Int[np.ndarray, " row"], Grid],
     Float[np.ndarray, "setting row"],
 ]
 """Inputs that are not standardised yet, residuals and the fold of each row, and settings to fit; gives outputs."""
@@ -43,8 +44,8 @@ class LensKind:
     """One row of the table."""
 
     rule: RuleName
-    fit: Fit
-    settings: Settings
+    fit: FitProbes
+    settings: Grid
     """To choose from; a network that has none takes them from the grid of the search (see `search`)."""
     chosen_by: Literal["r2", "criterion"]
     """What chooses among settings: validation R2 as in the paper, or the criterion that also chooses layer and gamma."""
@@ -58,7 +59,7 @@ class LensKind:
     """Layers whose probes, each fitted alone, are averaged."""
 
 
-def fit_ridge(train: Sample, _: Sample, settings: Settings, __: int) -> list[FittedProbe]:
+def fit_ridge(train: Sample, _: Sample, settings: Grid, __: int) -> list[FittedProbe]:
     """Fit ridge probes of the residual."""
     return [FittedProbe(probe) for probe in fit_ridge_path(train.z, train.r, [s["penalty"] for s in settings])]
 
@@ -67,24 +68,24 @@ def ridge_folds(
     x: Float[np.ndarray, "row feature"],
     r: Float[np.ndarray, " row"],
     folds: Int[np.ndarray, " row"],
-    settings: Settings,
+    settings: Grid,
 ) -> Float[np.ndarray, "setting row"]:
     """Predict every row by ridge probes of the other folds."""
     return fit_ridge_folds(x, r, folds, [s["penalty"] for s in settings])[0]
 
 
-def fit_networks(train: Sample, validation: Sample, settings: Settings, seed: int) -> list[FittedProbe]:
+def fit_networks(train: Sample, validation: Sample, settings: Grid, seed: int) -> list[FittedProbe]:
     """Fit the paper's networks one by one."""
     data = (train.z, train.r), (validation.z, validation.r)
     return [FittedProbe(fit_mlp(*data, mlp_settings(s), seed=seed)) for s in settings]
 
 
-def fit_listwise(train: Sample, _: Sample, settings: Settings, __: int) -> list[FittedProbe]:
+def fit_listwise(train: Sample, _: Sample, settings: Grid, __: int) -> list[FittedProbe]:
     """Fit linear listwise lenses along the path of weight decays."""
     return fit_listwise_path(train.z, train.p, train.options, train.answers, [s["weight_decay"] for s in settings])
 
 
-def fit_listwise_networks(train: Sample, validation: Sample, settings: Settings, seed: int) -> list[FittedProbe]:
+def fit_listwise_networks(train: Sample, validation: Sample, settings: Grid, seed: int) -> list[FittedProbe]:
     """Fit listwise networks one by one."""
     return [fit_listwise_mlp(train, validation, ListwiseMlpSettings(**s), seed=seed) for s in settings]
 

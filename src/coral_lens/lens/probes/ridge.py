@@ -110,12 +110,14 @@ def solve_shifted(
     width = len(gram)
     if width == 1:
         return cross[:, None] / (gram + np.asarray(penalties))
-    packed, diagonal, beside, tau, _ = lapack.dsytrd(gram.T, lower=1, lwork=64 * width)
+    packed, diagonal, off_diagonal, tau, _ = lapack.dsytrd(gram.T, lower=1, lwork=64 * width)
     q = np.asfortranarray(packed[1:, :-1])  # Q leaves the first coordinate alone
     work = 64 * (len(penalties) + 65)
     turned = cross[:, None].copy()
     turned[1:] = lapack.dormqr("L", "T", q, tau, turned[1:], work)[0]
-    solved = np.hstack([lapack.dgtsv(beside, diagonal + penalty, beside, turned)[3] for penalty in penalties])
+    solved = np.hstack(
+        [lapack.dgtsv(off_diagonal, diagonal + penalty, off_diagonal, turned)[3] for penalty in penalties]
+    )
     solved[1:] = lapack.dormqr("L", "N", q, tau, solved[1:], work)[0]
     return solved
 

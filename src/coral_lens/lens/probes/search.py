@@ -1,7 +1,7 @@
 """Search layers and settings of the paper's MLP by successive halving: a little training for all, the whole for a few.
 
 It knows nothing of where states come from and sees no test question. Trials are trained side by side, each by one thread:
-its bytes then depend neither on the number of cores nor on the other trials, so that a trial whose weights were dropped,
+its bytes then depend neither on the number of cores nor on the other trials, so a trial whose weights were dropped,
 or lost with a killed run, can be trained again to the same bit. Stacking the weights of trials into one batched product was
 measured instead: no faster for the paper's probe, and three times for a linear one, whose whole search takes seconds.
 """
@@ -29,7 +29,7 @@ from coral_lens.lens.probes.mlp import LayerData, MlpSettings, MlpTraining, Netw
 from coral_lens.storage.files import append_line, canonical, digest, digest_bytes, lines_of, versions, write_atomic
 from coral_lens.storage.resumable import locked_file, thread_count
 
-__all__ = ["GRID", "PAPER_GRID", "Found", "LayerData", "SearchBudget", "Trial", "planned_epochs", "search_mlp"]
+__all__ = ["GRID", "PAPER_GRID", "LayerData", "SearchBudget", "SearchOutcome", "Trial", "planned_epochs", "search_mlp"]
 
 PAPER_GRID = tuple(
     MlpSettings(weight_decay=decay, output_penalty=penalty, learning_rate=rate, patience=30)
@@ -89,7 +89,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchOutcome:
     """The outcome of a search."""
 
     best: Trial
@@ -117,7 +117,7 @@ def search_mlp(
     budget: SearchBudget = SearchBudget(),  # noqa: B008  (frozen)
     journal: Path | None = None,
     progress: Callable[[int], None] | None = None,
-) -> Found:
+) -> SearchOutcome:
     """Find the layer and setting with the best validation R2, and return the trained probe.
 
     `layers` come best first, as ridge ranks them; `data` loads one of them and is called once per rung and layer. With
@@ -137,7 +137,7 @@ def search_mlp(
             search.climb(alive, rung, pool)
             alive = search.survivors(alive, rung)
         search.climb(alive, len(budget.rungs), pool)
-        return search.found(alive)
+        return search.outcome(alive)
 
 
 def planned_epochs(n_layers: int, grid: Sequence[MlpSettings], budget: SearchBudget = SearchBudget()) -> int:  # noqa: B008
@@ -145,11 +145,11 @@ def planned_epochs(n_layers: int, grid: Sequence[MlpSettings], budget: SearchBud
 
     All settings are taken to have the same `max_epochs`.
     """
-    n, last, total = n_layers * len(grid), 0, 0
+    n, trained, total = n_layers * len(grid), 0, 0
     most = max(g.max_epochs for g in grid)
     for epochs in (*budget.rungs, most):
-        total += n * max(0, min(epochs, most) - last)
-        n, last = budget.survivors(n), min(epochs, most)
+        total += n * max(0, min(epochs, most) - trained)
+        n, trained = budget.survivors(n), min(epochs, most)
     return total
 
 
@@ -167,12 +167,12 @@ class Search:
     journal: SearchJournal | None = None
     standings: list[dict[int, Standing]] = field(default_factory=list)
     """Per rung, what its trials had reached."""
-    paused: Paused | None = None
+    paused: PausedTrials | None = None
     winner: tuple[int, NetworkProbe] | None = None
     """The best finalist so far, if it was trained in this process."""
 
     def identity(self) -> dict[str, Any]:
-        """Return all that the outcome depends on; of the states themselves, a sample."""
+        """Return all that the outcome depends on; a sample stands for the states."""
         first = self.data(self.layers[0])
         sample = b"".join(
             np.ascontiguousarray(a).tobytes() for a in (first.r, first.r_val, first.z[:64], first.z_val[:64])
@@ -193,7 +193,7 @@ class Search:
         for trial in self.standings[rung]:
             self.progress(self.planned(trial, rung))
         left = [trial for trial in sorted(alive) if trial not in done]
-        before, self.paused = self.paused, self.room(rung, len(alive))
+        before, self.paused = self.paused, self.empty_pause(rung, len(alive))
         for place, trials in groupby(left, key=lambda trial: trial // len(self.grid)):
             data = self.data(self.layers[place])
             refuse_equal(data, self.layers[place])
@@ -201,7 +201,7 @@ class Search:
                 self.note(trial, rung, training)
 
     def train(
-        self, trials: Sequence[int], rung: int, data: LayerData, before: Paused | None, pool: ThreadPoolExecutor
+        self, trials: Sequence[int], rung: int, data: LayerData, before: PausedTrials | None, pool: ThreadPoolExecutor
     ) -> Iterator[tuple[int, MlpTraining]]:
         """Yield the trials of one layer when they have reached the end of the rung, in order."""
 
@@ -220,7 +220,7 @@ class Search:
         name = ""
         if rung < len(self.budget.rungs):
             self.paused.put(trial, training)
-        elif all(training.r2 > other.r2 for other in self.standings[rung].values()):
+        elif all(training.r2 > standing.r2 for standing in self.standings[rung].values()):
             self.winner = trial, training.probe()
             name = self.journal.save_probe(self.winner[1]) if self.journal else ""
         standing = Standing(training.epochs, training.r2, name)
@@ -239,7 +239,7 @@ class Search:
         return self.goal(trial, rung) - (self.goal(trial, rung - 1) if rung else 0)
 
     def ranked(self, trials: Iterable[int], rung: int) -> list[int]:
-        """Return trials by what they had reached at a rung, best first; of equal ones the first."""
+        """Return trials by what they had reached at a rung, best first; equal ones keep their order."""
         return sorted(trials, key=lambda trial: (-self.standings[rung][trial].r2, trial))
 
     def survivors(self, alive: Sequence[int], rung: int) -> list[int]:
@@ -251,11 +251,11 @@ class Search:
         last = rung + 1 >= len(self.budget.rungs)
         return lambda trial: 0.0 if last else self.grid[trial % len(self.grid)].learning_rate
 
-    def room(self, rung: int, n_alive: int) -> Paused:
-        """Return room for the trials that may go on after a rung."""
-        return Paused(self.budget.memory, self.budget.survivors(n_alive), self.group(rung))
+    def empty_pause(self, rung: int, n_alive: int) -> PausedTrials:
+        """Return an empty place for the trials that may go on after a rung."""
+        return PausedTrials(self.budget.memory, self.budget.survivors(n_alive), self.group(rung))
 
-    def found(self, finalists: Sequence[int]) -> Found:
+    def outcome(self, finalists: Sequence[int]) -> SearchOutcome:
         """Return the outcome, with the probe from memory, from the journal or, if it was lost there, trained again."""
         last = len(self.standings) - 1
         best = self.ranked(finalists, last)[0]
@@ -271,7 +271,7 @@ class Search:
         for rung in range(last, -1, -1):
             for trial in self.ranked(self.standings[rung], rung):
                 order.setdefault(trial, self.trial(trial, self.standings[rung][trial]))
-        return Found(order[best], probe, tuple(order.values()))
+        return SearchOutcome(order[best], probe, tuple(order.values()))
 
     def trial(self, trial: int, standing: Standing) -> Trial:
         """Return the record of a trial."""
@@ -284,22 +284,22 @@ def refuse_equal(data: LayerData, layer: int) -> None:
     for name, r in (("training", data.r), ("validation", data.r_val)):
         if len(r) == 0 or np.ptp(r) == 0.0:
             raise CoralError(
-                f"The {len(r)} residuals of the {name} rows at layer {layer} are all equal, so that probes cannot be told "
+                f"The {len(r)} residuals of the {name} rows at layer {layer} are all equal, so probes cannot be told "
                 "apart; give more questions."
             )
 
 
 def in_turns(ranked: Sequence[int], group: Callable[[int], float]) -> list[int]:
     """Return the first of each group, then the second of each, and so on; within a turn the order stays."""
-    seen: Counter[float] = Counter()
+    counts: Counter[float] = Counter()
     turns: dict[int, int] = {}
     for trial in ranked:
-        turns[trial] = seen[group(trial)]
-        seen[group(trial)] += 1
+        turns[trial] = counts[group(trial)]
+        counts[group(trial)] += 1
     return sorted(ranked, key=turns.__getitem__)
 
 
-class Paused:
+class PausedTrials:
     """The best trials of a rung, with weights and optimiser, as many as may go on and find room in memory."""
 
     def __init__(self, memory: int, most: int, group: Callable[[int], float]) -> None:
@@ -330,8 +330,8 @@ class SearchJournal:
                 f"{path} is the journal of another search: other layers, settings, states or versions. Delete it or name "
                 "another file."
             )
-        whole = [line for line in lines[1:] if self._read(line)]
-        write_atomic(path, head + b"".join(whole))  # without the line that was being written when the run was killed
+        complete = [line for line in lines[1:] if self._read(line)]
+        write_atomic(path, head + b"".join(complete))  # without the line that was being written when the run was killed
 
     def _read(self, line: bytes) -> bool:
         try:

@@ -17,11 +17,13 @@ from torch import Tensor
 from coral_lens.errors import CoralError
 from coral_lens.storage.arrays import release, row_chunks
 
-Rows = Int[np.ndarray, " some"]
+RowNumbers = Int[np.ndarray, " some"]
 """Numbers of the rows of a matrix that are meant; None means all."""
 
 
-def iter_rows(states: Float[np.ndarray, "row width"], rows: Rows | None = None) -> Iterator[tuple[slice, np.ndarray]]:
+def iter_rows(
+    states: Float[np.ndarray, "row width"], rows: RowNumbers | None = None
+) -> Iterator[tuple[slice, np.ndarray]]:
     """Yield the wanted rows of a matrix, chunk by chunk, each chunk with its place among them."""
     n = len(states) if rows is None else len(rows)
     for place in row_chunks(n, states.shape[1]):
@@ -29,7 +31,7 @@ def iter_rows(states: Float[np.ndarray, "row width"], rows: Rows | None = None) 
         release(states)
 
 
-def column_means(states: Float[np.ndarray, "row width"], rows: Rows | None = None) -> Float[np.ndarray, " width"]:
+def column_means(states: Float[np.ndarray, "row width"], rows: RowNumbers | None = None) -> Float[np.ndarray, " width"]:
     """Return the mean of each column in float64, and refuse states that are not numbers."""
     n = len(states) if rows is None else len(rows)
     if not n:
@@ -82,7 +84,7 @@ class Standardiser:
         return cls(np.zeros(width, np.float32), np.ones(width, np.float32))
 
 
-def fit_standardiser(states: Float[np.ndarray, "row width"], rows: Rows | None = None) -> Standardiser:
+def fit_standardiser(states: Float[np.ndarray, "row width"], rows: RowNumbers | None = None) -> Standardiser:
     """Return the standardiser of training states, from two passes in float64; `rows` are those that train."""
     mean = column_means(states, rows)
     squares = np.zeros_like(mean)
@@ -112,13 +114,13 @@ class FittedProbe(NamedTuple):
 
     probe: Probe
     base_weight: float = 1.0
-    """Of log p under the listwise rule."""
+    """Weight of log p under the listwise rule."""
     scale: float = 1.0
-    """Of the probe's output: gamma counts in units of it."""
+    """Scale of the probe's output: gamma counts in units of it."""
 
 
 def predict_states(
-    probe: Probe, standardiser: Standardiser, states: Float[np.ndarray, "row width"], rows: Rows | None = None
+    probe: Probe, standardiser: Standardiser, states: Float[np.ndarray, "row width"], rows: RowNumbers | None = None
 ) -> Float[np.ndarray, " some"]:
     """Return what a probe predicts of states that are not standardised yet."""
     predicted = [probe.predict(standardiser(chunk)) for _, chunk in iter_rows(states, rows)]

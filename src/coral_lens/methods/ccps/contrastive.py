@@ -43,12 +43,12 @@ class NetworkSettings:
     """`elu` with dropout 0.05 is in the paper's list; its description of the method says `relu` with 0.1."""
     dropout: float = 0.05
     hidden: tuple[int, ...] = (64, 64)
-    """Of the embedding network."""
+    """Hidden layers of the embedding network."""
     embedding: int = 8
     classifier: tuple[int, ...] = (48, 24, 12)
     margin: float = 1.0
     steps: int = 5000
-    """Of each of the two networks."""
+    """Training steps of each of the two networks."""
     batch_size: int = 64
     learning_rate: float = 1e-4
     weight_decay: float = 0.01
@@ -88,14 +88,14 @@ def seeded(network: nn.Sequential, rng: np.random.Generator) -> nn.Sequential:
 
 
 def contrastive_loss(
-    one: Float[Tensor, "pair feature"],
-    other: Float[Tensor, "pair feature"],
+    first: Float[Tensor, "pair feature"],
+    second: Float[Tensor, "pair feature"],
     differ: Float[Tensor, " pair"],
     *,
     margin: float,
 ) -> Float[Tensor, ""]:
     """Return the mean of (1 - y_ij) d^2 + y_ij max(0, m - d)^2, where y_ij says that the labels differ."""
-    square = ((one - other) ** 2).sum(dim=1)
+    square = ((first - second) ** 2).sum(dim=1)
     # the root has no gradient at 0
     distance = (square + 1e-12).sqrt()
     return ((1 - differ) * square + differ * (margin - distance).clamp(min=0.0) ** 2).mean()
@@ -104,7 +104,7 @@ def contrastive_loss(
 def draw_pairs(
     y: Float[np.ndarray, " row"], n: int, rng: np.random.Generator
 ) -> tuple[Int[np.ndarray, " pair"], Int[np.ndarray, " pair"]]:
-    """Draw n pairs of rows, each row's class first: so half of the pairs differ, however rare right options are."""
+    """Draw n pairs of rows, each row's class first: half of the pairs then differ, however rare right options are."""
     members = [np.flatnonzero(y == 0), np.flatnonzero(y > 0)]
     classes = rng.integers(0, 2, size=(2, n))
     places = rng.random(size=(2, n))
@@ -144,9 +144,9 @@ def fit_embedding(
     def losses() -> Iterator[Tensor]:
         for _ in range(settings.steps):
             i, j = draw_pairs(y, settings.batch_size, rng)
-            one, other = network(rows[np.concatenate([i, j])]).chunk(2)
+            first, second = network(rows[np.concatenate([i, j])]).chunk(2)
             differ = torch.from_numpy((y[i] != y[j]).astype(np.float32))
-            yield contrastive_loss(one, other, differ, margin=settings.margin)
+            yield contrastive_loss(first, second, differ, margin=settings.margin)
 
     descend([network], settings, losses(), on_step)
     return network.eval()
@@ -162,8 +162,8 @@ class Confidence:
     @torch.inference_mode()
     def __call__(self, z: Float[np.ndarray, "row feature"]) -> Float[np.ndarray, " row"]:
         """Return p(right) of each row."""
-        out = self.classifier.eval()(self.embedding.eval()(torch.from_numpy(z.astype(np.float32))))
-        return out.double().softmax(dim=-1)[:, 1].numpy()
+        logits = self.classifier.eval()(self.embedding.eval()(torch.from_numpy(z.astype(np.float32))))
+        return logits.double().softmax(dim=-1)[:, 1].numpy()
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the weights to save."""
@@ -217,7 +217,7 @@ def train_classifier(
     rng: np.random.Generator,
     on_step: OnStep | None,
 ) -> Confidence:
-    """Minimise cross-entropy over rows drawn as frequent as they are, so that the probabilities mean something."""
+    """Minimise cross-entropy over rows drawn as they come, not balanced by class: only then are the outputs probabilities."""
     embedding, classifier, tuned = start.embedding, start.classifier.train(), settings.tune_embedding
     rows, labels = examples.rows, torch.from_numpy((examples.y > 0).astype(np.int64))
     if tuned:
@@ -228,9 +228,9 @@ def train_classifier(
 
     def losses() -> Iterator[Tensor]:
         for _ in range(settings.steps):
-            some = rng.integers(0, len(rows), size=settings.batch_size)
-            inputs = embedding(rows[some]) if tuned else rows[some]
-            yield nn.functional.cross_entropy(classifier(inputs), labels[some])
+            drawn = rng.integers(0, len(rows), size=settings.batch_size)
+            inputs = embedding(rows[drawn]) if tuned else rows[drawn]
+            yield nn.functional.cross_entropy(classifier(inputs), labels[drawn])
 
     descend([classifier, embedding] if tuned else [classifier], settings, losses(), on_step)
     return Confidence(embedding.eval(), classifier.eval())

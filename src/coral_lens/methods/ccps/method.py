@@ -49,7 +49,7 @@ from coral_lens.records import Predictions, Question, predictions_of
 from coral_lens.storage.files import digest, file_name, read_json, write_atomic, write_json
 from coral_lens.storage.settings import Count, Counts, NotEmpty, Range, Settings
 
-FEWEST = 10
+FEWEST_OPTIONS = 10
 """Fewer right or wrong options than this are refused."""
 EMBEDDINGS = (8, 16, 32)
 CLASSIFIERS = ((48, 24, 12), (48, 24), (64, 32, 16))
@@ -111,15 +111,15 @@ class FeatureSet:
     """A set of radii (`perturbation.RADIUS_SETS`): of PEI and of the divergences."""
 
 
-FEATURE_SETS = (*(FeatureSet("all", which) for which in RADIUS_SETS), FeatureSet("steady", "all"))
+FEATURE_SETS = (*(FeatureSet("all", radii) for radii in RADIUS_SETS), FeatureSet("steady", "all"))
 
 
-def columns_of(chosen: FeatureSet, radii: Sequence[float]) -> Int[np.ndarray, " column"]:
+def columns_of(features: FeatureSet, radii: Sequence[float]) -> Int[np.ndarray, " column"]:
     """Return the columns of the features that a set holds."""
-    kept = {*STATE, *SENSITIVITY, f"pei.{chosen.radii}"}
-    if chosen.types == "all":
-        kept |= {f"{name}.{k}" for name in DIVERGENCES for k in radii_of(chosen.radii, radii)}
-    return np.array([i for i, name in enumerate(option_features(radii)) if name.split()[0] in kept])
+    names = {*STATE, *SENSITIVITY, f"pei.{features.radii}"}
+    if features.types == "all":
+        names |= {f"{name}.{k}" for name in DIVERGENCES for k in radii_of(features.radii, radii)}
+    return np.array([i for i, name in enumerate(option_features(radii)) if name.split()[0] in names])
 
 
 def varying(
@@ -130,8 +130,8 @@ def varying(
     The spread over the tokens of an option is 0 for every option of one token: nothing is learned of such a column, and what
     it holds for longer options would reach the networks unscaled, through weights that were never trained.
     """
-    some = features[:, columns]
-    return columns[np.ptp(some, axis=0) > 1e-6 * np.abs(some).max(axis=0)]
+    values = features[:, columns]
+    return columns[np.ptp(values, axis=0) > 1e-6 * np.abs(values).max(axis=0)]
 
 
 def read_features(
@@ -151,7 +151,7 @@ def read_features(
 
 @dataclass(frozen=True)
 class Ccps:
-    """Fitted: which features, how they are standardised, and the two networks."""
+    """The fitted method: the columns of the features that it sees, their standardiser, and the two networks."""
 
     columns: Int[np.ndarray, " column"]
     standardiser: Standardiser
@@ -162,17 +162,17 @@ class Ccps:
         return self.confidence(self.standardiser(features[:, self.columns]))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return what is saved."""
+        """Return the tensors to save."""
         mean, scale = (torch.from_numpy(a) for a in (self.standardiser.mean, self.standardiser.scale))
         return {"columns": torch.from_numpy(self.columns), "mean": mean, "scale": scale, **self.confidence.tensors()}
 
 
 @dataclass(frozen=True)
-class Parts:
+class SplitOptions:
     """The options of the training questions and of the validation questions."""
 
     train: Examples
-    """With features that are not standardised yet."""
+    """With features that are not standardised yet, as those of the validation questions."""
     held_out: Examples
 
     def auroc(self, fitted: Ccps) -> float:
@@ -183,8 +183,8 @@ class Parts:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """One way to build CCPS."""
+class Design:
+    """One way to build CCPS: its features and its networks."""
 
     features: FeatureSet
     network: NetworkSettings
@@ -196,39 +196,41 @@ class Choice:
 
 
 class Trainer:
-    """Trains choices, each embedding network once, and remembers how each did on the validation questions."""
+    """Trains designs, each embedding network once, and remembers how each did on the validation questions."""
 
-    def __init__(self, parts: Parts, radii: Sequence[float], *, seed: int, on_step: OnStep) -> None:
-        self.parts, self.radii, self.seed, self.on_step = parts, radii, seed, on_step
+    def __init__(self, split: SplitOptions, radii: Sequence[float], *, seed: int, on_step: OnStep) -> None:
+        self.split, self.radii, self.seed, self.on_step = split, radii, seed, on_step
         self._embeddings: dict[tuple[FeatureSet, int], nn.Sequential] = {}
-        self.found: dict[Choice, tuple[float, Ccps]] = {}
+        self.fits: dict[Design, tuple[float, Ccps]] = {}
+        """The AUROC of every design that was trained, and its fit."""
 
-    def best(self, choices: Sequence[Choice]) -> Choice:
-        """Return the choice with the highest AUROC, the first of equals."""
-        for choice in choices:
-            if choice not in self.found:
-                fitted = self.fit(choice)
-                self.found[choice] = self.parts.auroc(fitted), fitted
-        return max(choices, key=lambda c: self.found[c][0])
+    def best(self, designs: Sequence[Design]) -> Design:
+        """Return the design with the highest AUROC, the first of equals."""
+        for design in designs:
+            if design not in self.fits:
+                fitted = self.fit(design)
+                self.fits[design] = self.split.auroc(fitted), fitted
+        return max(designs, key=lambda design: self.fits[design][0])
 
-    def fit(self, choice: Choice) -> Ccps:
-        """Train the networks of a choice."""
-        columns = varying(self.parts.train.z, columns_of(choice.features, self.radii))
-        standardiser = fit_standardiser(self.parts.train.z[:, columns])
-        examples = Examples(standardiser(self.parts.train.z[:, columns]), self.parts.train.y)
-        key, network, how = (choice.features, choice.network.embedding), choice.network, (self.seed, self.on_step)
+    def fit(self, design: Design) -> Ccps:
+        """Train the networks of a design."""
+        train, network, seed, on_step = self.split.train, design.network, self.seed, self.on_step
+        columns = varying(train.z, columns_of(design.features, self.radii))
+        standardiser = fit_standardiser(train.z[:, columns])
+        examples = Examples(standardiser(train.z[:, columns]), train.y)
+        key = design.features, network.embedding
         if key not in self._embeddings:
-            self._embeddings[key] = fit_embedding(examples, network, seed=how[0], on_step=how[1])
-        confidence = fit_classifier(self._embeddings[key], examples, network, seed=how[0], on_step=how[1])
+            self._embeddings[key] = fit_embedding(examples, network, seed=seed, on_step=on_step)
+        confidence = fit_classifier(self._embeddings[key], examples, network, seed=seed, on_step=on_step)
         return Ccps(columns, standardiser, confidence)
 
 
-def choose(trainer: Trainer, settings: CcpsSettings) -> Choice:
+def choose_design(trainer: Trainer, settings: CcpsSettings) -> Design:
     """Choose features and radii with the sizes that were asked for, then sizes with those features."""
-    asked = [Choice(features, settings.network) for features in FEATURE_SETS]
+    designs = [Design(features, settings.network) for features in FEATURE_SETS]
     if not settings.search:
-        return trainer.best(asked[:1])
-    first = trainer.best(asked)
+        return trainer.best(designs[:1])
+    first = trainer.best(designs)
     sizes = [(e, c) for e in EMBEDDINGS for c in CLASSIFIERS]
     return trainer.best(
         [first, *(replace(first, network=replace(first.network, embedding=e, classifier=c)) for e, c in sizes)]
@@ -239,49 +241,49 @@ def n_steps(settings: CcpsSettings) -> int:
     """Return how many steps all trainings take together; what was asked for is trained once, also where the search has it."""
     if not settings.search:
         return 2 * settings.steps
-    asked = (settings.network.embedding, settings.network.classifier)
-    embeddings = set(EMBEDDINGS) - {asked[0]}
-    classifiers = {(e, c) for e in EMBEDDINGS for c in CLASSIFIERS} - {asked}
+    sizes = (settings.network.embedding, settings.network.classifier)
+    embeddings = set(EMBEDDINGS) - {sizes[0]}
+    classifiers = {(e, c) for e in EMBEDDINGS for c in CLASSIFIERS} - {sizes}
     return (2 * len(FEATURE_SETS) + len(embeddings) + len(classifiers)) * settings.steps
 
 
 # ---------------------------------------------------------------------------------------------------------- the method
 
 
-def parts_of(context: FitContext, features: Float[np.ndarray, "row feature"]) -> Parts:
+def split_options(context: FitContext, features: Float[np.ndarray, "row feature"]) -> SplitOptions:
     """Divide the options as all methods do, and refuse too few."""
-    table, held_out = context.data.table, context.data.table.options.rows(context.data.covered)
+    table, held_out = context.data.table, context.data.table.options.rows(context.data.is_validation)
     y = correct_rows(table)
     right, wrong = int(y[~held_out].sum()), int((1 - y[~held_out]).sum())
-    if min(right, wrong) < FEWEST:
+    if min(right, wrong) < FEWEST_OPTIONS:
         raise CoralError(
-            f"CCPS needs at least {FEWEST} right and {FEWEST} wrong options among the training questions. Got {right} right "
-            f"and {wrong} wrong; give more questions."
+            f"CCPS needs at least {FEWEST_OPTIONS} right and {FEWEST_OPTIONS} wrong options among the training questions. "
+            f"Got {right} right and {wrong} wrong; give more questions."
         )
-    return Parts(Examples(features[~held_out], y[~held_out]), Examples(features[held_out], y[held_out]))
+    return SplitOptions(Examples(features[~held_out], y[~held_out]), Examples(features[held_out], y[held_out]))
 
 
-def load_or_fit(context: FitContext, settings: CcpsSettings) -> Ccps:
+def load_or_fit_ccps(context: FitContext, settings: CcpsSettings) -> Ccps:
     """Return the networks in the method's folder if they were fitted on the same questions, else fit and keep them."""
     path, tensors = context.folder / "ccps.json", context.folder / "ccps.safetensors"
     key = digest([context.train.states.manifest, context.common.validation, context.common.seed])
-    if path.exists() and tensors.exists() and (known := read_json(path)).get("key") == key:
-        context.note("chosen", known["chosen"])
-        return loaded(load_tensors(tensors.read_bytes()), known["chosen"], settings)
-    parts = parts_of(context, read_features(context, context.train.name, context.train.asked(), settings))
+    if path.exists() and tensors.exists() and (record := read_json(path)).get("key") == key:
+        context.note("chosen", record["chosen"])
+        return load_ccps(load_tensors(tensors.read_bytes()), record["chosen"], settings)
+    split = split_options(context, read_features(context, context.train.name, context.train.prompted(), settings))
     with context.bar("training", n_steps(settings), "steps") as advance:
-        trainer = Trainer(parts, settings.radii, seed=context.common.seed, on_step=advance)
-        chosen = choose(trainer, settings)
-    fitted = trainer.found[chosen][1]
+        trainer = Trainer(split, settings.radii, seed=context.common.seed, on_step=advance)
+        chosen = choose_design(trainer, settings)
+    fitted = trainer.fits[chosen][1]
     write_atomic(tensors, save_tensors(fitted.tensors()))
-    tried = [choice.record() | {"auroc": auroc} for choice, (auroc, _) in trainer.found.items()]
+    tried = [design.record() | {"auroc": auroc} for design, (auroc, _) in trainer.fits.items()]
     write_json(path, {"key": key, "chosen": chosen.record(), "tried": tried})
     context.note("chosen", chosen.record())
     return fitted
 
 
-def loaded(tensors: dict[str, Tensor], chosen: dict[str, Any], settings: CcpsSettings) -> Ccps:
-    """Return what was saved."""
+def load_ccps(tensors: dict[str, Tensor], chosen: dict[str, Any], settings: CcpsSettings) -> Ccps:
+    """Return the method from its saved tensors and the record of its design."""
     sizes = {"embedding": chosen["embedding"], "classifier": tuple(chosen["classifier"])}
     standardiser = Standardiser(tensors["mean"].numpy(), tensors["scale"].numpy())
     confidence = Confidence.from_tensors(tensors, replace(settings.network, **sizes))
@@ -290,13 +292,13 @@ def loaded(tensors: dict[str, Tensor], chosen: dict[str, Any], settings: CcpsSet
 
 def fit_ccps(context: FitContext, settings: CcpsSettings) -> Predict:
     """Fit on the training questions; test questions are scored in a pass of their own, which reads their features."""
-    fitted = load_or_fit(context, settings)
+    fitted = load_or_fit_ccps(context, settings)
 
     def predict(test: QuestionSet) -> dict[str, Predictions]:
-        features, options = read_features(context, test.name, test.asked(), settings), test.states.table.options
+        features, options = read_features(context, test.name, test.prompted(), settings), test.states.table.options
         methods = {"": fitted}
         if settings.adapt and test.adapt:
-            methods[" adapted"] = adapted(context, fitted, test.adapt(), settings)
+            methods[" adapted"] = adapt_ccps(context, fitted, test.adapt(), settings)
         return {
             name: predictions_of(f"ccps{name}", test.states, options.normalise(method(features)))
             for name, method in methods.items()
@@ -305,11 +307,11 @@ def fit_ccps(context: FitContext, settings: CcpsSettings) -> Predict:
     return predict
 
 
-def adapted(context: FitContext, fitted: Ccps, questions: Sequence[Question], settings: CcpsSettings) -> Ccps:
+def adapt_ccps(context: FitContext, fitted: Ccps, questions: Sequence[Question], settings: CcpsSettings) -> Ccps:
     """Return the method with its classifier trained further on questions of another task."""
-    if len(questions) < FEWEST:
+    if len(questions) < FEWEST_OPTIONS:
         raise CoralError(
-            f"CCPS adapts on at least {FEWEST} questions. Got {len(questions)}; leave adapt out of the test."
+            f"CCPS adapts on at least {FEWEST_OPTIONS} questions. Got {len(questions)}; leave adapt out of the test."
         )
     features = read_features(context, f"{questions[0].task} adaptation", questions, settings)
     y = np.concatenate([np.arange(len(q.options)) == q.answer for q in questions]).astype(np.float64)

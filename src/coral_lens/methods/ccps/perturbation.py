@@ -1,6 +1,6 @@
 """CCPS's features: how steady the prediction of each answer token is when the state behind it is pushed (appendix B.2).
 
-The state that is pushed is the one that the vocabulary head reads, so that everything has a closed form: with z = W h + b
+The state that is pushed is the one that the vocabulary head reads, so everything has a closed form: with z = W h + b
 and u the direction, the logits at radius eps are z + eps * W u (soft-capped after, in Gemma). W h, W' g and W u are all that
 is multiplied, whatever the number of radii. Full-vocabulary logits exist for a block of tokens at a time and are never kept.
 """
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 
 RADII = (0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0)
-"""The paper's."""
+"""The paper's radii."""
 RADIUS_SETS = ("all", "small", "large")
-"""All radii; those up to 1; those from 1 on. What of them is used is chosen on validation questions."""
+"""All radii; those up to 1; those from 1 on. Which set is used is chosen on validation questions."""
 BORDER = 1.0
 
 Push = Literal["down", "up"]
@@ -39,22 +39,22 @@ STATE = ("logprob", "entropy", "margin", "norm")
 SENSITIVITY = ("flip", "jacobian")
 DIVERGENCES = ("kl", "js", "cosine")
 STATISTICS = ("mean", "min", "max", "std")
-"""Of each feature, over the tokens of an option."""
+"""Statistics of each feature over the tokens of an option."""
 
 
-def radii_of(which: str, radii: Sequence[float]) -> tuple[int, ...]:
+def radii_of(radius_set: str, radii: Sequence[float]) -> tuple[int, ...]:
     """Return the numbers of the radii that are in a set; all of them if none is."""
     inside = {
         "all": range(len(radii)),
         "small": [k for k, eps in enumerate(radii) if eps <= BORDER],
         "large": [k for k, eps in enumerate(radii) if eps >= BORDER],
-    }[which]
+    }[radius_set]
     return tuple(inside) or tuple(range(len(radii)))
 
 
 def token_features(radii: Sequence[float]) -> list[str]:
     """Return the names of a token's features, in order; `kl.3` is of the radius number 3."""
-    pei = [f"pei.{which}" for which in RADIUS_SETS]
+    pei = [f"pei.{radius_set}" for radius_set in RADIUS_SETS]
     return [*STATE, *SENSITIVITY, *pei, *(f"{name}.{k}" for name in DIVERGENCES for k in range(len(radii)))]
 
 
@@ -129,7 +129,7 @@ def epsilon_to_flip(
     return crossing.min(dim=-1).values.clamp(max=largest)
 
 
-def features_of(
+def perturbation_features(
     head: Head,
     states: Float[Tensor, "token width"],
     targets: Int[Tensor, " token"],
@@ -140,23 +140,23 @@ def features_of(
     """Return the features of tokens whose predicting states are given, in the order of `token_features`."""
     raw = head.raw(states)
     logp = head.capped(raw).log_softmax(dim=-1)
-    own = logp.gather(1, targets[:, None])[:, 0]
+    target_logp = logp.gather(1, targets[:, None])[:, 0]
     gradient = jacobians(head, raw, targets)
     size = gradient.norm(dim=-1)
     # a token that is certain has no gradient: it is then not moved at all
-    towards = gradient / size.clamp(min=torch.finfo(size.dtype).tiny)[:, None]
-    along = head.along(towards if push == "up" else -towards)
+    uphill = gradient / size.clamp(min=torch.finfo(size.dtype).tiny)[:, None]
+    along = head.along(uphill if push == "up" else -uphill)
     top = logp.topk(2, dim=-1).values
     p = logp.exp()
-    columns = [own, -(p * logp).sum(dim=-1), top[:, 0] - top[:, 1], states.to(raw.dtype).norm(dim=-1)]
+    columns = [target_logp, -(p * logp).sum(dim=-1), top[:, 0] - top[:, 1], states.to(raw.dtype).norm(dim=-1)]
     columns += [epsilon_to_flip(raw, along, largest=max(radii)), size]
-    drops, found = [], []
+    drops, by_radius = [], []
     for eps in radii:
         logq = head.capped(torch.add(raw, along, alpha=eps)).log_softmax(dim=-1)
-        drops.append((own - logq.gather(1, targets[:, None])[:, 0]).clamp(min=0.0))
-        found.append(divergences(p, logp, logq))
-    columns += [torch.stack([drops[k] for k in radii_of(w, radii)]).mean(dim=0) for w in RADIUS_SETS]
-    columns += [found[k][i] for i in range(len(DIVERGENCES)) for k in range(len(radii))]
+        drops.append((target_logp - logq.gather(1, targets[:, None])[:, 0]).clamp(min=0.0))
+        by_radius.append(divergences(p, logp, logq))
+    columns += [torch.stack([drops[k] for k in radii_of(name, radii)]).mean(dim=0) for name in RADIUS_SETS]
+    columns += [by_radius[k][i] for i in range(len(DIVERGENCES)) for k in range(len(radii))]
     return torch.stack(columns, dim=1)
 
 
@@ -191,25 +191,25 @@ class PerturbationFeatures:
     head: Head
     radii: tuple[float, ...] = RADII
     push: Push = "down"
-    _found: tuple[Tensor, Batch] | None = field(default=None, repr=False)
+    _read: tuple[Tensor, Batch] | None = field(default=None, repr=False)
 
     @property
     def sites(self) -> tuple[Site, ...]:
         return (FINAL,)
 
     def read(self, site: Site, states: Tensor, batch: Batch) -> None:
-        flat = states.reshape(-1, states.shape[-1])
-        self._found = flat[batch.before_tokens.to(flat.device)], batch
+        positions = states.reshape(-1, states.shape[-1])
+        self._read = positions[batch.before_tokens.to(states.device)], batch
 
     def take(self) -> dict[str, Tensor]:
-        assert self._found is not None, "nothing was read"
-        (states, batch), self._found = self._found, None
+        assert self._read is not None, "nothing was read"
+        (states, batch), self._read = self._read, None
         targets, device = batch.targets, self.head.weight.device
         parts = []
         for start in range(0, len(targets), TOKEN_ROWS):
             rows = slice(start, start + TOKEN_ROWS)
-            some = states[rows].to(device), targets[rows].to(device)
-            parts.append(features_of(self.head, *some, radii=self.radii, push=self.push).double().cpu())
+            chunk = states[rows].to(device), targets[rows].to(device)
+            parts.append(perturbation_features(self.head, *chunk, radii=self.radii, push=self.push).double().cpu())
         return {"features": over_tokens(torch.cat(parts), batch.answer_offsets.diff())}
 
 
@@ -218,8 +218,8 @@ def over_tokens(
 ) -> Float[Tensor, "option statistic"]:
     """Return the statistics of the tokens of each option, side by side."""
 
-    def reduced(values: Tensor, how: str) -> Tensor:
-        return torch.segment_reduce(values, how, lengths=lengths, axis=0)
+    def reduced(values: Tensor, statistic: str) -> Tensor:
+        return torch.segment_reduce(values, statistic, lengths=lengths, axis=0)
 
     mean = reduced(features, "mean")
     variance = reduced((features - mean.repeat_interleave(lengths, dim=0)) ** 2, "mean")

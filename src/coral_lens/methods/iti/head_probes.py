@@ -13,10 +13,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from coral_lens.storage.arrays import row_chunks
+
 PENALTY = 1.0
 """1 / C of scikit-learn's LogisticRegression, at its default; the intercept is not penalised."""
-CHUNK_BYTES = 64 * 2**20
-"""Of float64 copies of states; so many rows are read at a time."""
 MAX_STEPS = 100
 TOLERANCE = 1e-9
 """A head is done when a Newton step could lower its loss by no more than this share of it."""
@@ -48,7 +48,7 @@ def class_weights(y: Float[np.ndarray, " row"], *, balanced: bool) -> Float[np.n
 
 
 @dataclass(frozen=True)
-class _Sums:
+class LossSums:
     """Penalised loss of every head at some weights, with its first and second derivatives; the bias comes last."""
 
     loss: Float[Tensor, " head"]
@@ -62,37 +62,40 @@ def fit_probes(states: Heads, y: Float[np.ndarray, " row"], row_weights: Float[n
     A step that would raise a head's loss is halved for that head until it does not.
     """
     n_heads, dim = states.shape[1:]
-    at = torch.zeros(n_heads, dim + 1, dtype=torch.float64)
-    now = sums_at(at, states, y, row_weights)
+    weights = torch.zeros(n_heads, dim + 1, dtype=torch.float64)
+    sums = sums_at(weights, states, y, row_weights)
     for _ in range(MAX_STEPS):
-        step = torch.linalg.solve(now.hessian, now.gradient)
-        gain = (step * now.gradient).sum(dim=1)
-        if bool((gain <= TOLERANCE * now.loss).all()):
+        step = torch.linalg.solve(sums.hessian, sums.gradient)
+        gain = (step * sums.gradient).sum(dim=1)
+        if bool((gain <= TOLERANCE * sums.loss).all()):
             break
         length = torch.ones(n_heads, dtype=torch.float64)
         for _ in range(MAX_STEPS):
-            trial = at - length[:, None] * step
-            new = sums_at(trial, states, y, row_weights)
-            worse = new.loss > now.loss * (1 + 1e-12)
+            trial = weights - length[:, None] * step
+            trial_sums = sums_at(trial, states, y, row_weights)
+            worse = trial_sums.loss > sums.loss * (1 + 1e-12)
             if not bool(worse.any()):
                 break
             length[worse] /= 2
-        at, now = trial, new
-    return LogisticProbes(at[:, :-1].numpy(), at[:, -1].numpy())
+        weights, sums = trial, trial_sums
+    return LogisticProbes(weights[:, :-1].numpy(), weights[:, -1].numpy())
 
 
 def sums_at(
-    at: Float[Tensor, "head k"], states: Heads, y: Float[np.ndarray, " row"], row_weights: Float[np.ndarray, " row"]
-) -> _Sums:
+    weights: Float[Tensor, "head k"],
+    states: Heads,
+    y: Float[np.ndarray, " row"],
+    row_weights: Float[np.ndarray, " row"],
+) -> LossSums:
     """Return loss and derivatives, summed over rows chunk by chunk."""
-    width = at.shape[1]
+    width = weights.shape[1]
     penalty = torch.full((width,), PENALTY, dtype=torch.float64)
     penalty[-1] = 0.0
-    loss = 0.5 * (penalty * at**2).sum(dim=1)
-    gradient = penalty * at
-    hessian = torch.diag(penalty).expand(len(at), -1, -1).clone()
-    for x, target, weight in chunks(states, y, row_weights):
-        logits = torch.bmm(x, at[:, :, None])[:, :, 0]
+    loss = 0.5 * (penalty * weights**2).sum(dim=1)
+    gradient = penalty * weights
+    hessian = torch.diag(penalty).expand(len(weights), -1, -1).clone()
+    for x, target, weight in head_chunks(states, y, row_weights):
+        logits = torch.bmm(x, weights[:, :, None])[:, :, 0]
         p = logits.sigmoid()
         cross_entropy = torch.nn.functional.softplus(logits) - target * logits
         loss += (weight * cross_entropy).sum(dim=1)
@@ -101,17 +104,15 @@ def sums_at(
         hessian += torch.bmm(curve.transpose(1, 2), x)
     # where every probability has saturated the bias has no curvature left
     hessian[:, -1, -1] += 1e-12
-    return _Sums(loss, gradient, hessian)
+    return LossSums(loss, gradient, hessian)
 
 
-def chunks(
+def head_chunks(
     states: Heads, y: Float[np.ndarray, " row"], row_weights: Float[np.ndarray, " row"]
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield states [head, row, k] in float64 with a column of ones for the bias, and the rows' labels and weights."""
     n, n_heads, dim = states.shape
-    step = max(1, CHUNK_BYTES // (8 * n_heads * (dim + 1)))
-    for start in range(0, n, step):
-        rows = slice(start, start + step)
+    for rows in row_chunks(n, n_heads * (dim + 1)):
         x = np.ones((n_heads, len(y[rows]), dim + 1))
         x[:, :, :-1] = states[rows].transpose(1, 0, 2)
         yield torch.from_numpy(x), torch.from_numpy(y[rows]), torch.from_numpy(row_weights[rows])
@@ -123,12 +124,12 @@ def chunks(
 def accuracies(
     probes: LogisticProbes, states: Heads, y: Float[np.ndarray, " row"], row_weights: Float[np.ndarray, " row"]
 ) -> Float[np.ndarray, " head"]:
-    """Return the weighted share of options that each head's probe calls right or wrong as they are."""
+    """Return the weighted share of options that the probe of each head classifies correctly."""
     agrees = (probes.logits(states) > 0) == (y > 0)[:, None]
     return (row_weights[:, None] * agrees).sum(axis=0) / row_weights.sum()
 
 
-def mean_shift(states: Heads, y: Float[np.ndarray, " row"]) -> Float[np.ndarray, "head head_dim"]:
+def mean_difference(states: Heads, y: Float[np.ndarray, " row"]) -> Float[np.ndarray, "head head_dim"]:
     """Return the mean over right options less the mean over wrong ones (the paper's theta), for each head."""
     right = y > 0
     return states[right].mean(axis=0, dtype=np.float64) - states[~right].mean(axis=0, dtype=np.float64)

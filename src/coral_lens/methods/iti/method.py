@@ -29,7 +29,7 @@ from coral_lens.errors import CoralError
 from coral_lens.lens.rules import base_probs, correct_rows
 from coral_lens.lens.settings import Criterion
 from coral_lens.methods.interface import FitContext, Method, Predict, QuestionSet, options_of
-from coral_lens.methods.iti.head_probes import accuracies, class_weights, fit_probes, mean_shift, spreads, unit
+from coral_lens.methods.iti.head_probes import accuracies, class_weights, fit_probes, mean_difference, spreads, unit
 from coral_lens.metrics.scores import metric_named
 from coral_lens.records import Predictions, predictions_of
 from coral_lens.storage.files import digest, digest_bytes, file_name, read_json, write_atomic, write_json
@@ -43,7 +43,7 @@ ALPHAS = (0.5, 1.0, 1.5, 2.0, 2.5, 3.0)
 """The paper's strengths, of a shift of length 1 in every head."""
 SIGMA_ALPHAS = (1.0, 2.5, 5.0, 7.5, 10.0, 15.0)
 """Strengths of the original, in standard deviations of the states along the direction; 15 is its default."""
-FEWEST = 10
+FEWEST_OPTIONS = 10
 """Fewer right or wrong options than this are refused."""
 
 Direction = Literal["mean", "probe"]
@@ -86,7 +86,7 @@ def read_heads(context: FitContext) -> ActivationStore:
     width = sum(p.get_parameter("weight").numel() for p in model.projections) // model.width
     readings = Readings((HeadInputs(blocks, model.n_heads),), {"heads": "last token"}, row_bytes=2 * width)
     return context.extract(
-        model, context.train.asked(), "heads", extraction=Extraction((), context.common.style, readings=readings)
+        model, context.train.prompted(), "heads", extraction=Extraction((), context.common.style, readings=readings)
     )
 
 
@@ -95,24 +95,24 @@ def refuse_fused(model: Model) -> None:
     if not model.projections:
         raise CoralError(
             f"{model.name!r} has no attention output projection whose input holds the outputs of its heads one by one, "
-            "so that ITI cannot be used with it; leave it out for this model."
+            "so ITI cannot be used with it; leave it out for this model."
         )
     width = model.projections[0].get_parameter("weight").numel() // model.width
     if width % model.n_heads:
         raise CoralError(
             f"The attention output projection of {model.name!r} reads {width} columns, which {model.n_heads} heads cannot "
-            "share equally, so that ITI cannot be used with it; leave it out for this model."
+            "share equally, so ITI cannot be used with it; leave it out for this model."
         )
 
 
 @dataclass(frozen=True)
 class HeadScan:
-    """What was learned of every head, [block, head] and [block, head, head_dim]; block i is layer i + 1."""
+    """What was learned of every head; block i is layer i + 1."""
 
     accuracy: Float[np.ndarray, "block head"]
-    """Of its probe on the validation questions."""
+    """The accuracy of its probe on the validation questions."""
     directions: dict[str, Float[np.ndarray, "block head head_dim"]]
-    """Of length 1, or of length sigma."""
+    """By kind; each of length 1, or of length sigma."""
 
     def best(self, n: int) -> list[tuple[int, int]]:
         """Return (layer, head) of the n heads with the most accurate probes, the first of equals first."""
@@ -125,32 +125,32 @@ class HeadScan:
 def scan_heads(context: FitContext, store: ActivationStore, settings: ItiSettings) -> HeadScan:
     """Fit a probe on every head with the training questions, judge it on the validation questions, and take directions."""
     data = context.data
-    y, held_out = correct_rows(data.table), data.table.options.rows(data.covered)
-    refuse_few(y[~held_out], "training")
-    weights, judged = (class_weights(y[rows], balanced=settings.balanced) for rows in (~held_out, held_out))
+    y, held_out = correct_rows(data.table), data.table.options.rows(data.is_validation)
+    refuse_few_options(y[~held_out])
+    weights, held_out_weights = (class_weights(y[rows], balanced=settings.balanced) for rows in (~held_out, held_out))
     accuracy: list[np.ndarray] = []
-    found: dict[str, list[np.ndarray]] = {name: [] for name in settings.directions}
+    directions: dict[str, list[np.ndarray]] = {name: [] for name in settings.directions}
     n_blocks = store.manifest["model"]["layers"]
     with context.bar("probing heads", n_blocks, "blocks") as advance:
         for layer in range(1, n_blocks + 1):
             states = store.reading(heads_name(layer)).astype(np.float32)
             train = states[~held_out]
             probes = fit_probes(train, y[~held_out], weights)
-            accuracy.append(accuracies(probes, states[held_out], y[held_out], judged))
-            raw = {"mean": mean_shift(train, y[~held_out]), "probe": probes.weights}
-            for name, kept in found.items():
+            accuracy.append(accuracies(probes, states[held_out], y[held_out], held_out_weights))
+            raw = {"mean": mean_difference(train, y[~held_out]), "probe": probes.weights}
+            for name, by_block in directions.items():
                 direction = unit(raw[name])
-                kept.append(direction * spreads(train, direction)[:, None] if settings.sigma else direction)
+                by_block.append(direction * spreads(train, direction)[:, None] if settings.sigma else direction)
             advance(1)
-    return HeadScan(np.stack(accuracy), {name: np.stack(kept) for name, kept in found.items()})
+    return HeadScan(np.stack(accuracy), {name: np.stack(by_block) for name, by_block in directions.items()})
 
 
-def refuse_few(y: Float[np.ndarray, " row"], where: str) -> None:
-    """Refuse labels from which nothing can be learned."""
+def refuse_few_options(y: Float[np.ndarray, " row"]) -> None:
+    """Refuse labels of options from which nothing can be learned."""
     right, wrong = int(y.sum()), int((1 - y).sum())
-    if min(right, wrong) < FEWEST:
+    if min(right, wrong) < FEWEST_OPTIONS:
         raise CoralError(
-            f"ITI's probes need at least {FEWEST} right and {FEWEST} wrong options among the {where} questions. "
+            f"ITI's probes need at least {FEWEST_OPTIONS} right and {FEWEST_OPTIONS} wrong options among the training questions. "
             f"Got {right} right and {wrong} wrong; give more questions."
         )
 
@@ -159,8 +159,8 @@ def refuse_few(y: Float[np.ndarray, " row"], where: str) -> None:
 
 
 @dataclass(frozen=True)
-class Candidate:
-    """One way to shift heads."""
+class InterventionSetting:
+    """One setting that is tried: how many heads are shifted, along which kind of direction, and how strongly."""
 
     heads: int
     direction: str
@@ -168,101 +168,107 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Shift:
-    """The chosen shift, [block, head, head_dim], zero for heads that are left alone."""
+class Intervention:
+    """What is added to the outputs of heads: alpha times a direction for each, zero for heads that are left alone."""
 
     directions: Float[np.ndarray, "block head head_dim"]
     alpha: float
 
-    def edited(self) -> Edited:
-        """Return it as a change to the hidden states."""
-        about = {"method": "iti", "alpha": self.alpha, "directions": digest_bytes(self.directions.tobytes())}
-        return Edited((self.edit(),), about)
+    @property
+    def about(self) -> dict[str, Any]:
+        """What scores under it depend on, as JSON."""
+        return {"method": "iti", "alpha": self.alpha, "directions": digest_bytes(self.directions.tobytes())}
 
+    @property
     def edit(self) -> AddDirection:
-        """Return it as an edit at the last context token and the answer tokens."""
-        moved = np.argwhere(np.abs(self.directions).sum(axis=2) > 0)
-        chosen = {(int(b) + 1, int(h)): torch.from_numpy(self.directions[b, h]) for b, h in moved}
-        return AddDirection(head_directions(chosen, n_heads=self.directions.shape[1]), self.alpha)
+        """The edit of the model, at the last context token and the answer tokens."""
+        shifted = np.argwhere(np.abs(self.directions).sum(axis=2) > 0)
+        by_head = {(int(b) + 1, int(h)): torch.from_numpy(self.directions[b, h]) for b, h in shifted}
+        return AddDirection(head_directions(by_head, n_heads=self.directions.shape[1]), self.alpha)
 
 
-def shift_of(scan: HeadScan, candidate: Candidate) -> Shift:
-    """Return the shift of a candidate."""
-    directions = np.zeros_like(scan.directions[candidate.direction], dtype=np.float32)
-    for layer, head in scan.best(candidate.heads):
-        directions[layer - 1, head] = scan.directions[candidate.direction][layer - 1, head]
-    return Shift(directions, candidate.alpha)
+def intervention_of(scan: HeadScan, setting: InterventionSetting) -> Intervention:
+    """Return the intervention of a setting: the heads with the best probes, each with its direction."""
+    directions = np.zeros_like(scan.directions[setting.direction], dtype=np.float32)
+    for layer, head in scan.best(setting.heads):
+        directions[layer - 1, head] = scan.directions[setting.direction][layer - 1, head]
+    return Intervention(directions, setting.alpha)
 
 
-def candidates(scan: HeadScan, settings: ItiSettings) -> list[Candidate]:
-    """Return every combination that is tried."""
+def intervention_settings(scan: HeadScan, settings: ItiSettings) -> list[InterventionSetting]:
+    """Return every setting that is tried."""
     numbers = dict.fromkeys(min(n, scan.accuracy.size) for n in settings.heads)
-    return [Candidate(n, d, a) for n in numbers for d in settings.directions for a in settings.strengths]
+    return [InterventionSetting(n, d, a) for n in numbers for d in settings.directions for a in settings.strengths]
 
 
-def validation_scores(
-    context: FitContext, scan: HeadScan, tried: Sequence[Candidate], settings: ItiSettings
-) -> Float[np.ndarray, " candidate"]:
-    """Return each candidate's validation score; the contexts of the questions run through the model once for all."""
-    model, data, chosen = context.model(), context.data, context.validation(settings.questions)
-    asked = context.train.asked()
-    prompts = prepare([asked[i] for i in chosen], context.common.style, model).prompts
-    shifts = [shift_of(scan, c) for c in tried]
-    about = {"prompts": digest([[p.contexts, p.options] for p in prompts]), "edits": [s.edited().about for s in shifts]}
-    variants = Variants([[s.edit()] for s in shifts], {"weights": model.fingerprint["weights"], **about})
+def score_interventions(
+    context: FitContext, scan: HeadScan, tried: Sequence[InterventionSetting], settings: ItiSettings
+) -> Float[np.ndarray, " setting"]:
+    """Return the validation score of each setting; the contexts of the questions run through the model once for all."""
+    model, data, numbers = context.model(), context.data, context.validation(settings.questions)
+    questions = context.train.prompted()
+    prompts = prepare([questions[i] for i in numbers], context.common.style, model).prompts
+    interventions = [intervention_of(scan, setting) for setting in tried]
+    about = {
+        "prompts": digest([[p.contexts, p.options] for p in prompts]),
+        "edits": [intervention.about for intervention in interventions],
+    }
+    edits = [[intervention.edit] for intervention in interventions]
+    variants = Variants(edits, {"weights": model.fingerprint["weights"], **about})
     folder = context.folder / f"tuning-{digest(variants.about)[:8]}"
-    with context.bar("trying shifts", len(prompts) * len(shifts), "questions") as advance:
-        found = score_variants(model, prompts, variants, folder, packing=choose_packing(model), progress=advance)
-    mask = np.isin(np.arange(len(data.questions)), chosen)
+    with context.bar("trying interventions", len(prompts) * len(edits), "questions") as advance:
+        by_variant = score_variants(model, prompts, variants, folder, packing=choose_packing(model), progress=advance)
+    mask = np.isin(np.arange(len(data.questions)), numbers)
     rows, scores = data.table.options.rows(mask), []
-    for logprobs in found:
-        scored = data.table.logprobs.copy()
-        scored[rows] = logprobs
-        probs = base_probs(replace(data.table, logprobs=scored), context.common.base)
+    for logprobs in by_variant:
+        of_all = data.table.logprobs.copy()
+        of_all[rows] = logprobs
+        probs = base_probs(replace(data.table, logprobs=of_all), context.common.base)
         scores.append(data.scores(probs, [settings.criterion], mask)[settings.criterion])
     return np.array(scores)
 
 
-def choose_shift(context: FitContext, settings: ItiSettings) -> tuple[Shift, dict[str, Any]]:
-    """Return the shift with the best validation score, the first of equals, and the record of the choice."""
+def choose_intervention(context: FitContext, settings: ItiSettings) -> tuple[Intervention, dict[str, Any]]:
+    """Return the intervention with the best validation score, the first of equals, and the record of the choice."""
     scan = scan_heads(context, read_heads(context), settings)
-    tried = candidates(scan, settings)
-    scores = validation_scores(context, scan, tried, settings)
+    tried = intervention_settings(scan, settings)
+    scores = score_interventions(context, scan, tried, settings)
     best = int(np.argmax(scores) if metric_named(settings.criterion).higher_is_better else np.argmin(scores))
     chosen = tried[best]
     record = {
         "criterion": settings.criterion,
         "validation_questions": len(context.validation(settings.questions)),
         "chosen": vars(chosen) | {settings.criterion: float(scores[best])},
-        "tried": [vars(c) | {settings.criterion: float(s)} for c, s in zip(tried, scores, strict=True)],
+        "tried": [vars(t) | {settings.criterion: float(s)} for t, s in zip(tried, scores, strict=True)],
         "heads": [
             {"layer": layer, "head": head, "accuracy": float(scan.accuracy[layer - 1, head])}
             for layer, head in scan.best(chosen.heads)
         ],
     }
-    return shift_of(scan, chosen), record
+    return intervention_of(scan, chosen), record
 
 
-def load_or_choose(context: FitContext, settings: ItiSettings) -> Shift:
-    """Return the shift in the method's folder if it was chosen on the same questions, else choose one and keep it."""
+def load_or_choose(context: FitContext, settings: ItiSettings) -> Intervention:
+    """Return the intervention in the method's folder if it was chosen on the same questions, else choose and keep one."""
     path, tensors = context.folder / "iti.json", context.folder / "iti.safetensors"
     key = digest([context.train.states.manifest, context.common.base, context.common.validation, context.common.seed])
-    if path.exists() and tensors.exists() and (known := read_json(path)).get("key") == key:
-        context.note("chosen", known["chosen"])
-        return Shift(load_tensors(tensors.read_bytes())["directions"].numpy(), known["chosen"]["alpha"])
-    shift, record = choose_shift(context, settings)
-    write_atomic(tensors, save_tensors({"directions": torch.from_numpy(shift.directions)}))
+    if path.exists() and tensors.exists() and (record := read_json(path)).get("key") == key:
+        context.note("chosen", record["chosen"])
+        return Intervention(load_tensors(tensors.read_bytes())["directions"].numpy(), record["chosen"]["alpha"])
+    intervention, record = choose_intervention(context, settings)
+    write_atomic(tensors, save_tensors({"directions": torch.from_numpy(intervention.directions)}))
     write_json(path, {"key": key, **record})
     context.note("chosen", record["chosen"])
-    return shift
+    return intervention
 
 
 def fit_iti(context: FitContext, settings: ItiSettings) -> Predict:
-    """Choose heads, direction and strength; test questions are then scored under the shift, in a pass of their own."""
-    edited = load_or_choose(context, settings).edited()
+    """Choose heads, direction and strength; test questions are then scored under them, in a pass of their own."""
+    intervention = load_or_choose(context, settings)
+    edited = Edited((intervention.edit,), intervention.about)
 
     def predict(test: QuestionSet) -> dict[str, Predictions]:
-        model, questions = context.model(), test.asked()
+        model, questions = context.model(), test.prompted()
         apart = any(shared_context(p) is None for p in prepare(questions, context.common.style, model).prompts)
         # in a tree the context of one option could hold the last context token of another, which is shifted
         extraction = Extraction((), context.common.style, packing="plain" if apart else None, edited=edited)

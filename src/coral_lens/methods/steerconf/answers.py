@@ -33,50 +33,52 @@ LETTER_TEXT = re.compile(r"\(?([A-Za-z])\)?\s*[.):]\s*(.+)|\(([A-Za-z])\)\s*(.+)
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """What a model said: an option, and how sure it is, from 0 to 1."""
+class StatedAnswer:
+    """What a model said: an option, and its confidence in it, from 0 to 1."""
 
     option: int
     confidence: float
 
 
-def read_answer(text: str, options: Sequence[str]) -> Said | None:
+def read_answer(text: str, options: Sequence[str]) -> StatedAnswer | None:
     """Return what a model said about a question with these option texts, or None where that is not clear."""
-    for answer, confidence in candidates(unicodedata.normalize("NFKC", text).replace("–", "-").replace("—", "-")):
-        option, sure = read_option(answer, options), read_confidence(confidence)
-        if option is not None and sure is not None:
-            return Said(option, sure)
+    for answer, confidence in answer_candidates(
+        unicodedata.normalize("NFKC", text).replace("–", "-").replace("—", "-")
+    ):
+        option, stated = read_option(answer, options), read_confidence(confidence)
+        if option is not None and stated is not None:
+            return StatedAnswer(option, stated)
     return None
 
 
-def candidates(text: str) -> Iterator[tuple[str, str]]:
+def answer_candidates(text: str) -> Iterator[tuple[str, str]]:
     """Yield pairs of strings in which an answer and a confidence may stand."""
-    for found in BOTH.finditer(text):
-        lines = [line for line in text[found.end() :].splitlines() if line.strip()]
+    for match in BOTH.finditer(text):
+        lines = [line for line in text[match.end() :].splitlines() if line.strip()]
         for n in (1, 2):  # an answer and a confidence, or each on a line of its own
             if len(lines) >= n:
-                yield from divided(", ".join(lines[:n]))
+                yield from split_before_confidence(", ".join(lines[:n]))
     answers, confidences = ANSWER.findall(text), CONFIDENCE.findall(text)
     if confidences:
         # a reply often begins with the answer alone
         yield next(iter(answers), "") or text.strip().partition("\n")[0], confidences[0]
-    for found in ANSWER.finditer(text):
-        yield from divided(found[1])
+    for match in ANSWER.finditer(text):
+        yield from split_before_confidence(match[1])
     for line in text.splitlines():
-        yield from divided(line, alone=True)
+        yield from split_before_confidence(line, alone=True)
 
 
-def divided(line: str, *, alone: bool = False) -> Iterator[tuple[str, str]]:
-    """Divide a line before its confidence: what has a percent sign, else its last number. `alone`: no word may follow."""
+def split_before_confidence(line: str, *, alone: bool = False) -> Iterator[tuple[str, str]]:
+    """Divide a line before its confidence, which has a percent sign or is its last number; `alone`: no word may follow."""
     line = line[:LONGEST].translate(WRAPPING)
-    found = RANGE.search(line) or MARKED.search(line)
-    if found is None:
-        bare = list(BARE.finditer(line))
-        found = bare[-1] if bare else None
-    if found is not None and not (alone and re.search(r"\w", line[found.end() :])):
-        before = line[: found.start()]
+    match = RANGE.search(line) or MARKED.search(line)
+    if match is None:
+        numbers = list(BARE.finditer(line))
+        match = numbers[-1] if numbers else None
+    if match is not None and not (alone and re.search(r"\w", line[match.end() :])):
+        before = line[: match.start()]
         minus = before[-1:] == "-" and not before[:-1].rstrip(" ").endswith(tuple(string.ascii_letters + ")."))
-        yield without_joining(before), ("-" if minus else "") + line[found.start() :]
+        yield without_joining(before), ("-" if minus else "") + line[match.start() :]
 
 
 def without_joining(text: str) -> str:
@@ -94,13 +96,13 @@ def read_confidence(text: str) -> float | None:
     text = text.translate(WRAPPING).strip()
     if text.startswith("-"):
         return None
-    if found := RANGE.search(text):
-        value = (number(found[1]) + number(found[2])) / 2
-    elif found := MARKED.search(text):
-        value = number(found[1])
-    elif found := BARE.search(text):
-        value = number(found[1])
-        if value <= 1 and re.search(r"[.,]", found[1]):
+    if match := RANGE.search(text):
+        value = (number(match[1]) + number(match[2])) / 2
+    elif match := MARKED.search(text):
+        value = number(match[1])
+    elif match := BARE.search(text):
+        value = number(match[1])
+        if value <= 1 and re.search(r"[.,]", match[1]):
             value *= 100
     else:
         return None
@@ -115,27 +117,27 @@ def number(text: str) -> float:
 def read_option(text: str, options: Sequence[str]) -> int | None:
     """Return the option that a text names, by letter or by its whole text; None where that is not clear."""
     text = LEAD.sub("", text.translate(WRAPPING).strip()).strip(" ,;")
-    plain = [bare(option) for option in options]
-    named = [i for i, option in enumerate(plain) if option and option == bare(text)]
-    if found := LETTER.fullmatch(text):
-        return at(found[1], options)
+    texts = [comparable(option) for option in options]
+    named = [i for i, option in enumerate(texts) if option and option == comparable(text)]
+    if match := LETTER.fullmatch(text):
+        return option_of_letter(match[1], options)
     if len(named) == 1:
         return named[0]
-    if found := LETTER_TEXT.fullmatch(text):
-        letter, rest = (found[1], found[2]) if found[1] else (found[3], found[4])
-        option = at(letter, options)
+    if match := LETTER_TEXT.fullmatch(text):
+        letter, after = (match[1], match[2]) if match[1] else (match[3], match[4])
+        option = option_of_letter(letter, options)
         # a letter with the text of another option says two things
-        others = [i for i, other in enumerate(plain) if other and other == bare(rest)]
-        return option if option is None or not others or option in others else None
+        with_text = [i for i, option_text in enumerate(texts) if option_text and option_text == comparable(after)]
+        return option if option is None or not with_text or option in with_text else None
     return None
 
 
-def at(letter: str, options: Sequence[str]) -> int | None:
+def option_of_letter(letter: str, options: Sequence[str]) -> int | None:
     """Return the number of a letter, if there is such an option."""
     index = string.ascii_uppercase.find(letter.upper())
     return index if 0 <= index < len(options) else None
 
 
-def bare(text: str) -> str:
-    """Return a text without case, punctuation at its ends and doubled spaces."""
+def comparable(text: str) -> str:
+    """Return a text as it is compared: without case, punctuation at its ends and doubled spaces."""
     return " ".join(text.casefold().strip(" .,;:!?()'\"").split())

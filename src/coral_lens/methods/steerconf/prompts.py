@@ -11,7 +11,7 @@ import string
 from collections.abc import Callable
 
 from coral_lens.errors import CoralError
-from coral_lens.methods.letters import listed
+from coral_lens.methods.letters import listed_wording
 from coral_lens.records import Question
 
 ANSWER_TYPE = "option letter"
@@ -35,10 +35,10 @@ STEERING: dict[str, str] = {
 
 def instruction(steering: str, *, thinking: bool) -> str:
     """Return what the model is told to do."""
-    wanted = STEERING[steering]
+    sentence = STEERING[steering]
     return TEMPLATE.format(
         thinking=THINKING if thinking else "",
-        steering=f" {wanted}" if wanted else "",
+        steering=f" {sentence}" if sentence else "",
         explanation=EXPLANATION if thinking else "",
         answer_type=ANSWER_TYPE,
     )
@@ -46,13 +46,13 @@ def instruction(steering: str, *, thinking: bool) -> str:
 
 def option_texts(question: Question) -> tuple[str, ...]:
     """Return the texts behind the letters: those listed in a task's prompt, or the options themselves."""
-    wording = listed(question)
+    wording = listed_wording(question)
     return wording.listed if wording else question.options
 
 
 def shown_question(question: Question) -> str:
     """Return the question with its options under letters; without worked examples, of which SteerConf has none."""
-    wording = listed(question)
+    wording = listed_wording(question)
     stem = (wording.stem if wording else question.wording.bare).strip()
     texts = option_texts(question)
     if len(texts) > len(string.ascii_uppercase):

@@ -24,10 +24,10 @@ PIECE = 64
 """Prompts in a piece: what is lost when a run is killed, and the most that are answered at a time."""
 
 
-def written(
+def load_or_generate(
     context: FitContext, prompts: Sequence[str], name: str, *, settings: GenerationSettings
 ) -> list[list[Generated]]:
-    """Return the model's answers to prompts, from the disk as far as they were written before."""
+    """Return the model's answers to prompts: from the disk as far as they were written before, the others generated now."""
     model = context.model()
     about = {"settings": asdict(settings), "weights": model.fingerprint["weights"], "piece": PIECE}
     folder = context.folder / "texts" / f"{name}-{digest(about | {'prompts': list(prompts)})[:8]}"
@@ -47,7 +47,7 @@ def written(
 
 
 class TextFiles:
-    """A file for each piece; one that is damaged, or of another number of prompts than its piece has, is not there."""
+    """A file for each piece; a damaged one, or one of another number of prompts than its piece has, counts as missing."""
 
     def __init__(self, folder: Path, sizes: Sequence[int]) -> None:
         self.folder, self.sizes = folder, sizes
@@ -71,7 +71,7 @@ def piece_path(folder: Path, number: int) -> Path:
 
 
 def write_piece(path: Path, answers: Sequence[Sequence[Generated]]) -> None:
-    """Write the answers to some prompts."""
+    """Write the answers to the prompts of a piece, after their digest."""
     lines = "".join(canonical([asdict(sample) for sample in samples]) + "\n" for samples in answers).encode()
     write_atomic(path, (canonical({"sha256": digest_bytes(lines)}) + "\n").encode() + lines)
 

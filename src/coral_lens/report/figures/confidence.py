@@ -14,7 +14,7 @@ import numpy as np
 
 from coral_lens.errors import CoralError, nearest
 from coral_lens.metrics.scores import Score
-from coral_lens.records import FAMILY, family_of
+from coral_lens.records import TASKS_OF_FAMILY, task_family
 from coral_lens.report import confidence as numbers
 from coral_lens.report.confidence import ConfidenceSummary, PositionBias
 from coral_lens.report.figures.style import FAINT, INK, Look, Picture, clipped, looks_of, method_key, panels
@@ -310,9 +310,9 @@ def short_names(summaries: Sequence[ConfidenceSummary]) -> dict[tuple[str, str],
     """Return a label for each test set's tasks: what tells them apart."""
     keys = list(dict.fromkeys((s.test, s.task) for s in summaries))
     alone = [sum(test == other for other, _ in keys) == 1 for test, _ in keys]
-    heads = [f"{family_of(task)}_" for _, task in keys]
+    heads = [f"{task_family(task)}_" for _, task in keys]
     return {
-        (test, task): test if single and heads.count(head) < FAMILY else task.removeprefix(head)
+        (test, task): test if single and heads.count(head) < TASKS_OF_FAMILY else task.removeprefix(head)
         for (test, task), single, head in zip(keys, alone, heads, strict=True)
     }
 

@@ -121,7 +121,9 @@ def test_a_page_does_what_it_says(page: Path, reader: Reader) -> None:
 
 
 def test_what_cannot_run_stands_in_a_page() -> None:
-    said = {" ".join(words) for page in DOCUMENTS for b in blocks_of(page) if b.language == "sh" for words in b.commands}
+    said = {
+        " ".join(words) for page in DOCUMENTS for b in blocks_of(page) if b.language == "sh" for words in b.commands
+    }
     assert sorted(set(CANNOT_RUN) - said) == []
 
 

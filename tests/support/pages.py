@@ -22,7 +22,9 @@ import pytest
 from coral_lens.cli import main
 
 ROOT = Path(__file__).parents[2]
-FENCE = re.compile(r"^```(?P<language>\w*)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(
+    r"^```(?P<language>\w*)(?: title=\"(?P<title>[^\"]+)\")?\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
+)
 SHOWN = {"text"}
 """What is looked at and never run: a diagram, or what a command printed."""
 FILE_KINDS = {"csv", "jsonl", "toml"}

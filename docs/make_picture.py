@@ -40,7 +40,9 @@ def picture(evaluation: Evaluation) -> str:
     with matplotlib.rc_context(RC):
         figure = Figure(figsize=(7.4, 3.7), layout="constrained")
         axes = figure.subplots(1, 2, sharey=True)
-        for one, method, title in zip(axes, (before, after), ("before: the model", "after: with the lens"), strict=True):
+        for one, method, title in zip(
+            axes, (before, after), ("before: the model", "after: with the lens"), strict=True
+        ):
             draw(one, evaluation.predictions[method], colour=looks_of([method])[method].colour)
             one.set_title(title)
         axes[0].set_ylabel("right answers (%)")

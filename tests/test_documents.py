@@ -171,37 +171,89 @@ def test_lines_are_short_enough_to_read(path: Path) -> None:
     assert long_lines(path.read_text("utf-8")) == []
 
 
+# ----------------------------------------------------------------------------------------------------------- the README
+
+README = ROOT / "README.md"
+FIRST_SCREEN = 40
+"""Lines that a reader sees without scrolling."""
+
+
+def test_the_readme_fits_and_its_first_screen_has_a_picture_the_two_commands_and_ten_lines_of_python() -> None:
+    lines = README.read_text("utf-8").splitlines()
+    assert len(lines) <= 100
+    screen = "\n".join(lines[:FIRST_SCREEN])
+    assert re.search(r"^!\[.+\]\(docs/images/reliability\.svg\)$", screen, re.MULTILINE)
+    assert "\nmake demo" in screen
+    assert "\npip install" in screen
+    code = re.search(r"^```python\n(.*?)^```$", screen, re.MULTILINE | re.DOTALL)
+    assert code, "the block of Python ends on the first screen"
+    assert 5 <= len(code[1].splitlines()) <= 10
+
+
+def test_a_cell_of_the_readme_has_one_number_which_the_results_have_too() -> None:
+    rows = re.findall(r"^\| (?!\|)(.+) \|$", README.read_text("utf-8"), re.MULTILINE)
+    numbers = [cell for row in rows for cell in row.split(" | ")[1:]]
+    assert len(numbers) == 25
+    results = [path for path in LIVING if name_of(path).startswith("docs/results")]
+    printed = "".join(path.read_text("utf-8") for path in results)
+    for number in numbers:
+        assert re.fullmatch(r"\d+\.\d", number)
+        assert re.search(rf"\| {re.escape(number)} [|(]", printed), number
+
+
+def test_the_picture_says_in_words_what_it_shows() -> None:
+    drawn = (ROOT / "docs" / "images" / "reliability.svg").read_text("utf-8")
+    said = re.search(r'aria-label="([^"]+)"', drawn)
+    assert said
+    assert re.search(r"Before: [\d.]+ % right, .* After: [\d.]+ % right", said[1])
+
+
 # -------------------------------------------------------------------------------------------------------------- the map
 
-MAP_LINES = 30
+MAP_LINES = 20
+FOUND = {
+    "equations": "lens/rules.py",
+    "loss": "sae/train.py",
+    "ITI": "engine/edits.py",
+    "families": "engine/architectures.py",
+    "CSV": "data/questions.py",
+    "table of methods": "methods/registry.py",
+}
+"""What a newcomer looks for, and the file where the map sends them."""
 
 
-def map_lines() -> list[tuple[int, str]]:
-    """Indent and name of every line of the README's map, below its first."""
-    text = (ROOT / "README.md").read_text("utf-8")
+def map_lines() -> dict[str, str]:
+    """What the README's map says of each entry of the package."""
+    text = README.read_text("utf-8")
     block = re.search(r"^## The map\n.*?^```text\nsrc/coral_lens/\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
     assert block, "README.md has no block ```text that begins with src/coral_lens/ under the heading 'The map'"
     lines = block[1].splitlines()
     assert len(lines) < MAP_LINES
-    return [(len(line) - len(line.lstrip()), line.split()[0]) for line in lines]
+    return {line.split()[0]: line.split(maxsplit=1)[1] for line in lines}
 
 
 def test_the_map_shows_every_entry_of_the_package_and_no_other() -> None:
     entries = {f"{p.name}/" if p.is_dir() else p.name for p in PACKAGE.iterdir() if p.name != "__pycache__"}
-    assert sorted(name for indent, name in map_lines() if indent == 2) == sorted(entries - {"py.typed"})
+    assert sorted(map_lines()) == sorted(entries - {"py.typed"})
 
 
 def test_the_map_names_only_files_that_exist() -> None:
-    folder = ""
-    for indent, name in map_lines():
-        folder = name if indent == 2 else folder
-        path = PACKAGE / (name if indent == 2 else f"{folder}{name}")
-        assert path.exists(), path
-        assert path.is_dir() == name.endswith("/"), path
+    for folder, said in map_lines().items():
+        for name in re.findall(r"\b[a-z_]+(?:\.py\b|/)", said):
+            path = PACKAGE / folder / name
+            assert path.exists(), path
+
+
+@pytest.mark.parametrize(("word", "file"), FOUND.items())
+def test_the_map_leads_a_newcomer_to_what_they_look_for(word: str, file: str) -> None:
+    folder, name = file.split("/")
+    said = map_lines()[f"{folder}/"]
+    assert word in said
+    assert name in said
 
 
 def test_the_map_is_in_the_order_of_imports() -> None:
-    packages = [name.rstrip("/") for indent, name in map_lines() if indent == 2 and name.endswith("/")]
+    packages = [name.rstrip("/") for name in map_lines() if name.endswith("/")]
     assert packages == [name for name in ORDER if name in packages]
 
 

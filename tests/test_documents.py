@@ -190,6 +190,21 @@ def test_the_readme_fits_and_its_first_screen_has_a_picture_the_two_commands_and
     assert 5 <= len(code[1].splitlines()) <= 10
 
 
+@pytest.mark.parametrize("repository", [None, "https://example.org/coral-lens"])
+def test_on_an_index_page_every_link_of_the_readme_leads_somewhere(repository: str | None) -> None:
+    index_readme = runpy.run_path(str(ROOT / "setup.py"))["index_readme"]
+    text = README.read_text("utf-8")
+    shown = index_readme(text, repository)
+    links, there = re.findall(r"\]\(([^)]+)\)", text), re.findall(r"\]\(([^)]+)\)", shown)
+    assert len(links) > 10
+    if repository is None:
+        assert there == []
+        assert all(f"(`{link}`)" in shown for link in links if not link.endswith(".svg"))
+    else:
+        assert [re.sub(r"^.*/main/", "", link) for link in there] == links
+        assert all(link.startswith(repository) for link in there)
+
+
 def test_a_cell_of_the_readme_has_one_number_which_the_results_have_too() -> None:
     rows = re.findall(r"^\| (?!\|)(.+) \|$", README.read_text("utf-8"), re.MULTILINE)
     numbers = [cell for row in rows for cell in row.split(" | ")[1:]]

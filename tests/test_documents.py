@@ -14,6 +14,7 @@ from test_architecture import FILES, LEAVES, ORDER, PACKAGE, ROOT
 
 from coral_lens.lens.rules import BASE_SCORES
 from coral_lens.methods.registry import METHODS
+from coral_lens.report.runs import load_run
 
 DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 DOCUMENTS += sorted((ROOT / "docs").rglob("*.md"))
@@ -216,11 +217,11 @@ def test_a_cell_of_the_readme_has_one_number_which_the_results_have_too() -> Non
         assert re.search(rf"\| {re.escape(number)} [|(]", printed), number
 
 
-def test_the_picture_says_in_words_what_it_shows() -> None:
-    drawn = (ROOT / "docs" / "images" / "reliability.svg").read_text("utf-8")
-    said = re.search(r'aria-label="([^"]+)"', drawn)
-    assert said
-    assert re.search(r"Before: [\d.]+ % right, .* After: [\d.]+ % right", said[1])
+def test_the_picture_is_drawn_from_a_run_and_says_in_words_what_it_shows() -> None:
+    picture = runpy.run_path(str(ROOT / "docs" / "make_picture.py"))["picture"]
+    (evaluation,) = load_run(ROOT / "tests" / "golden" / "run").evaluations
+    for drawn in (picture(evaluation), (ROOT / "docs" / "images" / "reliability.svg").read_text("utf-8")):
+        assert re.search(r'aria-label="[^"]*Before: [\d.]+ % right, [^"]* After: [\d.]+ % right', drawn)
 
 
 # -------------------------------------------------------------------------------------------------------------- the map

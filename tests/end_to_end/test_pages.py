@@ -30,9 +30,8 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
 DOCUMENTS = [ROOT / "README.md", ROOT / "docs" / "tutorial.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]
-SETS_UP = "installs everything and runs the real model for minutes; CI does so before the tests"
 CANNOT_RUN = {
-    "make demo": SETS_UP,
+    "make demo": "installs everything, then runs the real model for minutes; tests/study/test_demo.py runs a short demo",
     "pip install coral-lens": "installs packages",
     "pip install coral-lens[all]": "installs packages",
     "coral assets": "downloads the embedded model and data",
@@ -42,7 +41,7 @@ CANNOT_RUN = {
     "coral run probe2 --check": "needs data that is not embedded",
     "python -m pytest tests/engine -k olmo2": "runs tests, whose families come from the file itself",
 }
-"""Each command with the reason; tests below say that each stands in a page."""
+"""Each command with the reason; each stands in a page."""
 QUESTIONS = 100
 """So many of each split of a benchmark are read here."""
 

@@ -172,6 +172,16 @@ def test_lines_are_short_enough_to_read(path: Path) -> None:
     assert long_lines(path.read_text("utf-8")) == []
 
 
+GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
+
+
+@pytest.mark.parametrize("path", GUIDES, ids=name_of)
+def test_a_guide_begins_with_what_its_reader_will_have(path: Path) -> None:
+    title, first = re.split(r"\n\n", path.read_text("utf-8"))[:2]
+    assert title.startswith("# ")
+    assert re.match(r"At the end you (have|know) ", first)
+
+
 # ----------------------------------------------------------------------------------------------------------- the README
 
 README = ROOT / "README.md"

@@ -8,6 +8,7 @@ import re
 import runpy
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from test_architecture import FILES, LEAVES, ORDER, PACKAGE, ROOT
@@ -231,6 +232,7 @@ def test_the_picture_is_drawn_from_a_run_and_says_in_words_what_it_shows() -> No
     picture = runpy.run_path(str(ROOT / "docs" / "make_picture.py"))["picture"]
     (evaluation,) = load_run(ROOT / "tests" / "golden" / "run").evaluations
     for drawn in (picture(evaluation), (ROOT / "docs" / "images" / "reliability.svg").read_text("utf-8")):
+        assert ElementTree.fromstring(drawn).tag.endswith("svg")
         assert re.search(r'aria-label="[^"]*Before: [\d.]+ % right, [^"]* After: [\d.]+ % right', drawn)
 
 

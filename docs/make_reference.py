@@ -155,7 +155,9 @@ def commands_page() -> str:
         "# The commands",
         "What `coral COMMAND --help` says. This page is made by `python docs/make_reference.py`.",
     ]
-    parts += [command_entry(words, command) for words, command in walk(get_command(app), ())]
+    commands = list(walk(get_command(app), ()))
+    parts.append("\n".join(["| command | does |", "|---|---|", *(summary_row(*one) for one in commands)]))
+    parts += [command_entry(words, command) for words, command in commands]
     return "\n\n".join(parts) + "\n"
 
 
@@ -167,6 +169,12 @@ def walk(command: Any, words: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
         return
     for name, child in inner.items():
         yield from walk(child, (*words, name))
+
+
+def summary_row(words: tuple[str, ...], command: Any) -> str:
+    """Return a command in one line: its name, which leads to its entry, and the first sentence of its help."""
+    anchor = "-".join(("coral", *words))
+    return f"| [`coral {' '.join(words)}`](#{anchor}) | {one_line(command.help.split(chr(10) * 2)[0])} |"
 
 
 def command_entry(words: tuple[str, ...], command: Any) -> str:

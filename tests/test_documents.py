@@ -8,12 +8,14 @@ import re
 import runpy
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from test_architecture import FILES, LEAVES, ORDER, PACKAGE, ROOT
 
 from coral_lens.lens.rules import BASE_SCORES
 from coral_lens.methods.registry import METHODS
+from coral_lens.report.runs import load_run
 
 DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
 DOCUMENTS += sorted((ROOT / "docs").rglob("*.md"))
@@ -171,37 +173,115 @@ def test_lines_are_short_enough_to_read(path: Path) -> None:
     assert long_lines(path.read_text("utf-8")) == []
 
 
+GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
+
+
+@pytest.mark.parametrize("path", GUIDES, ids=name_of)
+def test_a_guide_begins_with_what_its_reader_will_have(path: Path) -> None:
+    title, first = re.split(r"\n\n", path.read_text("utf-8"))[:2]
+    assert title.startswith("# ")
+    assert re.match(r"At the end you (have|know) ", first)
+
+
+# ----------------------------------------------------------------------------------------------------------- the README
+
+README = ROOT / "README.md"
+FIRST_SCREEN = 40
+"""Lines that a reader sees without scrolling."""
+
+
+def test_the_readme_fits_and_its_first_screen_has_a_picture_the_two_commands_and_ten_lines_of_python() -> None:
+    lines = README.read_text("utf-8").splitlines()
+    assert len(lines) <= 100
+    screen = "\n".join(lines[:FIRST_SCREEN])
+    assert re.search(r"^!\[.+\]\(docs/images/reliability\.svg\)$", screen, re.MULTILINE)
+    assert "\nmake demo" in screen
+    assert "\npip install" in screen
+    code = re.search(r"^```python\n(.*?)^```$", screen, re.MULTILINE | re.DOTALL)
+    assert code, "the block of Python ends on the first screen"
+    assert 5 <= len(code[1].splitlines()) <= 10
+
+
+@pytest.mark.parametrize("repository", [None, "https://example.org/coral-lens"])
+def test_on_an_index_page_every_link_of_the_readme_leads_somewhere(repository: str | None) -> None:
+    index_readme = runpy.run_path(str(ROOT / "setup.py"))["index_readme"]
+    text = README.read_text("utf-8")
+    shown = index_readme(text, repository)
+    links, there = re.findall(r"\]\(([^)]+)\)", text), re.findall(r"\]\(([^)]+)\)", shown)
+    assert len(links) > 10
+    if repository is None:
+        assert there == []
+        assert all(f"(`{link}`)" in shown for link in links if not link.endswith(".svg"))
+    else:
+        assert [re.sub(r"^.*/main/", "", link) for link in there] == links
+        assert all(link.startswith(repository) for link in there)
+
+
+def test_a_cell_of_the_readme_has_one_number_which_the_results_have_too() -> None:
+    rows = re.findall(r"^\| (?!\|)(.+) \|$", README.read_text("utf-8"), re.MULTILINE)
+    numbers = [cell for row in rows for cell in row.split(" | ")[1:]]
+    assert len(numbers) == 25
+    results = [path for path in LIVING if name_of(path).startswith("docs/results")]
+    printed = "".join(path.read_text("utf-8") for path in results)
+    for number in numbers:
+        assert re.fullmatch(r"\d+\.\d", number)
+        assert re.search(rf"\| {re.escape(number)} [|(]", printed), number
+
+
+def test_the_picture_is_drawn_from_a_run_and_says_in_words_what_it_shows() -> None:
+    picture = runpy.run_path(str(ROOT / "docs" / "make_picture.py"))["picture"]
+    (evaluation,) = load_run(ROOT / "tests" / "golden" / "run").evaluations
+    for drawn in (picture(evaluation), (ROOT / "docs" / "images" / "reliability.svg").read_text("utf-8")):
+        assert ElementTree.fromstring(drawn).tag.endswith("svg")
+        assert re.search(r'aria-label="[^"]*Before: [\d.]+ % right, [^"]* After: [\d.]+ % right', drawn)
+
+
 # -------------------------------------------------------------------------------------------------------------- the map
 
-MAP_LINES = 30
+MAP_LINES = 20
+FOUND = {
+    "equations": "lens/rules.py",
+    "loss": "sae/train.py",
+    "ITI": "engine/edits.py",
+    "families": "engine/architectures.py",
+    "CSV": "data/questions.py",
+    "table of methods": "methods/registry.py",
+}
+"""What a newcomer looks for, and the file where the map sends them."""
 
 
-def map_lines() -> list[tuple[int, str]]:
-    """Indent and name of every line of the README's map, below its first."""
-    text = (ROOT / "README.md").read_text("utf-8")
+def map_lines() -> dict[str, str]:
+    """What the README's map says of each entry of the package."""
+    text = README.read_text("utf-8")
     block = re.search(r"^## The map\n.*?^```text\nsrc/coral_lens/\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
     assert block, "README.md has no block ```text that begins with src/coral_lens/ under the heading 'The map'"
     lines = block[1].splitlines()
     assert len(lines) < MAP_LINES
-    return [(len(line) - len(line.lstrip()), line.split()[0]) for line in lines]
+    return {line.split()[0]: line.split(maxsplit=1)[1] for line in lines}
 
 
 def test_the_map_shows_every_entry_of_the_package_and_no_other() -> None:
     entries = {f"{p.name}/" if p.is_dir() else p.name for p in PACKAGE.iterdir() if p.name != "__pycache__"}
-    assert sorted(name for indent, name in map_lines() if indent == 2) == sorted(entries - {"py.typed"})
+    assert sorted(map_lines()) == sorted(entries - {"py.typed"})
 
 
 def test_the_map_names_only_files_that_exist() -> None:
-    folder = ""
-    for indent, name in map_lines():
-        folder = name if indent == 2 else folder
-        path = PACKAGE / (name if indent == 2 else f"{folder}{name}")
-        assert path.exists(), path
-        assert path.is_dir() == name.endswith("/"), path
+    for folder, said in map_lines().items():
+        for name in re.findall(r"\b[a-z_]+(?:\.py\b|/)", said):
+            path = PACKAGE / folder / name
+            assert path.exists(), path
+
+
+@pytest.mark.parametrize(("word", "file"), FOUND.items())
+def test_the_map_leads_a_newcomer_to_what_they_look_for(word: str, file: str) -> None:
+    folder, name = file.split("/")
+    said = map_lines()[f"{folder}/"]
+    assert word in said
+    assert name in said
 
 
 def test_the_map_is_in_the_order_of_imports() -> None:
-    packages = [name.rstrip("/") for indent, name in map_lines() if indent == 2 and name.endswith("/")]
+    packages = [name.rstrip("/") for name in map_lines() if name.endswith("/")]
     assert packages == [name for name in ORDER if name in packages]
 
 

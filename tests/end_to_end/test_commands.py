@@ -738,14 +738,14 @@ def test_help_imports_nothing_heavy(arguments: tuple[str, ...]) -> None:
 # -------------------------------------------------------------------------------------------------------------- help
 
 
-def test_help_and_the_readme_list_every_command() -> None:
+def test_help_and_the_reference_list_every_command() -> None:
     result = CliRunner().invoke(app, ["--help"])
     assert result.exit_code == 0
     assert "<bool>" not in result.output
-    readme = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
-    for name, *_ in COMMANDS:
+    reference = (Path(__file__).parents[2] / "docs" / "reference" / "commands.md").read_text("utf-8")
+    for name, *rest in COMMANDS:
         assert re.search(rf"\b{name}\b", result.output)
-        assert f"`coral {name}" in readme
+        assert f"| [`coral {' '.join([name, *rest])}`]" in reference
 
 
 def write_study(folder: Path, model: str | Path, **files: Path) -> Path:

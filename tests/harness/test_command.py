@@ -21,7 +21,6 @@ from support.lm_eval_runs import definitions_of, manager, write_task
 from support.models import make_model
 from support.questions import toy_questions
 
-import coral_lens
 from coral_lens.cli import main
 from coral_lens.data.questions import load_questions
 from coral_lens.data.settings import TaskOptions
@@ -36,14 +35,13 @@ from coral_lens.harness.scoring import Shape
 from coral_lens.lens.fit import fit
 from coral_lens.lens.settings import FitSettings
 from coral_lens.metrics.scores import score
-from coral_lens.records import Predictions, Question
+from coral_lens.records import Question
 from coral_lens.report.runs import load_run
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 ASKED = toy_questions(12, seed=3)
 REAL = ("--tasks", "arc_easy", "--include_path", definitions_of("arc"))
 """lm-eval's own ARC-Easy, of which the embedded data has the validation questions."""
-README = Path(coral_lens.__file__).parents[2] / "README.md"
 
 
 @pytest.fixture(autouse=True)
@@ -164,33 +162,6 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         raise ConnectionError("no network here")
 
     monkeypatch.setattr(datasets, "load_dataset", offline)
-
-
-def predictions_of(run: Path) -> dict[str, Predictions]:
-    (evaluation,) = load_run(run).evaluations
-    return dict(evaluation.predictions)
-
-
-@pytest.mark.usefixtures("no_hub")
-@pytest.mark.filterwarnings("default:With a lens:UserWarning")
-@pytest.mark.filterwarnings("default:.*prompts were longer than the model reads:UserWarning")
-def test_the_commands_of_the_readme_run_without_a_network_and_agree_with_coral_eval(
-    work: Path, coral: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(work)
-    lines = [line.split("#")[0].split() for line in README.read_text("utf-8").splitlines()]
-    commands = [words[1:] for words in lines if words[:1] == ["coral"] and "lm-eval" in " ".join(words[1:3])]
-    assert len(commands) >= 2
-    for words in commands:
-        few = [*REAL[2:], "--limit", "8"] if words[0] == "lm-eval" else []
-        outcome = coral(*(word.replace("smollm2", "tiny").replace("my-lens", "lens") for word in words), *few)
-        assert outcome.code == 0, outcome.err
-    asked = ("--lens", "lens", "--task", "arc_easy:validation", "--limit", "8")
-    assert coral("eval", *asked, "--out", "measured").code == 0
-    expected = predictions_of(work / "measured")["listwise tempered"]
-    logged = predictions_of(work / "run")["sum (acc)"]
-    assert logged.probs == pytest.approx(expected.probs, abs=1e-9)
-    assert logged.answers.tolist() == expected.answers.tolist()
 
 
 @pytest.mark.usefixtures("no_hub")

@@ -164,10 +164,14 @@ def make_llama() -> PreTrainedModel:
     return FAMILIES["llama"].make()
 
 
-def make_model(family: str, *, bos: bool = False, seed: int = 0) -> Model:
+def make_model(family: str, *, bos: bool = False, seed: int = 0, max_length: int | None = None) -> Model:
     """A tiny random model whose weights are large enough that states differ between layers and tokens."""
     torch.manual_seed(seed)
-    hf = FAMILIES[family].make()
+    tiny = FAMILIES[family]
+    config = deepcopy(tiny.config)
+    if max_length is not None:
+        config.max_position_embeddings = max_length
+    hf = tiny._replace(config=config).make()
     with torch.no_grad():
         for parameter in hf.parameters():
             if parameter.ndim > 1:

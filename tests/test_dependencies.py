@@ -48,7 +48,9 @@ def declared(requirements: list[str]) -> dict[str, Requirement]:
 
 CORE = declared(PROJECT["dependencies"])
 OPTIONAL = {name: declared(listed) for name, listed in PROJECT["optional-dependencies"].items()}
-OURS = {name: listed for name, listed in OPTIONAL.items() if name not in ("all", "dev")}
+TOOLS = ("dev", "docs")
+"""What working on the package installs, and nothing of the package imports."""
+OURS = {name: listed for name, listed in OPTIONAL.items() if name not in ("all", *TOOLS)}
 
 
 def distribution(module: str) -> str:
@@ -112,7 +114,7 @@ def test_the_oldest_versions_are_the_lower_bounds() -> None:
 
 def test_every_pinned_version_is_allowed_and_everything_is_pinned() -> None:
     newest = pins("constraints.txt")
-    for listed in (CORE, *OURS.values(), OPTIONAL["dev"]):
+    for listed in (CORE, *OURS.values(), *(OPTIONAL[tools] for tools in TOOLS)):
         for name, requirement in listed.items():
             assert newest[name] in requirement.specifier, name
 

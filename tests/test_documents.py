@@ -6,6 +6,7 @@ import ast
 import importlib
 import re
 import runpy
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -14,7 +15,7 @@ import pytest
 from test_architecture import FILES, LEAVES, ORDER, PACKAGE, ROOT
 
 from coral_lens.lens.rules import BASE_SCORES
-from coral_lens.methods.registry import METHODS
+from coral_lens.methods.registry import BASELINES, METHODS
 from coral_lens.report.runs import load_run
 
 DOCUMENTS = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")]
@@ -22,11 +23,13 @@ DOCUMENTS += sorted((ROOT / "docs").rglob("*.md"))
 HISTORY = {"CHANGELOG.md", "docs/log.md"}
 """Tell what was, under the names of its time."""
 LIVING = [path for path in DOCUMENTS if path.relative_to(ROOT).as_posix() not in HISTORY]
-METHOD = ROOT / "docs" / "method.md"
+BASELINE_PAGES = sorted((ROOT / "docs" / "method").glob("*.md"))
+METHOD_PAGES = [ROOT / "docs" / "method.md", *BASELINE_PAGES]
+FILES_PAGE = ROOT / "docs" / "reference" / "files.md"
 WIDEST = 120
 FILE_ENDINGS = {"csv", "css", "html", "json", "jsonl", "md", "png", "py", "safetensors", "svg", "toml"}
 WORDS = {"coral_lens", "lens", "notes"}
-"""Words in backticks of docs/method.md that are no name of a method or rule: the package, a setting, a key of a record."""
+"""Words in backticks of the method that are no name of a method or rule: the package, a setting, a key of a record."""
 FORMER_MODULES = {"scratch", "manifest", "terms", "listing", "stats", "confidence_curves", "joined", "store", "models",
                   "layout", "token_budget", "attention", "fused", "resume", "prefixes", "guarantees", "choosing",
                   "simulation", "inputs", "fitting", "listwise_mlp", "kinds", "card", "hub", "steering", "samples",
@@ -93,13 +96,18 @@ def test_names_that_do_not_exist_do_not_resolve() -> None:
     assert not resolves("steering.residuals")
 
 
-@pytest.mark.parametrize("span", sorted(set(code_spans(METHOD))))
-def test_every_name_of_the_method_exists(span: str) -> None:
-    if is_dotted_name(span):
-        assert resolves(span)
-    elif re.fullmatch(r"[\w-]+", span) and not span.startswith("-"):
-        # a bare word is what a user types, never a function: those are dotted
-        assert span in {*METHODS, *BASE_SCORES, *WORDS}
+@pytest.mark.parametrize("path", METHOD_PAGES, ids=name_of)
+def test_every_name_of_the_method_exists(path: Path) -> None:
+    settings = setting_names(path)
+    for span in code_spans(path):
+        key, is_setting, _ = span.partition(" = ")
+        if is_dotted_name(span):
+            assert resolves(span), span
+        elif is_setting:
+            assert key in {"kind", *settings} or path not in BASELINE_PAGES, span
+        elif re.fullmatch(r"[\w-]+", span) and not span.startswith("-"):
+            # a bare word is what a user types, never a function: those are dotted
+            assert span in {*METHODS, *BASE_SCORES, *WORDS, *settings}, span
 
 
 @living_document
@@ -114,9 +122,62 @@ def test_dotted_names_of_our_packages_exist(path: Path) -> None:
 
 @living_document
 def test_no_document_leads_to_a_former_module(path: Path) -> None:
-    for span in code_spans(path):
+    # on the page of files a bare word is a key of a file, which tests/end_to_end/test_files.py looks up there
+    keys = {span for span in code_spans(path) if span.isidentifier()} if path == FILES_PAGE else setting_names(path)
+    for span in set(code_spans(path)) - keys:
         first = re.split(r"[./]", span)[0]
         assert not (first in FORMER_MODULES and re.fullmatch(r"[\w./]+", span)), span
+
+
+# ------------------------------------------------------------------------------------------------------------ baselines
+
+HEADINGS = ("What", "The equation", "Settings", "Where the published code differs", "Where in the code", "What it costs",
+            "Where it failed")  # fmt: skip
+"""How the headings of a baseline's page begin, in order."""
+
+
+def settings_of(path: Path) -> Any:
+    """Return the class of settings that a baseline's page names below METHODS, or None where it has a table of none."""
+    if path not in BASELINE_PAGES or "| setting |" not in path.read_text("utf-8"):
+        return None
+    (dotted,) = {span for span in code_spans(path) if re.fullmatch(r"methods\.[\w.]+Settings", span)}
+    module, _, name = dotted.rpartition(".")
+    return getattr(importlib.import_module(f"coral_lens.{module}"), name)
+
+
+def setting_names(path: Path) -> set[str]:
+    return {field.name for field in fields(settings_of(path))} if settings_of(path) else set()
+
+
+def shown(default: Any) -> str:
+    """Return a default as the pages write it."""
+    if default is MISSING:
+        return "required"
+    if isinstance(default, tuple):
+        return ", ".join(map(shown, default)) or "none"
+    return str(default).lower() if isinstance(default, bool) else str(default)
+
+
+@pytest.mark.parametrize("path", BASELINE_PAGES, ids=name_of)
+def test_the_page_of_a_baseline_has_its_settings_and_their_defaults(path: Path) -> None:
+    rows = re.findall(r"^\| `(\w+)` \| ([^|]+) \| [^|]+ \|$", path.read_text("utf-8"), flags=re.MULTILINE)
+    settings = settings_of(path)
+    assert dict(rows) == ({f.name: shown(f.default) for f in fields(settings)} if settings else {})
+
+
+@pytest.mark.parametrize("path", BASELINE_PAGES, ids=name_of)
+def test_the_pages_of_baselines_answer_the_same_questions(path: Path) -> None:
+    found = re.findall(r"^## (.+)$", path.read_text("utf-8"), flags=re.MULTILINE)
+    assert len(found) == len(HEADINGS)
+    for heading, begins in zip(found, HEADINGS, strict=True):
+        assert heading.startswith(begins), heading
+
+
+def test_every_baseline_has_a_page_and_the_table_of_the_method_leads_there() -> None:
+    kinds = [kind for path in BASELINE_PAGES for kind in re.findall(r'`kind = "([\w-]+)"`', path.read_text("utf-8"))]
+    assert sorted(kinds) == sorted(BASELINES)
+    links = re.findall(r"\]\((method/[\w-]+\.md)\)", METHOD_PAGES[0].read_text("utf-8"))
+    assert sorted(links) == [path.relative_to(ROOT / "docs").as_posix() for path in BASELINE_PAGES]
 
 
 # ------------------------------------------------------------------------------------------------------ files and links

@@ -26,9 +26,11 @@ from coral_lens.report.figures.confidence import confidence_findings
 from coral_lens.report.findings import FOLDER, write_findings
 from coral_lens.report.pages.compare import write_comparison
 from coral_lens.report.pages.run import write_report
+from coral_lens.report.names import task_name
 from coral_lens.report.runs import Run
-from coral_lens.report.tables.formats import percent, terminal
+from coral_lens.report.tables.formats import percent
 from coral_lens.report.tables.run import results_table
+from coral_lens.report.terminal import WIDE, WIDTH, in_full, in_short
 from coral_lens.storage.files import read_json
 
 NOTHING = {
@@ -80,14 +82,17 @@ def print_curve(curve: LearningCurve) -> None:
 # ------------------------------------------------------------------------------------------------------ runs and studies
 
 
-def show_run(run: Run, folder: Path | None, *, again: bool = False) -> None:
-    """Print the results of a run, and if it has a folder, write what its confidence is worth and its report.
+def show_run(run: Run, folder: Path | None, *, again: bool = False, full: bool = False) -> None:
+    """Print whether a run helped, and if it has a folder, write what its confidence is worth and its report.
 
-    `again`: findings that are there already stay as they are.
+    `again`: findings that are there already stay as they are. `full`: all tables in place of the short one.
     """
     table = results_table(run)
     console = Console()
-    console.print(terminal(table), width=None if console.is_terminal else 100)
+    if full:
+        console.print(in_full(table), width=None if console.is_terminal else WIDE)
+    else:
+        console.print(in_short(table), width=None if console.is_terminal else WIDTH)
     if folder:
         findings = folder / FOLDER / "confidence"
         if not (again and findings.exists()):
@@ -99,7 +104,7 @@ def print_comparison(a: Run, b: Run, folder: Path) -> None:
     """Compare two runs, and print what changed from the first to the second."""
     page = write_comparison(a, b, folder)
     for test in read_json(folder / "comparison.json")["tests"]:
-        table = Table(f"{test['task']} ({test['n_shared']:,} shared)", "accuracy", "ECE", "Brier", box=None)
+        table = Table(f"{task_name(test['task'])} ({test['n_shared']:,} shared)", "accuracy", "ECE", "Brier", box=None)
         for c in test["comparisons"]:
             cells = [c["differences"][m] for m in ("accuracy", "ece", "brier")]
             shown = [f"{percent(d['value'], sign=True)} ({percent(d['low'])} to {percent(d['high'])})" for d in cells]

@@ -13,9 +13,9 @@ from coral_lens.report.figures.confidence import reliability_finding, risk_findi
 from coral_lens.report.figures.run import metric_picture
 from coral_lens.report.figures.style import Look, looks_of
 from coral_lens.report.pages.contents import Contents
-from coral_lens.report.pages.headline import VERDICTS
 from coral_lens.report.pages.run import SUMMARY, provenance_of
 from coral_lens.report.pages.templates import fill_template
+from coral_lens.report.names import method_name
 from coral_lens.report.runs import Run
 from coral_lens.report.tables import formats
 from coral_lens.report.tables.exports import clean, csv_text, difference_numbers
@@ -61,7 +61,7 @@ def render_comparison(a: Run, b: Run, matched: Sequence[Matched], table: Results
     tests = []
     for m, task in zip(matched, table.tasks, strict=True):
         heads = [formats.column_label(task, name) for name in COLUMNS]
-        tests.append((contents.table(f"Both runs on {task.name}"), task, note_of(m), heads, rows_side_by_side(task)))
+        tests.append((contents.table(f"Both runs on {task.title}"), task, note_of(m), heads, rows_side_by_side(task)))
     contents.begin("confidence", "Confidence")
     plates = []
     for m in matched:
@@ -133,17 +133,16 @@ def note_of(matched: Matched) -> str:
 def sentences(task: TaskTable) -> list[str]:
     """Say of the last comparison, which is that of the lenses, what changed from A to B."""
     if not task.comparisons:
-        return [f"On {task.name}, no method is in both runs, and not both have a lens."]
+        return [f"On {task.title}, no method is in both runs, and not both have a lens."]
     lenses = [c for c in task.comparisons if c.method.removeprefix("B: ") not in ("base", "temperature")]
     comparison = (lenses or list(task.comparisons))[-1]
     parts = []
     for metric in ("accuracy", "brier"):
         d = comparison.differences[metric]
         value, low, high = (formats.percent(x, sign=True) for x in (d.value, d.low, d.high))
-        verdict = VERDICTS[comparison.verdict(metric)]
-        parts.append(f"{METRICS[metric].label} {value} ({low} to {high}): {verdict}")
-    names = f"{formats.label_of(comparison.method)} minus {formats.label_of(comparison.against)}"
-    return [f"On {task.n_questions:,} shared questions of {task.name}, {names}: {'; '.join(parts)}."]
+        parts.append(f"{METRICS[metric].label} {value} ({low} to {high}), {task.judged(comparison, metric).words}")
+    names = f"{method_name(comparison.method)} minus {method_name(comparison.against)}"
+    return [f"On {task.n_questions:,} shared questions of {task.title}, {names}: {'; '.join(parts)}."]
 
 
 def provenance_difference(a: Run, b: Run, table: ResultsTable) -> tuple[list[tuple[str, str, str]], int]:

@@ -24,6 +24,7 @@
     right: "right before and after", wrong: "wrong before and after",
   };
   const ORDERS = {
+    plain: (a, b) => data.plain[b.at] - data.plain[a.at] || Math.abs(b.gain) - Math.abs(a.gain),
     change: (a, b) => Math.abs(b.gain) - Math.abs(a.gain),
     gain: (a, b) => b.gain - a.gain,
     loss: (a, b) => a.gain - b.gain,

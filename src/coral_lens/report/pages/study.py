@@ -12,7 +12,7 @@ from coral_lens.report.figures.style import INK, Picture, looks_of, panels
 from coral_lens.report.pages.contents import Contents
 from coral_lens.report.pages.templates import fill_template, leaves_of
 from coral_lens.report.tables import study_formats
-from coral_lens.report.tables.formats import percent
+from coral_lens.report.tables.formats import interval_text, percent
 from coral_lens.report.tables.paper import PAPER_NOTES, PaperTable, paper_tables
 from coral_lens.report.tables.run import UNSTEERED
 from coral_lens.report.tables.study import (
@@ -101,7 +101,7 @@ def numbers_of(record: Mapping[str, Any], tables: Sequence[StudyTable], contents
     contents.begin("tables", "Tables")
     ours = [
         (
-            contents.table(f"{t.test}, {t.model}"),
+            contents.table(study_formats.short_heading(t)),
             t,
             list(study_formats.column_labels(t).values()),
             study_formats.table_lines(t),
@@ -143,7 +143,17 @@ def study_headline(tables: Sequence[StudyTable]) -> list[str]:
 
 def mean_changes(methods: Sequence[Improvement], metric: str, sign: int) -> str:
     """Return each method with its mean relative change of a metric; with the sign -1, a gain is a fall."""
-    return ", ".join(f"{row_label(i.method)} {percent(sign * i.means[metric], sign=True)} %" for i in methods)
+    return ", ".join(
+        f"{row_label(i.method)} {percent(sign * i.means[metric], sign=True)} %{interval_of(i, metric, sign)}" for i in methods
+    )
+
+
+def interval_of(improvement: Improvement, metric: str, sign: int) -> str:
+    """Return ` (+8.1 to +12.0)`, or nothing where the interval of a mean is not known."""
+    if metric not in improvement.intervals:
+        return ""
+    low, high = sorted(sign * x for x in improvement.intervals[metric])
+    return f" ({interval_text(low, high, sign=True)})"
 
 
 def study_pictures(tables: Sequence[StudyTable]) -> list[Picture]:

@@ -24,9 +24,9 @@ from coral_lens.metrics.comparisons import Difference
 from coral_lens.metrics.scores import Score
 from coral_lens.report.figures.confidence import confidence_findings
 from coral_lens.report.findings import FOLDER, write_findings
+from coral_lens.report.names import task_name
 from coral_lens.report.pages.compare import write_comparison
 from coral_lens.report.pages.run import write_report
-from coral_lens.report.names import task_name
 from coral_lens.report.runs import Run
 from coral_lens.report.tables.formats import percent
 from coral_lens.report.tables.run import results_table

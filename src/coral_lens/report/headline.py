@@ -48,7 +48,11 @@ def headline(table: ResultsTable) -> list[str]:
     if not compared:
         return [plain_sentence(task) for task in table.tasks[:MOST_NAMED]]
     means = averages(compared)
-    return [help_sentence(table, compared, means["accuracy"], means["brier"]), trust_sentence(means), loss_sentence(compared)]
+    return [
+        help_sentence(table, compared, means["accuracy"], means["brier"]),
+        trust_sentence(means),
+        loss_sentence(compared),
+    ]
 
 
 def details(table: ResultsTable) -> list[str]:
@@ -62,19 +66,18 @@ def details(table: ResultsTable) -> list[str]:
 
 def help_sentence(table: ResultsTable, tasks: Sequence[TaskTable], accuracy: Average, brier: Average) -> str:
     """Say what became of accuracy."""
-    n_questions = sum(task.n_questions for task in tasks)
+    n_questions, many = sum(task.n_questions for task in tasks), len(tasks) > 1
     answer = ANSWERS[overall((accuracy.verdict, brier.verdict))]
-    where = f"{len(tasks)} tasks with {n_questions:,} questions" if len(tasks) > 1 else (
-        f"{n_questions:,} questions of {titled(tasks[0])}"
-    )  # fmt: skip
+    where = (
+        f"{len(tasks)} tasks with {n_questions:,} questions"
+        if many
+        else f"{n_questions:,} questions of {titled(tasks[0])}"
+    )
     return (
         f"{answer}: on {where}, {method_name(table.subject)} gives the right answer to {percent(accuracy.after)} %, the "
-        f"unsteered model to {percent(accuracy.before)} %{on_average(tasks)} ({changed(accuracy)}; brackets are 95 % intervals)."
+        f"unsteered model to {percent(accuracy.before)} %{' on average' if many else ''} ({changed(accuracy)}; brackets "
+        "are 95 % intervals)."
     )
-
-
-def on_average(tasks: Sequence[TaskTable]) -> str:
-    return " on average" if len(tasks) > 1 else ""
 
 
 def trust_sentence(means: dict[str, Average]) -> str:
@@ -94,7 +97,8 @@ def loss_sentence(tasks: Sequence[TaskTable]) -> str:
     for metric in HEADLINE:
         worse = [t for t in tasks if (v := t.verdict(metric)).sign < 0 and (v.clear or v.leans)]
         if len(worse) > MOST_NAMED:
-            parts.append(f"{METRICS[metric].label} on {len(worse)} of {len(tasks)} tasks")
+            n_clear = sum(t.verdict(metric).clear for t in worse)
+            parts.append(f"{METRICS[metric].label} on {len(worse)} of {len(tasks)} tasks ({n_clear} of them clearly)")
         else:
             parts += [f"{METRICS[metric].label} on {t.title}, {loss(t, metric)}" for t in worse]
     if not parts:

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 WIDTH, WIDE = 80, 100
 """Columns of a log, which is no terminal: in short, and in full."""
 STYLES = {"better": "green", "worse": "red", "seems worse": "red", "mixed": "yellow"}
-KEY = "▲ clearly better, ▼ clearly worse, △ ▽ only its interval leaves out 0 (no test, or not clear in it). Values × 100."
+KEY = (
+    "▲ clearly better, ▼ clearly worse, △ ▽ only its interval leaves out 0 (no test, or not clear in it). Values × 100."
+)
 
 
 # --- in short ---------------------------------------------------------------------------------------------------------
@@ -118,6 +120,8 @@ def rich_cell(cell: Cell, *, between: str) -> Text:
     from rich.text import Text
 
     text = Text(cell.value, style="bold green" if cell.best else "")
+    if cell.mark:
+        text.append(f" {cell.mark}", style=mark_style(cell.mark))
     for line in filter(None, (cell.interval.replace(" to ", between), cell.note)):
         text.append(f"\n{line}", style="dim not bold")
     return text

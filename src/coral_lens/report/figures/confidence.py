@@ -123,7 +123,8 @@ def reliability_finding(evaluation: Evaluation, looks: dict[str, Look], *, n_bin
         method_key(figure, looks)
 
     alt = f"Share of right answers over confidence, {about(evaluation)}. " + "; ".join(
-        f"{method_name(str(r[0]))}, {r[1]}, confidence {percent(float(r[5] or 0))} %: right {percent(float(r[6] or 0))} % of {r[4]}"
+        f"{method_name(str(r[0]))}, {r[1]}, confidence {percent(float(r[5] or 0))} %: right {percent(float(r[6] or 0))} % "
+        f"of {r[4]}"
         for r in drawn
     )
     caption = (
@@ -187,7 +188,8 @@ def risk_finding(evaluation: Evaluation, looks: dict[str, Look], *, bands: Seque
         method_key(figure, {m: looks[m] for m in curves})
 
     alt = f"Wrong answers by share of questions answered, {about(evaluation)}. " + "; ".join(
-        f"{method_name(m)}: {percent(float(c.risk[4]))} % wrong among the surest quarter, {percent(float(c.risk[-1]))} % among all"
+        f"{method_name(m)}: {percent(float(c.risk[4]))} % wrong among the surest quarter, {percent(float(c.risk[-1]))} % "
+        "among all"
         for m, c in curves.items()
     )
     caption = (

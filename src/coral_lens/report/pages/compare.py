@@ -12,10 +12,10 @@ from coral_lens.metrics.scores import METRICS
 from coral_lens.report.figures.confidence import reliability_finding, risk_finding
 from coral_lens.report.figures.run import metric_picture
 from coral_lens.report.figures.style import Look, looks_of
+from coral_lens.report.names import method_name
 from coral_lens.report.pages.contents import Contents
 from coral_lens.report.pages.run import SUMMARY, provenance_of
 from coral_lens.report.pages.templates import fill_template
-from coral_lens.report.names import method_name
 from coral_lens.report.runs import Run
 from coral_lens.report.tables import formats
 from coral_lens.report.tables.exports import clean, csv_text, difference_numbers
@@ -103,7 +103,7 @@ def rows_side_by_side(task: TaskTable) -> list[formats.Row]:
     rows: list[formats.Row] = []
     for method in task.metrics:
         rows.append(formats.method_row(task, method))
-        rows += [formats.comparison_row(c) for c in task.comparisons if c.method == method]
+        rows += [formats.comparison_row(task, c) for c in task.comparisons if c.method == method]
     return rows
 
 

@@ -19,22 +19,24 @@ LONGEST = 700
 """Characters of a question that are shown. A longer one is cut in the middle: its beginning and what it asks stay."""
 PLAIN_TEXT, PLAIN_OPTION = 200, 70
 """Characters of a question, and of an option, that is shown unasked."""
-STEMS = """
-    abort abus accident addict adulter alcohol amput assault assassin attack beaten bleed blood bomb breast brutal burglar cancer
-    cheat cigar cocaine condom corpse crim cruel dead death diarr disease divorc drown drug drunk dying erotic execut explo fight
-    flirt funeral gambl genit genocid grave gun harass hate heroin homicid hostage humiliat hurt idiot illness injur insult
-    jail kidnap kill knife liquor lust marijuana massacr menstru molest murder naked nazi nude obscen offend overdos pistol poison
-    porn pregnan prison prostit punch racis rape rifle robber seduc sex shoot shot sick slaughter slave smok stab steal stole
-    strangl strip stupid suicid surger terror theft thief tobacco toilet tortur trauma tumor ugly underwear urin victim viol
-    virgin virus vomit weapon whisk widow worship wound
-""".split()
+STEMS = (
+    "abort|abus|accident|addict|adulter|alcohol|amput|anus|arse|assassin|assault|asshole|attack|beaten|"
+    "bitch|bleed|blood|bomb|breast|brutal|burglar|cancer|cheat|cigar|cocaine|condom|corpse|crap|crim|cruel|"
+    "dead|death|diarr|disease|divorc|drown|drug|drunk|dying|erotic|execut|explos|fight|flatul|flirt|fuck|"
+    "funeral|gambl|genit|genocid|gun|harass|hate|heroin|homicid|hostage|humiliat|hurt|idiot|illness|"
+    "injur|insult|jail|kidnap|kill|knife|liquor|lust|marijuana|massacr|menstru|molest|murder|naked|nazi|nude|"
+    "obscen|offend|overdos|penis|piss|pills|pistol|poison|poop|porn|pregnan|prison|prostit|punch|racis|rape|rifle|"
+    "robber|seduc|semen|sex|shit|shoot|shot|sick|slaughter|slave|slut|smok|sperm|stabb|steal|stole|strangl|"
+    "stupid|suicid|surger|terror|theft|thief|tobacco|toilet|tortur|trauma|tumor|ugly|underwear|urin|"
+    "vagin|victim|viol|virgin|virus|vomit|weapon|whisk|whore|widow|worship|wound"
+)
 """What an unfit word begins with."""
-WORDS = """
-    affair bar beer butt church cult damn devil die died dies fat god hang hanged hell kiss lover mosque pee pub religion
-    religious rob robbed war wars wine
-""".split()
+WORDS = (
+    "affair|anal|ass|bar|beer|butt|church|cult|damn|devil|die|died|dies|fat|god|grave|hang|hanged|hell|kiss|lover|mosque|"
+    "pee|pub|religion|religious|rob|robbed|stab|strip|war|wars|wine"
+)
 """Unfit as whole words."""
-_UNFIT = re.compile(rf"\b(?:(?:{'|'.join(STEMS)})\w*|(?:{'|'.join(WORDS)})\b)", re.IGNORECASE)
+_UNFIT = re.compile(rf"\b(?:(?:{STEMS})\w*|(?:{WORDS})\b)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,9 @@ def answer_changes(evaluation: Evaluation, *, before: str, after: str) -> Answer
     return AnswerChanges(evaluation.name, *counts)
 
 
-def choose_examples(evaluations: Sequence[Evaluation], *, before: str, after: str) -> tuple[Example | None, Example | None]:
+def choose_examples(
+    evaluations: Sequence[Evaluation], *, before: str, after: str
+) -> tuple[Example | None, Example | None]:
     """Return one question that became right and one that became wrong: of the plain ones, where most changed."""
     best: list[tuple[float, Evaluation, int] | None] = [None, None]
     for evaluation in evaluations:
@@ -142,7 +146,9 @@ def example_of(evaluation: Evaluation, i: int, methods: tuple[str, str]) -> Exam
 
 def shortened(text: str, *, limit: int = LONGEST) -> str:
     """Return the question without the words that frame it in a prompt, cut in the middle where it is long."""
-    text = text.strip().removeprefix("Question:").removesuffix("Answer:").strip()
+    text = text.strip()
+    for opening, ending in (("Question:", "Answer:"), ("Q:", "A:")):
+        text = text.removeprefix(opening).removesuffix(ending).strip()
     if len(text) <= limit:
         return text
     return f"{text[: limit // 3].rstrip()} […] {text[-2 * limit // 3 :].lstrip()}"

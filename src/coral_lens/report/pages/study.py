@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coral_lens.report.figures.style import INK, Picture, looks_of, panels
+from coral_lens.report.names import task_names
 from coral_lens.report.pages.contents import Contents
 from coral_lens.report.pages.templates import fill_template, leaves_of
 from coral_lens.report.tables import study_formats
@@ -112,7 +113,8 @@ def numbers_of(record: Mapping[str, Any], tables: Sequence[StudyTable], contents
     if paper:
         contents.begin("paper", "The paper's numbers")
     theirs = [(contents.table(p.heading), list(p.heads.values()), p.rows) for p in paper]
-    return {"tables": ours, "notes": study_formats.NOTES, "paper": theirs, "paper_notes": PAPER_NOTES}
+    names = task_names(dict.fromkeys(t.test for t in tables))
+    return {"names": names, "tables": ours, "notes": study_formats.NOTES, "paper": theirs, "paper_notes": PAPER_NOTES}
 
 
 def paper_of(record: Mapping[str, Any], models: Sequence[str]) -> list[PaperTable]:
@@ -144,7 +146,8 @@ def study_headline(tables: Sequence[StudyTable]) -> list[str]:
 def mean_changes(methods: Sequence[Improvement], metric: str, sign: int) -> str:
     """Return each method with its mean relative change of a metric; with the sign -1, a gain is a fall."""
     return ", ".join(
-        f"{row_label(i.method)} {percent(sign * i.means[metric], sign=True)} %{interval_of(i, metric, sign)}" for i in methods
+        f"{row_label(i.method)} {percent(sign * i.means[metric], sign=True)} %{interval_of(i, metric, sign)}"
+        for i in methods
     )
 
 

@@ -13,6 +13,7 @@ from coral_lens.report.names import method_name
 from coral_lens.report.tables.clear import RULE
 from coral_lens.report.tables.run import COLUMNS, ENOUGH, Comparison, ResultsTable, TaskTable
 
+
 @dataclass(frozen=True, slots=True)
 class Cell:
     """One cell of a table, as text in parts that each renderer puts together in its own way."""
@@ -22,6 +23,9 @@ class Cell:
     note: str = ""
     best: bool = False
     second: bool = False
+    """Underlined, as in the paper's own tables."""
+    mark: str = ""
+    """Of a difference: what `clear` says of it, in one character."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,7 @@ def p_text(p: float) -> str:
 
 def table_rows(task: TaskTable) -> list[Row]:
     """Return the lines of a task's table: one per method, then one per comparison."""
-    return [method_row(task, m) for m in task.metrics] + [comparison_row(c) for c in task.comparisons]
+    return [method_row(task, m) for m in task.metrics] + [comparison_row(task, c) for c in task.comparisons]
 
 
 def method_row(task: TaskTable, method: str) -> Row:
@@ -79,7 +83,7 @@ def method_row(task: TaskTable, method: str) -> Row:
     return Row(method_name(method), cells)
 
 
-def comparison_row(comparison: Comparison) -> Row:
+def comparison_row(task: TaskTable, comparison: Comparison) -> Row:
     """Return the line of a difference."""
     cells = {}
     for name in COLUMNS:
@@ -88,6 +92,7 @@ def comparison_row(comparison: Comparison) -> Row:
             value=percent(d.value, sign=True),
             interval=interval_text(d.low, d.high, sign=True),
             note=p_text(comparison.p_values[name]) if name in comparison.p_values else "",
+            mark=task.judged(comparison, name).mark,
         )
     return Row(f"{method_name(comparison.method)} − {method_name(comparison.against)}", cells, difference=True)
 
@@ -113,6 +118,7 @@ BOLD = (
     "the lead is tested, clearly."
 )
 """What bold means in the tables of runs and of studies."""
+MARKED = "Differences are marked ▲ clearly better, ▼ clearly worse; △ ▽ where they are not clear but the interval leaves out 0."
 
 
 def notes_of(table: ResultsTable) -> list[str]:
@@ -131,7 +137,7 @@ def notes_of(table: ResultsTable) -> list[str]:
         notes.append(
             f"Differences are paired, question by question ({table.n_paired:,} resamples); p-values (McNemar for accuracy, "
             f"bootstrap otherwise, and where questions share an article) are Holm-corrected over the tests of each table (up "
-            f"to {table.n_tests})."
+            f"to {table.n_tests}). {MARKED}"
         )
     if any(not task.ranks("ece") for task in table.tasks):
         notes.append(f"† ECE and cwECE are too noisy to rank methods below {ENOUGH:,} questions, and are not tested.")
@@ -158,4 +164,5 @@ def results_markdown(table: ResultsTable) -> str:
 def markdown_cell(cell: Cell) -> str:
     """Return `**28.7** [24.0 to 34.0] (note)`; Markdown has no underline of its own."""
     value = f"**{cell.value}**" if cell.best else f"<u>{cell.value}</u>" if cell.second else cell.value
-    return value + (f" [{cell.interval}]" if cell.interval else "") + (f" ({cell.note})" if cell.note else "")
+    parts = (cell.mark, cell.interval and f"[{cell.interval}]", cell.note and f"({cell.note})")
+    return " ".join([value, *filter(None, parts)])

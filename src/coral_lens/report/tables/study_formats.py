@@ -6,11 +6,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from coral_lens.metrics.scores import METRICS, Score
-from coral_lens.report.tables.exports import clean, csv_text, numbers
 from coral_lens.report.names import task_name
-from coral_lens.report.tables.clear import RULE
+from coral_lens.report.tables.clear import RULE, verdict_of
+from coral_lens.report.tables.exports import clean, csv_text, numbers
 from coral_lens.report.tables.formats import (
     BOLD,
+    MARKED,
     Cell,
     Row,
     interval_text,
@@ -40,7 +41,8 @@ NOTES = (
     "clipping.",
     "Brier and NLL are those of the paper's formulas, over all options; top-1: of the confidence against right or wrong.",
     f"{BOLD} {RULE}",
-    "The paired differences stand below the methods; p-values (McNemar for accuracy, bootstrap otherwise, and where questions "
+    f"The paired differences stand below the methods. {MARKED}",
+    "Their p-values (McNemar for accuracy, bootstrap otherwise, and where questions "
     "share an article) are Holm-corrected over the tests of each table. A bootstrap's smallest p-value is set by its number of "
     "resamples: where many are equal and the smallest of a table, read `at most`.",
     "Few-shot is the unsteered model on the prompts that every method sees. Each heading names the split that was really used. "
@@ -73,7 +75,7 @@ def table_lines(table: StudyTable) -> list[Row]:
     ]
     for c in table.comparisons:
         label = f"{row_label(c['method'])} − {row_label(c['against'])}"
-        lines.append(Row(label, {m: difference_cell(c, m) for m in COLUMNS}, difference=True))
+        lines.append(Row(label, {m: difference_cell(table, c, m) for m in COLUMNS}, difference=True))
     return lines
 
 
@@ -85,10 +87,12 @@ def score_cell(row: StudyRow, metric: str, *, best: bool) -> Cell:
     return Cell(percent(score.value), interval_text(score.low, score.high), note, best=best)
 
 
-def difference_cell(comparison: dict[str, Any], metric: str) -> Cell:
-    """Return a paired difference with its interval and p-value."""
+def difference_cell(table: StudyTable, comparison: dict[str, Any], metric: str) -> Cell:
+    """Return a paired difference with its interval and p-value, and whether it is clear."""
     d, p = difference_of(comparison, metric), comparison["p_values"].get(metric)
-    return Cell(percent(d.value, sign=True), interval_text(d.low, d.high, sign=True), p_text(p) if p is not None else "")
+    mark = verdict_of(d, p, metric=metric, n_tests=table.n_tests).mark
+    interval = interval_text(d.low, d.high, sign=True)
+    return Cell(percent(d.value, sign=True), interval, p_text(p) if p is not None else "", mark=mark)
 
 
 def improvement_cells(improvement: Improvement) -> list[Cell]:
@@ -191,9 +195,13 @@ SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"} | {
 }
 
 
+LATEX_NOTES = tuple(note.replace(f" {MARKED}", "") for note in NOTES)
+"""Marks of differences are left out: they would need one more package."""
+
+
 def study_latex(tables: Sequence[StudyTable]) -> str:
     """Return a `tabular` for each table, in the form of the paper's; needs booktabs."""
-    parts = ["% needs \\usepackage{booktabs}", *(f"% {note}" for note in NOTES)]
+    parts = ["% needs \\usepackage{booktabs}", *(f"% {note}" for note in LATEX_NOTES)]
     for table in tables:
         heads = " & ".join(["Method", *map(escaped, column_labels(table).values())])
         lines = [

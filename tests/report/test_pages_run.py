@@ -422,6 +422,22 @@ def test_a_large_loss_of_an_ece_is_seen_though_questions_are_too_few_to_test_it(
     assert "ECE on t, 1.0\N{NO-BREAK SPACE}→\N{NO-BREAK SPACE}45.0 (on 80 questions, too few to test an ECE" in said
 
 
+def test_the_first_words_never_call_better_probabilities_more_right_answers() -> None:
+    """Both are right on the first half of the questions; only how sure they are differs."""
+    answers = [0] * 40 + [1] * 40
+    sure, unsure = [[0.9, 0.1]] * 80, [[0.6, 0.4]] * 80
+    better, worse = (
+        headline(results_table(Run("r", (task("arc_easy:test", {"base": a, "coral": b}, answers),), LENS), n_boot=50))
+        for a, b in ((sure, unsure), (unsure, sure))
+    )
+    assert better[0].startswith(
+        "It gives better probabilities, but not clearly more right answers: on 80 questions of ARC-Easy"
+    )
+    assert better[2] == "Nothing got clearly worse on any task; small losses may hide in the intervals."
+    assert worse[0].startswith("It made the probabilities worse")
+    assert "Brier on ARC-Easy" in worse[2]
+
+
 def test_folds_hold_everything_but_the_head(page: str) -> None:
     assert page.count('<details class="fold">') == 6
     assert "<details open" not in page

@@ -23,13 +23,17 @@ MEANINGS = {
 }
 """Of each metric of a summary, what it is in words."""
 ANSWERS = {
-    "better": "It helped",
-    "mixed": "It helped in one way and harmed in another",
-    "worse": "It did harm",
-    "seems worse": "It did not clearly help",
-    "not clear": "It made no clear difference",
+    (1, 1): "It helped",
+    (1, 0): "It helped",
+    (1, -1): "It gives more right answers, but its probabilities are worse",
+    (0, 1): "It gives better probabilities, but not clearly more right answers",
+    (0, 0): "It made no clear difference",
+    (0, -1): "It made the probabilities worse",
+    (-1, 1): "It gives better probabilities, but fewer right answers",
+    (-1, 0): "It did harm",
+    (-1, -1): "It did harm",
 }
-"""The first words, by what accuracy and Brier score did on average."""
+"""The first words, by what accuracy and Brier score clearly did on average: 1 is better, -1 worse, 0 not clear."""
 TRUST = {
     "better": "can be trusted more than before",
     "mixed": "is better in one way and worse in another",
@@ -67,7 +71,7 @@ def details(table: ResultsTable) -> list[str]:
 def help_sentence(table: ResultsTable, tasks: Sequence[TaskTable], accuracy: Average, brier: Average) -> str:
     """Say what became of accuracy."""
     n_questions, many = sum(task.n_questions for task in tasks), len(tasks) > 1
-    answer = ANSWERS[overall((accuracy.verdict, brier.verdict))]
+    answer = ANSWERS[accuracy.verdict.said, brier.verdict.said]
     where = (
         f"{len(tasks)} tasks with {n_questions:,} questions"
         if many
@@ -102,7 +106,7 @@ def loss_sentence(tasks: Sequence[TaskTable]) -> str:
         else:
             parts += [f"{METRICS[metric].label} on {t.title}, {loss(t, metric)}" for t in worse]
     if not parts:
-        return "Nothing got worse on any task, as far as so many questions can tell."
+        return "Nothing got clearly worse on any task; small losses may hide in the intervals."
     return f"What got worse: {'; '.join(parts)}."
 
 
@@ -153,7 +157,7 @@ def control_sentences(tasks: Sequence[TaskTable]) -> list[str]:
     verdicts = {task.title: task.verdict("brier", "temperature") for task in tasks}
     parts = []
     for sign, word in ((1, "clearly better"), (-1, "clearly worse"), (0, "not clearly different")):
-        if names := [name for name, v in verdicts.items() if (v.sign if v.clear else 0) == sign]:
+        if names := [name for name, v in verdicts.items() if v.said == sign]:
             parts.append(f"{word} on {enumerated(names) if len(names) <= MOST_NAMED else f'{len(names)} tasks'}")
     if not parts:
         return []

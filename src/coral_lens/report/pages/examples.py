@@ -22,7 +22,7 @@ PLAIN_TEXT, PLAIN_OPTION = 200, 70
 STEMS = (
     "abort|abus|accident|addict|adulter|alcohol|amput|anus|arse|assassin|assault|asshole|attack|beaten|"
     "bitch|bleed|blood|bomb|breast|brutal|burglar|cancer|cheat|cigar|cocaine|condom|corpse|crap|crim|cruel|"
-    "dead|death|diarr|disease|divorc|drown|drug|drunk|dying|erotic|execut|explos|fight|flatul|flirt|fuck|"
+    "dead|death|diarr|disease|divorc|drown|drug|drunk|dying|erotic|execution|explos|fight|flatul|flirt|fuck|"
     "funeral|gambl|genit|genocid|gun|harass|hate|heroin|homicid|hostage|humiliat|hurt|idiot|illness|"
     "injur|insult|jail|kidnap|kill|knife|liquor|lust|marijuana|massacr|menstru|molest|murder|naked|nazi|nude|"
     "obscen|offend|overdos|penis|piss|pills|pistol|poison|poop|porn|pregnan|prison|prostit|punch|racis|rape|rifle|"

@@ -30,6 +30,11 @@ class Verdict:
     words: str
 
     @property
+    def said(self) -> int:
+        """The sign where it is clear, else 0."""
+        return self.sign if self.clear else 0
+
+    @property
     def mark(self) -> str:
         """One character; nothing where neither test nor interval tells the difference from 0."""
         clear, leaning = MARKS[self.sign]

@@ -45,8 +45,7 @@ class Comparison:
 
     def verdict(self, metric: str) -> int:
         """Return 1 where the method is clearly better, -1 where clearly worse, 0 where the data cannot tell."""
-        verdict = verdict_of(self.differences[metric], self.p_values.get(metric), metric=metric, n_tests=0)
-        return verdict.sign if verdict.clear else 0
+        return verdict_of(self.differences[metric], self.p_values.get(metric), metric=metric, n_tests=0).said
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,8 +160,7 @@ def verdict(table: StudyTable, method: str, metric: str) -> int:
     if comparison is None:
         return 0
     difference = difference_of(comparison, metric)
-    found = verdict_of(difference, comparison["p_values"].get(metric), metric=metric, n_tests=table.n_tests)
-    return found.sign if found.clear else 0
+    return verdict_of(difference, comparison["p_values"].get(metric), metric=metric, n_tests=table.n_tests).said
 
 
 def difference_of(comparison: dict[str, Any], metric: str) -> Difference:

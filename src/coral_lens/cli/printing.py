@@ -31,7 +31,7 @@ from coral_lens.report.runs import Run
 from coral_lens.report.tables.clear import verdict_of
 from coral_lens.report.tables.formats import MARKED, interval_text, percent
 from coral_lens.report.tables.run import results_table
-from coral_lens.report.tables.study import difference_of
+from coral_lens.report.tables.study import RELATIVE, Improvement, difference_of, improvements, tables_in
 from coral_lens.report.terminal import WIDE, WIDTH, in_full, in_short
 from coral_lens.storage.files import read_json
 
@@ -141,21 +141,24 @@ def print_plan(record: dict[str, Any]) -> None:
 def print_study(page: Path) -> None:
     """Print what each method gained on average, and where the report is."""
     table = Table("trained on", "tests", "method", "accuracy", "ECE", box=None)
-    for one in read_json(page.parent / "tables.json")["improvements"]:
-        gains = [mean_cell(one, m) for m in ("accuracy", "ece")]
-        mark = "" if one["ece_ranks"] else " (too few questions)"
-        table.add_row(one["mixture"], f"{one['kind']}, {one['n_cells']}", one["method"], gains[0], gains[1] + mark)
+    for one in improvements(tables_in(read_json(page.parent / "tables.json"))):
+        accuracy, ece = (mean_cell(one, m) for m in RELATIVE)
+        mark = "" if one.ranks else " (too few questions)"
+        table.add_row(one.mixture, f"{one.kind}, {one.n_cells}", one.method, accuracy, ece + mark)
     Console().print(table)
-    typer.echo(f"Mean relative improvement on the unsteered model with the same prompts (few-shot).\nReport: {page}")
+    typer.echo(
+        "Mean relative improvement on the unsteered model with the same prompts (few-shot), with 95 % intervals.\n"
+        f"Report: {page}"
+    )
 
 
-def mean_cell(improvement: dict[str, Any], metric: str) -> str:
+def mean_cell(improvement: Improvement, metric: str) -> str:
     """Return a mean relative improvement with its interval, where it is known."""
-    if metric not in improvement["mean"]:
+    if metric not in improvement.means:
         return "n/a"
-    low_high = improvement["interval"].get(metric)
+    low_high = improvement.intervals.get(metric)
     interval = f" ({interval_text(*low_high, sign=True)})" if low_high else ""
-    return f"{percent(improvement['mean'][metric], sign=True)} %{interval}"
+    return f"{percent(improvement.means[metric], sign=True)} %{interval}"
 
 
 # ---------------------------------------------------------------------------------------------------------- autoencoders

@@ -111,6 +111,19 @@ def read_tables(folder: Path, *, model: str, mixture: str) -> list[StudyTable]:
     return tables
 
 
+def tables_in(record: dict[str, Any]) -> list[StudyTable]:
+    """Return the tables of a study from the record in tables.json; nothing is bold in them."""
+    tables = []
+    for t in record["tables"]:
+        rows = tuple(
+            StudyRow(method, Metrics.from_dict({k: v for k, v in m.items() if k != "spread"}), m["spread"])
+            for method, m in t["methods"].items()
+        )
+        at = (t["model"], t["mixture"], t["test"], t["kind"], t["n_questions"])
+        tables.append(StudyTable(*at, rows, tuple(t["comparisons"])))
+    return tables
+
+
 def spread_of(scores: dict[str, list[float]]) -> dict[str, float]:
     """Return the standard deviation of each metric over the seeds."""
     return {metric: stdev(values) for metric, values in scores.items() if len(values) > 1}

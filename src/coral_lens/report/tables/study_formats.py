@@ -275,7 +275,6 @@ def study_record(tables: Sequence[StudyTable]) -> dict[str, Any]:
                 "ece_ranks": i.ranks,
                 "clear": {m: {"better": up, "worse": down} for m, (up, down) in i.verdicts.items()},
                 **averages_of(i),
-                "interval": {m: list(interval) for m, interval in i.intervals.items()},
             }
             for i in improvements(tables)
         ],

@@ -78,9 +78,9 @@ def help_sentence(table: ResultsTable, tasks: Sequence[TaskTable], accuracy: Ave
         else f"{n_questions:,} questions of {titled(tasks[0])}"
     )
     return (
-        f"{answer}: on {where}, with {method_name(table.subject)} the model gives the right answer to {percent(accuracy.after)} %, "
-        f"without it to {percent(accuracy.before)} %{' on average' if many else ''} ({changed(accuracy)}; brackets are 95 % "
-        "intervals)."
+        f"{answer}: on {where}, with {method_name(table.subject)} the model gives the right answer to "
+        f"{percent(accuracy.after)} %, without it to {percent(accuracy.before)} %{' on average' if many else ''} "
+        f"({changed(accuracy)}; brackets are 95 % intervals)."
     )
 
 

@@ -21,7 +21,8 @@ WIDTH, WIDE = 80, 100
 """Columns of a log, which is no terminal: in short, and in full."""
 STYLES = {"better": "green", "worse": "red", "seems worse": "red", "mixed": "yellow"}
 KEY = (
-    "▲ clearly better, ▼ clearly worse, △ ▽ only its interval leaves out 0 (no test, or not clear in it). Values × 100."
+    "▲ clearly better, ▼ clearly worse, △ ▽ only its interval leaves out 0 (no test, or not clear in it). Values × 100; "
+    "--full prints all tables."
 )
 
 

@@ -25,7 +25,7 @@ HEAVY = {"torch", "transformers", "lm_eval", "datasets", "sklearn", "scipy", "ma
 LIGHT = {"errors", "records", "ragged", "storage.files", "storage.arrays", "storage.progress", "storage.settings", "data",
          "metrics", "engine.trees",
          "engine.prompts", "engine.settings", "lens.settings", "lens.rules", "lens.publish", "lens.features",
-         "lens.tempering", "lens.trace", "report.runs", "methods.entry", "sae.settings", "analysis.settings",
+         "lens.tempering", "lens.trace", "report.names", "report.runs", "methods.entry", "sae.settings", "analysis.settings",
          "study.config", "study.plan", "harness.requests", "harness.logs", "harness.metrics", "harness.data",
          "harness.wrapping", "harness.command", "cli", ""}  # fmt: skip
 """Import nothing heavy when they are imported themselves; of a package's name: every file of it."""

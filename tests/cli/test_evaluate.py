@@ -54,7 +54,7 @@ def test_a_repeated_question_is_left_out_and_articles_are_said_to_be_unchecked(f
     run, said = evaluated(folder, tmp_path / "run", "--task", test)
     assert {q.id for q in run.evaluations[0].questions} & LEAKING == LEAKING - {"again"}
     assert run.provenance["leak guard"]["left out"] == {test: {REPEATED: 1}}
-    assert f"{test}: 1 questions were left out, because the lens was fitted on them." in said
+    assert "test.jsonl: 1 questions were left out, because the lens was fitted on them." in said
     assert "Not checked: articles and edited copies of them: a lens keeps only the keys of its questions." in said
 
 
@@ -83,7 +83,7 @@ def test_what_prompts_may_show_as_a_worked_example_is_left_out(folder: Path, dat
         "checked": f"{REPEATED}, {SHOWN}",
         "left out": {"arc_easy:test": {SHOWN: 2}},
     }
-    assert "arc_easy:test: 2 questions were left out, each is a worked example." in said
+    assert "ARC-Easy: 2 questions were left out, each is a worked example." in said
     run, _ = evaluated(folder, tmp_path / "none", *arguments)
     assert len(run.evaluations[0].questions) == 8
     assert run.provenance["leak guard"] == {"checked": REPEATED, "left out": {}}

@@ -110,6 +110,14 @@ def test_a_run_is_printed_and_its_report_written_only_with_a_folder(
     text = capsys.readouterr().out
     assert "listwise" in text
     assert "Report:" not in text
+    assert text.startswith("It helped: on 12 questions of toy (transfer), with listwise the")
+    assert text.index("Its confidence") < text.index("before→after")
+    assert max(map(len, text.splitlines())) <= 80
+    show_run(run, None, full=True)
+    full = capsys.readouterr().out
+    assert "listwise −" in full
+    assert "cwECE" in full
+    assert "cwECE" not in text
     show_run(run, tmp_path)
     assert f"Report: {tmp_path / 'report.html'}" in capsys.readouterr().out.replace("\n", "")
     assert (tmp_path / "report.html").exists()

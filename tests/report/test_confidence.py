@@ -149,7 +149,7 @@ def test_subjects_of_one_test_set_are_told_apart() -> None:
         "law",
         "virology",
         "anatomy",
-        "arc_easy",
+        "ARC-Easy",
     ]
 
 

@@ -25,12 +25,13 @@ from coral_lens.report.confidence import wilson
 from coral_lens.report.figures.choice import curve_picture, flatness, gamma_curve, layer_curve
 from coral_lens.report.figures.run import metric_picture, reliability_picture
 from coral_lens.report.findings import Gathered
-from coral_lens.report.pages.examples import answer_changes, shortened
-from coral_lens.report.pages.headline import headline
+from coral_lens.report.headline import details, glances, headline
+from coral_lens.report.pages.examples import answer_changes, choose_examples, is_plain, shortened
 from coral_lens.report.pages.run import render_report, write_report
 from coral_lens.report.runs import Evaluation, Run
 from coral_lens.report.tables import exports, formats
 from coral_lens.report.tables.run import COLUMNS, Comparison, ResultsTable, confirmed, results_table
+from coral_lens.report.terminal import in_full, in_short
 
 NASTY = "<script>alert('x')</script><img src=x onerror=alert(1)>"
 
@@ -234,7 +235,7 @@ def test_answers_of_probability_zero_are_counted_beside_nll() -> None:
     table = results_table(Run("r", (task("t", probs, [0, 1, 1]),), LENS), n_boot=20)
     assert formats.method_row(table.tasks[0], "coral").cells["nll"].note == "1 zero"
     assert formats.method_row(table.tasks[0], "base").cells["nll"].note == ""
-    assert "1 of 3 questions CORAL gave the correct option probability 0" in " ".join(headline(table))
+    assert "1 of 3 questions CORAL gave the correct option probability 0" in " ".join(details(table))
 
 
 def test_percent_has_a_true_minus_and_no_negative_zero() -> None:
@@ -246,11 +247,23 @@ def test_percent_has_a_true_minus_and_no_negative_zero() -> None:
 
 def test_the_terminal_table_fits_an_ordinary_terminal(table: ResultsTable) -> None:
     console = Console(width=84, record=True, file=io.StringIO())
-    console.print(formats.terminal(table))
+    console.print(in_full(table))
     text = console.export_text()
     assert max(map(len, text.splitlines())) <= 84
     assert "…" not in text
     assert "CORAL" in text
+
+
+def test_the_terminal_says_first_whether_it_helped_in_80_columns(table: ResultsTable) -> None:
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(in_short(table))
+    text = console.export_text()
+    assert max(map(len, text.splitlines())) <= 80
+    assert "…" not in text
+    flat = " ".join(text.split())
+    assert flat.startswith(" ".join(" ".join(headline(table)).split()))
+    assert re.search(r"seen \(held-out\) +150 +\d+\.\d→\d+\.\d ▲ .* better", text)
+    assert re.search(r"unseen \(transfer\) +200 +\d+\.\d→\d+\.\d ▼ .* worse", text)
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -336,9 +349,9 @@ def test_every_figure_and_table_is_found_from_the_contents(run: Run, table: Resu
     found = Checker(page)
     listed = [a.removeprefix("#") for a in found.addresses if re.match(r"#(figure|table)-", a)]
     assert listed == [i for i in found.ids if re.match(r"(figure|table)-\d+$", i)]
-    assert found.tags.count("figure") == len([x for x in listed if x.startswith("figure")])
+    assert found.tags.count("figure") == 1 + len([x for x in listed if x.startswith("figure")])  # one at the head
     assert found.tags.count("table") == len([x for x in listed if x.startswith("table")]) == len(table.tasks)
-    sections = [a for a in found.addresses if a in {"#results", "#calibration", "#examples", "#choice", "#provenance"}]
+    sections = [a for a in found.addresses if a in {"#results", "#calibration", "#questions", "#choice", "#provenance"}]
     assert len(set(sections)) == 5
 
 
@@ -376,22 +389,64 @@ def test_many_methods_leave_the_page_readable() -> None:
     skill = {"base": 0.0, "temperature": 0.1, "coral": 1.0, **{f"method {i}": 0.5 for i in range(9)}}
     run = Run("many", (random_task("t", 40, skill=skill),), {"model": {"name": "tiny"}})
     page = render_report(run, table=results_table(run, n_boot=10))
-    assert page.count("<figure") == 3 + 3
-    assert "Of 9 further methods" in page
+    assert page.count("<figure") == 1 + 3 + 1
 
 
 def test_losses_are_in_the_headline_and_among_the_examples(run: Run, table: ResultsTable, page: str) -> None:
-    held_out, transfer = headline(table)[:2]
-    assert held_out.startswith("On new questions of seen")
-    assert "accuracy rose" in held_out
-    assert transfer.startswith("On unseen, a task that the lens never saw")
-    assert "accuracy fell" in transfer
-    assert "(Brier) rose" in transfer
+    helped, trusted, worse = headline(table)
+    assert re.match(r"[^:]+: on 2 tasks with 350 questions, with CORAL the model gives the right answer to \d", helped)
+    assert "brackets are 95 % intervals" in helped
+    assert "the Brier score (the error of all its probabilities" in trusted
+    assert re.search(r"What got worse: Accuracy on unseen, \d+\.\d.→.\d+\.\d \(clearly worse\); Brier on unseen", worse)
+    assert all(sentence.replace("'", "&#39;") in page for sentence in (helped, trusted, worse))
     unseen = answer_changes(run.evaluations[0], before="base", after="coral")
     assert unseen is not None
     assert unseen.n_worse > unseen.n_better
     assert f"{unseen.n_worse} became wrong" in page
-    assert page.count('class="example worse"') >= len(unseen.worse) == 2
+    assert page.count('class="example worse"') == page.count('class="example better"') == 1
+    assert page.count("clearly worse") >= 2
+
+
+def test_a_large_loss_of_an_ece_is_seen_though_questions_are_too_few_to_test_it() -> None:
+    """Sure by 50 % and right in half of the cases before; sure by 95 % and no more right after."""
+    answers = [0, 1] * 40
+    probs = {"base": [[0.51, 0.49]] * 80, "coral": [[0.95, 0.05]] * 80}
+    table = results_table(Run("r", (task("t", probs, answers, trained_on=True),), LENS), n_boot=50)
+    (at_a_glance,) = glances(table)
+    accuracy, brier, ece = at_a_glance.changes
+    assert (accuracy.verdict.words, accuracy.verdict.mark) == ("not clear", "")
+    assert (brier.verdict.words, brier.verdict.mark) == ("clearly worse", "▼")
+    assert (ece.verdict.words, ece.verdict.mark) == ("seems worse, but there are too few questions to test it", "▽")
+    assert at_a_glance.word == "worse"
+    said = headline(table)[2]
+    assert "ECE on t, 1.0\N{NO-BREAK SPACE}→\N{NO-BREAK SPACE}45.0 (on 80 questions, too few to test an ECE" in said
+
+
+def test_the_first_words_never_call_better_probabilities_more_right_answers() -> None:
+    """Both are right on the first half of the questions; only how sure they are differs."""
+    answers = [0] * 40 + [1] * 40
+    sure, unsure = [[0.9, 0.1]] * 80, [[0.6, 0.4]] * 80
+    better, worse = (
+        headline(results_table(Run("r", (task("arc_easy:test", {"base": a, "coral": b}, answers),), LENS), n_boot=50))
+        for a, b in ((sure, unsure), (unsure, sure))
+    )
+    assert better[0].startswith(
+        "It gives better probabilities, but not clearly more right answers: on 80 questions of ARC-Easy"
+    )
+    assert better[2] == "Nothing got clearly worse on any task; small losses may hide in the intervals."
+    assert worse[0].startswith("It made the probabilities worse")
+    assert "Brier on ARC-Easy" in worse[2]
+
+
+def test_folds_hold_everything_but_the_head(page: str) -> None:
+    assert page.count('<details class="fold">') == 6
+    assert "<details open" not in page
+    assert page.index('class="glance"') < page.index('class="fold"')
+
+
+def test_reliability_is_shown_once(run: Run, table: ResultsTable) -> None:
+    finding = replace(hostile_finding(), name="confidence-reliability-seen", section="confidence", title="Twice")
+    assert "Twice" not in render_report(run, table=table, findings=[finding])
 
 
 def test_changes_worked_by_hand() -> None:
@@ -401,9 +456,29 @@ def test_changes_worked_by_hand() -> None:
     changes = answer_changes(evaluation, before="base", after="coral")
     assert changes is not None
     assert (changes.still_right, changes.n_better, changes.n_worse, changes.still_wrong) == (1, 2, 1, 1)
-    assert [e.id for e in changes.better] == ["t/1", "t/4"]  # gains of 0.6 and 0.5
-    assert [(e.id, e.before, e.after) for e in changes.worse] == [("t/2", 1, 0)]
     assert answer_changes(evaluation, before="base", after="iti") is None
+    better, worse = choose_examples([evaluation], before="base", after="coral")
+    assert better is not None
+    assert worse is not None
+    assert better.id == "t/1"  # a gain of 0.6; that of t/4 is 0.5
+    assert (worse.id, worse.before, worse.after) == ("t/2", 1, 0)
+    assert choose_examples([evaluation], before="base", after="iti") == (None, None)
+
+
+def test_what_is_shown_unasked_is_short_and_plain() -> None:
+    def asked(text: str, *options: str) -> Question:
+        return Question("q", "q", text, options or ("a house", "a tree"), 0)
+
+    assert is_plain(asked("Question: Where do clouds float?\nAnswer:"))
+    assert is_plain(asked("Which analysis of the stable gravel is made by explorers in Essex?"))
+    assert not is_plain(asked("Where do clouds float? " * 20))
+    assert not is_plain(asked("Why was he KILLED?"))
+    assert not is_plain(asked("Where do clouds float?", "air", "a murderer"))
+    unfit = task("t", {"base": [[0.9, 0.1]] * 2, "coral": [[0.1, 0.9], [0.2, 0.8]]}, [1, 1])
+    unfit = replace(unfit, questions=(replace(unfit.questions[0], text="Who stole it?"), unfit.questions[1]))
+    better, _ = choose_examples([unfit], before="base", after="coral")
+    assert better is not None
+    assert better.id == "t/1"  # t/0 gained more
 
 
 def test_long_questions_are_cut_in_the_middle() -> None:
@@ -419,7 +494,7 @@ def test_a_run_with_one_method_or_without_a_trace_still_has_a_page(lens: dict[st
     run = Run("one", (random_task("t", 30, skill={"base": 1.0}),), lens)
     page = render_report(run, table=results_table(run, n_boot=20))
     assert "base has" in page
-    assert 'id="examples"' not in page
+    assert 'id="questions"' not in page
     assert page.count("<svg") == 4 + len([c for c in (layer_curve(lens), gamma_curve(lens)) if c])
 
 
@@ -439,6 +514,8 @@ def test_figures_are_valid_and_come_out_the_same(run: Run, table: ResultsTable) 
         svg = picture.svg()
         assert ElementTree.fromstring(svg).attrib["aria-label"] == picture.alt
         assert svg == picture.svg()
+        assert len(svg) < 30_000
+        assert "<text" in svg  # letters are text, not outlines
     assert pictures[0].png(dpi=50).startswith(b"\x89PNG")
 
 

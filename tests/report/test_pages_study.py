@@ -84,22 +84,17 @@ ROWS = {
 }
 
 
-def test_the_best_is_bold_and_the_second_underlined_and_equals_share_a_place() -> None:
-    table = table_of("csqa:validation", "org/a_b", ROWS)
-    assert table.places("accuracy") == {"coral": 1, "base": 2, "temperature": 2}
-    assert table.places("ece") == {"temperature": 1, "coral": 2}
+def test_bold_is_what_leads_in_the_table_of_the_run_and_not_the_largest_value() -> None:
+    table = table_of("csqa:validation", "org/a_b", ROWS, best={"accuracy": ("coral",), "ece": ()})
     text = study_markdown("x", [table])
     assert "**60.0** [59.0 to 61.0]" in text
-    assert "<u>50.0</u>" in text
-    source = study_latex([table])
-    assert r"\textbf{60.0} {\scriptsize [59.0 to 61.0]}" in source
-    assert r"\underline{10.0}" in source
+    assert "| 5.0 [4.0 to 6.0]" in text  # the smallest ECE leads nothing
+    assert "<u>" not in text
+    assert r"\textbf{60.0} {\scriptsize [59.0 to 61.0]}" in study_latex([table])
 
 
-def test_ece_marks_nothing_below_a_thousand_questions() -> None:
+def test_ece_is_marked_below_a_thousand_questions() -> None:
     table = table_of("x:test", "m", ROWS, n_questions=999)
-    assert table.places("ece") == {}
-    assert table.places("accuracy")
     assert "ECE ↓ †" in study_markdown("x", [table])
     (_, coral) = improvements([table])
     assert not coral.ranks
@@ -118,7 +113,7 @@ COMPARISON = {
 def test_differences_stand_below_the_methods_with_their_corrected_p_values() -> None:
     table = table_of("x:test", "m", ROWS, comparisons=(COMPARISON,))
     line = next(line for line in study_markdown("x", [table]).splitlines() if "CORAL − Few-shot" in line)
-    assert "+10.0 [−2.0 to n/a] (p < 0.001)" in line
+    assert "+10.0 ▲ [−2.0 to n/a] (p < 0.001)" in line
     assert r"CORAL $-$ Few-shot & +10.0 {\scriptsize [$-$2.0 to n/a] p $<$ 0.001}" in study_latex([table])
     rows = list(csv.DictReader(io.StringIO(study_csv([table]))))
     (row,) = [r for r in rows if r["against"] == "base" and r["metric"] == "accuracy"]
@@ -134,6 +129,22 @@ def test_clear_gains_and_losses_are_counted_by_their_corrected_p_values() -> Non
     assert "| 2 better | 1 worse | none |" in study_markdown("x", tables)
     temperature = next(i for i in improvements(tables) if i.method == "temperature")
     assert set(temperature.verdicts.values()) == {(0, 0)}
+
+
+def test_a_mean_in_the_headline_has_its_interval() -> None:
+    """By hand: half of each interval is 10 % of the base; two models share a test, so their errors add up: 10 % of both."""
+
+    def compared(width: float) -> dict[str, Any]:
+        difference = {"value": 0.1, "low": 0.1 - width, "high": 0.1 + width, "p_value": 0.01}
+        return COMPARISON | {"differences": dict.fromkeys(COLUMNS, difference)}
+
+    tables = [table_of("t", model, ROWS, comparisons=(compared(0.05),)) for model in ("a", "b")]
+    coral = next(i for i in improvements(tables) if i.method == "coral")
+    assert coral.intervals["accuracy"] == pytest.approx((0.2 - 0.1, 0.2 + 0.1))
+    apart = [replace(t, test=t.model) for t in tables]
+    coral = next(i for i in improvements(apart) if i.method == "coral")
+    assert coral.intervals["accuracy"] == pytest.approx((0.2 - 0.1 / 2**0.5, 0.2 + 0.1 / 2**0.5))
+    assert "CORAL +20.0 % (+10.0 to +30.0)" in study_headline(tables)[0]
 
 
 def test_latex_escapes_what_it_would_take_for_its_own_and_closes_what_it_opens() -> None:
@@ -192,7 +203,7 @@ def test_the_page_shows_tables_figures_and_what_was_dropped() -> None:
     assert page.count("<svg") == 1
     assert "The paper on MMLU" in page
     assert "<dt>dropped · MMLU</dt><dd>7</dd>" in page
-    assert 'class="second"' in page
+    assert page.count('<details class="fold">') == 4
 
 
 def test_the_figure_of_improvements_is_drawn_alike_twice() -> None:

@@ -139,4 +139,5 @@ def test_the_page_and_its_files_hold_the_differences_and_no_text_becomes_markup(
     lines = list(csv.DictReader((tmp_path / "comparison.csv").read_text("utf-8").splitlines()))
     assert len(lines) == 2 * 5  # two methods, five metrics
     assert "What differs in their making" in text
-    assert text.count("<figure") == 3 + 2
+    assert text.count("<figure") == 1 + 3 + 2
+    assert text.count('<details class="fold">') == 3

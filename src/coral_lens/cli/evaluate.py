@@ -38,6 +38,8 @@ class Measured(Settings):
     """Instead of a lens and tasks: logs of lm-eval (`samples_*.jsonl`)."""
     out: Path | None = None
     """Folder for predictions, tables and report.html."""
+    full: bool = False
+    """Print all tables: every method and metric with intervals and tests."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,7 +76,7 @@ def evaluate(
     run = run_of_logs(logs) if logs else run_of_lenses(measured, asking, model)
     if measured.out:
         save_run(run, measured.out)
-    show_run(run, measured.out)
+    show_run(run, measured.out, full=measured.full)
     if not logs:
         show_left_out(run)
 
@@ -101,13 +103,14 @@ def run_of_lenses(measured: Measured, asking: Asking, model: OtherModelChoice) -
 def show_left_out(run: Run) -> None:
     """Say which questions the guard against leaks left out, and what it could not check."""
     from coral_lens.data.leaks import REPEATED
+    from coral_lens.report.names import task_name
     from coral_lens.study.evaluate import LEAK_GUARD
 
     guard = run.provenance[LEAK_GUARD]
     for name, reasons in guard["left out"].items():
         for reason, n in reasons.items():
             why = "because the lens was fitted on them" if reason == REPEATED else f"each is {reason}"
-            typer.echo(f"{name}: {n} questions were left out, {why}.")
+            typer.echo(f"{task_name(name)}: {n} questions were left out, {why}.")
     if "not checked" in guard:
         typer.echo(f"Not checked: {guard['not checked']}.")
 

@@ -24,11 +24,15 @@ from coral_lens.metrics.comparisons import Difference
 from coral_lens.metrics.scores import Score
 from coral_lens.report.figures.confidence import confidence_findings
 from coral_lens.report.findings import FOLDER, write_findings
+from coral_lens.report.names import task_name
 from coral_lens.report.pages.compare import write_comparison
 from coral_lens.report.pages.run import write_report
 from coral_lens.report.runs import Run
-from coral_lens.report.tables.formats import percent, terminal
+from coral_lens.report.tables.clear import verdict_of
+from coral_lens.report.tables.formats import MARKED, interval_text, percent
 from coral_lens.report.tables.run import results_table
+from coral_lens.report.tables.study import RELATIVE, Improvement, difference_of, improvements, tables_in
+from coral_lens.report.terminal import WIDE, WIDTH, in_full, in_short
 from coral_lens.storage.files import read_json
 
 NOTHING = {
@@ -80,14 +84,17 @@ def print_curve(curve: LearningCurve) -> None:
 # ------------------------------------------------------------------------------------------------------ runs and studies
 
 
-def show_run(run: Run, folder: Path | None, *, again: bool = False) -> None:
-    """Print the results of a run, and if it has a folder, write what its confidence is worth and its report.
+def show_run(run: Run, folder: Path | None, *, again: bool = False, full: bool = False) -> None:
+    """Print whether a run helped, and if it has a folder, write what its confidence is worth and its report.
 
-    `again`: findings that are there already stay as they are.
+    `again`: findings that are there already stay as they are. `full`: all tables in place of the short one.
     """
     table = results_table(run)
     console = Console()
-    console.print(terminal(table), width=None if console.is_terminal else 100)
+    if full:
+        console.print(in_full(table), width=None if console.is_terminal else WIDE)
+    else:
+        console.print(in_short(table), width=None if console.is_terminal else WIDTH)
     if folder:
         findings = folder / FOLDER / "confidence"
         if not (again and findings.exists()):
@@ -99,14 +106,21 @@ def print_comparison(a: Run, b: Run, folder: Path) -> None:
     """Compare two runs, and print what changed from the first to the second."""
     page = write_comparison(a, b, folder)
     for test in read_json(folder / "comparison.json")["tests"]:
-        table = Table(f"{test['task']} ({test['n_shared']:,} shared)", "accuracy", "ECE", "Brier", box=None)
+        table = Table(f"{task_name(test['task'])} ({test['n_shared']:,} shared)", "accuracy", "ECE", "Brier", box=None)
         for c in test["comparisons"]:
-            cells = [c["differences"][m] for m in ("accuracy", "ece", "brier")]
-            shown = [f"{percent(d['value'], sign=True)} ({percent(d['low'])} to {percent(d['high'])})" for d in cells]
+            shown = [compared_cell(test, c, m) for m in ("accuracy", "ece", "brier")]
             names = [c["method"].removeprefix("B: "), c["against"].removeprefix("A: ")]
             table.add_row(names[0] if names[0] == names[1] else f"{c['method']} − {c['against']}", *shown)
         Console().print(table)
-    typer.echo(f"B minus A, x 100, with paired 95 % intervals.\nReport: {page}")
+    typer.echo(f"B minus A, x 100, with paired 95 % intervals. {MARKED}\nReport: {page}")
+
+
+def compared_cell(test: dict[str, Any], comparison: dict[str, Any], metric: str) -> str:
+    """Return a saved difference with its interval, and a mark where it is clear."""
+    difference, n_tests = difference_of(comparison, metric), sum(len(c["p_values"]) for c in test["comparisons"])
+    verdict = verdict_of(difference, comparison["p_values"].get(metric), metric=metric, n_tests=n_tests)
+    interval = interval_text(difference.low, difference.high, sign=True)
+    return f"{percent(difference.value, sign=True)} ({interval}) {verdict.mark}".rstrip()
 
 
 def print_plan(record: dict[str, Any]) -> None:
@@ -127,12 +141,24 @@ def print_plan(record: dict[str, Any]) -> None:
 def print_study(page: Path) -> None:
     """Print what each method gained on average, and where the report is."""
     table = Table("trained on", "tests", "method", "accuracy", "ECE", box=None)
-    for one in read_json(page.parent / "tables.json")["improvements"]:
-        gains = [f"{percent(one['mean'][m], sign=True)} %" if m in one["mean"] else "n/a" for m in ("accuracy", "ece")]
-        mark = "" if one["ece_ranks"] else " (too few questions)"
-        table.add_row(one["mixture"], f"{one['kind']}, {one['n_cells']}", one["method"], gains[0], gains[1] + mark)
+    for one in improvements(tables_in(read_json(page.parent / "tables.json"))):
+        accuracy, ece = (mean_cell(one, m) for m in RELATIVE)
+        mark = "" if one.ranks else " (too few questions)"
+        table.add_row(one.mixture, f"{one.kind}, {one.n_cells}", one.method, accuracy, ece + mark)
     Console().print(table)
-    typer.echo(f"Mean relative improvement on the unsteered model with the same prompts (few-shot).\nReport: {page}")
+    typer.echo(
+        "Mean relative improvement on the unsteered model with the same prompts (few-shot), with 95 % intervals.\n"
+        f"Report: {page}"
+    )
+
+
+def mean_cell(improvement: Improvement, metric: str) -> str:
+    """Return a mean relative improvement with its interval, where it is known."""
+    if metric not in improvement.means:
+        return "n/a"
+    low_high = improvement.intervals.get(metric)
+    interval = f" ({interval_text(*low_high, sign=True)})" if low_high else ""
+    return f"{percent(improvement.means[metric], sign=True)} %{interval}"
 
 
 # ---------------------------------------------------------------------------------------------------------- autoencoders

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from coral_lens.study.config import Study
 
 app = typer.Typer()
+Full = Annotated[bool, typer.Option("--full", help="Print all tables, with intervals and tests.")]
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ def report(
     run: Annotated[Path, typer.Argument(help="Folder made by `coral eval --out` or `coral demo`.")],
     other: Annotated[Path | None, typer.Argument(help="A second run: compare the two, question by question.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for a comparison; default: coral-comparison.")] = None,
+    full: Full = False,
 ) -> None:
     """Make report.html and the tables of a run again, or compare two runs.
 
@@ -95,7 +97,7 @@ def report(
         return print_comparison(load_run(run), load_run(other), out or Path("coral-comparison"))
     if out:
         raise CoralError("--out is for a comparison of two runs; the report of one is written into its own folder.")
-    show_run(load_run(run), run, again=True)
+    show_run(load_run(run), run, again=True, full=full)
 
 
 @app.command()
@@ -103,6 +105,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for the lens, the predictions and the report.")] = Path(
         "coral-demo"
     ),
+    full: Full = False,
 ) -> None:
     """Fit a lens on real questions with a real model, and measure it on held-out questions and on tasks it never saw.
 
@@ -119,7 +122,7 @@ def demo(
         ):
             raise CoralError("The demo's model and data are not installed; run `coral assets` first.")
         fetch_assets(lambda message: typer.echo(message, err=True))
-    show_run(run_demo(out), out)
+    show_run(run_demo(out), out, full=full)
 
 
 # ---------------------------------------------------------------------------------------------------------- baselines
@@ -205,7 +208,7 @@ def baseline(
     typer.echo("reading questions ...", err=True)
     prepared = prepare_study(study, folders.data)
     folder = run_alone(prepared, folders, open_model=machine.open, bar=shown)
-    show_run(load_run(folder), None)
+    show_run(load_run(folder), None, full=True)
     typer.echo(f"Report: {folder / 'report.html'}\nCosts:  {folder / 'costs.md'}")
 
 

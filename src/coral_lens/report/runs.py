@@ -22,6 +22,7 @@ from coral_lens.metrics.display import Shown, Table
 from coral_lens.metrics.scores import score
 from coral_lens.ragged import Options
 from coral_lens.records import Predictions, Question, groups_of
+from coral_lens.report.names import task_names
 from coral_lens.storage.files import canonical, digest_file, file_name, read_json, write_atomic, write_json
 
 FORMAT = 1
@@ -69,6 +70,11 @@ class Run(Shown):
     """The lens's record, see Lens.record: layer, gamma, base, model, training, trace."""
     provenance: dict[str, Any] = field(default_factory=dict)
     """Versions, command, data sources, dropped repeats: name to text or number."""
+
+    @property
+    def titles(self) -> dict[str, str]:
+        """The name of each test set for people, by its exact name."""
+        return task_names(e.name for e in self.evaluations)
 
     def table(self) -> Table:
         """Return a row for each test set and method."""

@@ -19,8 +19,9 @@ from coral_lens.report import confidence as numbers
 from coral_lens.report.confidence import ConfidenceSummary, PositionBias
 from coral_lens.report.figures.style import FAINT, INK, Look, Picture, clipped, looks_of, method_key, panels
 from coral_lens.report.findings import Finding, Value
+from coral_lens.report.names import method_name, task_name, task_names
 from coral_lens.report.runs import Evaluation, Run
-from coral_lens.report.tables.formats import label_of, percent
+from coral_lens.report.tables.formats import percent
 from coral_lens.storage.files import file_name
 
 if TYPE_CHECKING:
@@ -54,6 +55,47 @@ def confidence_findings(
 # --- reliability ------------------------------------------------------------------------------------------------------
 
 
+def reliability_rows(evaluation: Evaluation, *, n_bins: int) -> list[tuple[Value, ...]]:
+    """Return method, kind of bin, edges, number of questions, confidence, and the share of right answers with its interval."""
+    rows: list[tuple[Value, ...]] = []
+    for method, predictions in evaluation.predictions.items():
+        for name, bins in numbers.both_bins(predictions, n_bins=n_bins).items():
+            low, high = numbers.wilson(bins.accuracy * bins.count, bins.count)
+            cells = (bins.low, bins.high, bins.count, bins.confidence, bins.accuracy, low, high)
+            rows += [(method, name, *(x.item() for x in line)) for line in zip(*cells, strict=True)]
+    return rows
+
+
+def before_after_picture(evaluation: Evaluation, looks: dict[str, Look], *, name: str) -> Picture:
+    """Return the share of right answers over confidence, before and after steering."""
+    rows = [
+        r
+        for r in reliability_rows(evaluation, n_bins=numbers.N_BINS)
+        if r[0] in looks and r[1] == "equal width"
+    ]  # fmt: skip
+    means = {m: numbers.confidence_summary(evaluation.predictions[m], base=None) for m in looks}
+
+    def paint(figure: Figure) -> None:
+        top, strip = panels(figure, 2, ratios=(3.2, 0.9))
+        draw_reliability(top, rows, looks)
+        draw_bin_counts(strip, rows, looks)
+        aside = {"transform": top.transAxes, "color": FAINT, "style": "italic"}
+        top.text(0.04, 0.96, "not sure enough", ha="left", va="top", **aside)
+        top.text(0.98, 0.04, "too sure", ha="right", va="bottom", **aside)
+        strip.set_xlabel("confidence (%)")
+        method_key(figure, looks)
+
+    alt = f"Share of right answers over confidence, {about(evaluation)}. " + "; ".join(
+        f"{method_name(str(r[0]))}, confidence {percent(float(r[5] or 0))} %: right {percent(float(r[6] or 0))} % of {r[4]}"
+        for r in rows
+    )
+    caption = "; ".join(
+        f"{method_name(m)} is {percent(s.confidence.value)} % sure on average and {percent(s.accuracy.value)} % right"
+        for m, s in means.items()
+    )
+    return Picture(name, paint, 4.3, alt, f"{caption[:1].upper()}{caption[1:]}.")
+
+
 def reliability_finding(evaluation: Evaluation, looks: dict[str, Look], *, n_bins: int) -> Finding:
     """Return the share of right answers over confidence, in bins of equal width and of equally many questions."""
     columns = (
@@ -67,12 +109,7 @@ def reliability_finding(evaluation: Evaluation, looks: dict[str, Look], *, n_bin
         "accuracy_low",
         "accuracy_high",
     )
-    rows: list[tuple[Value, ...]] = []
-    for method, predictions in evaluation.predictions.items():
-        for name, bins in numbers.both_bins(predictions, n_bins=n_bins).items():
-            low, high = numbers.wilson(bins.accuracy * bins.count, bins.count)
-            cells = (bins.low, bins.high, bins.count, bins.confidence, bins.accuracy, low, high)
-            rows += [(method, name, *(x.item() for x in line)) for line in zip(*cells, strict=True)]
+    rows = reliability_rows(evaluation, n_bins=n_bins)
     drawn = [r for r in rows if r[0] in looks]
 
     def paint(figure: Figure) -> None:
@@ -86,7 +123,8 @@ def reliability_finding(evaluation: Evaluation, looks: dict[str, Look], *, n_bin
         method_key(figure, looks)
 
     alt = f"Share of right answers over confidence, {about(evaluation)}. " + "; ".join(
-        f"{label_of(str(r[0]))}, {r[1]}, confidence {percent(float(r[5] or 0))} %: right {percent(float(r[6] or 0))} % of {r[4]}"
+        f"{method_name(str(r[0]))}, {r[1]}, confidence {percent(float(r[5] or 0))} %: right {percent(float(r[6] or 0))} % "
+        f"of {r[4]}"
         for r in drawn
     )
     caption = (
@@ -150,12 +188,13 @@ def risk_finding(evaluation: Evaluation, looks: dict[str, Look], *, bands: Seque
         method_key(figure, {m: looks[m] for m in curves})
 
     alt = f"Wrong answers by share of questions answered, {about(evaluation)}. " + "; ".join(
-        f"{label_of(m)}: {percent(float(c.risk[4]))} % wrong among the surest quarter, {percent(float(c.risk[-1]))} % among all"
+        f"{method_name(m)}: {percent(float(c.risk[4]))} % wrong among the surest quarter, {percent(float(c.risk[-1]))} % "
+        "among all"
         for m, c in curves.items()
     )
     caption = (
         "How often answers are wrong when only the surest are given: lower is better, and a line that rises to the right "
-        f"knows what it does not know. Shaded: 95 % intervals of {' and '.join(map(label_of, dict.fromkeys(bands)))}."
+        f"knows what it does not know. Shaded: 95 % intervals of {' and '.join(map(method_name, dict.fromkeys(bands)))}."
     )
     name = f"risk-{file_name(evaluation.name)}"
     picture = Picture(name, paint, 3.6 + 0.22 * ((len(curves) - 1) // 2), alt, caption)
@@ -183,18 +222,18 @@ def histogram_finding(evaluation: Evaluation, looks: dict[str, Look]) -> Finding
             axes.axvline(100 * mean.confidence.value, color=INK, linewidth=1.4)
             axes.axvline(100 * mean.accuracy.value, color=INK, linewidth=1.4, linestyle=(0, (1, 1.2)))
             said, was = percent(mean.confidence.value), percent(mean.accuracy.value)
-            axes.set_title(f"{clipped(label_of(method), 22)}: {said} % sure, {was} % right")
+            axes.set_title(f"{clipped(method_name(method), 22)}: {said} % sure, {was} % right")
             axes.set(ylim=(0, 1.06 * tallest), xlim=(0, 100), ylabel="questions")
             axes.locator_params(axis="y", nbins=4)
         axes.set_xlabel("confidence (%)")
         histogram_key(figure)
 
     alt = f"Confidence of the answers, {about(evaluation)}. " + "; ".join(
-        f"{label_of(m)}: mean confidence {percent(s.confidence.value)} %, accuracy {percent(s.accuracy.value)} % "
+        f"{method_name(m)}: mean confidence {percent(s.confidence.value)} %, accuracy {percent(s.accuracy.value)} % "
         f"({percent(s.accuracy.low)} to {percent(s.accuracy.high)})"
         for m, s in means.items()
     )
-    gaps = "; ".join(f"{label_of(m)} {signed(s.overconfidence)}" for m, s in means.items())
+    gaps = "; ".join(f"{method_name(m)} {signed(s.overconfidence)}" for m, s in means.items())
     caption = f"Mean confidence minus accuracy, in points with 95 % intervals: {gaps}."
     name = f"histogram-{file_name(evaluation.name)}"
     picture = Picture(name, paint, 0.95 + 1.45 * len(looks), alt, caption)
@@ -238,11 +277,11 @@ def position_finding(evaluation: Evaluation, looks: dict[str, Look], *, n_boot: 
         method_key(figure, looks)
 
     alt = f"How often each position is chosen, {about(evaluation)}. " + "; ".join(
-        f"{label_of(b.method)} chooses {b.position} on {percent(b.chosen.value)} %, right is {percent(b.right.value)} %"
+        f"{method_name(b.method)} chooses {b.position} on {percent(b.chosen.value)} %, right is {percent(b.right.value)} %"
         for b in drawn
     )
     worst = {m: max((b for b in drawn if b.method == m), key=lambda b: abs(b.excess.value)) for m in looks}
-    largest = "; ".join(f"{label_of(m)} {b.position} {signed(b.excess)}" for m, b in worst.items())
+    largest = "; ".join(f"{method_name(m)} {b.position} {signed(b.excess)}" for m, b in worst.items())
     caption = (
         "Bars: how often the position is right; dots: how often it is chosen, with 95 % (Wilson) intervals. Largest bias, "
         f"chosen minus right in points: {largest}."
@@ -296,7 +335,7 @@ def subject_finding(summaries: Sequence[ConfidenceSummary], looks: dict[str, Loo
         method_key(figure, {m: looks[m] for m in shown})
 
     alt = "Accuracy and overconfidence by task. " + "; ".join(
-        f"{s.task}, {label_of(s.method)}: {percent(s.accuracy.value)} % right, too sure by {signed(s.overconfidence)} points"
+        f"{s.task}, {method_name(s.method)}: {percent(s.accuracy.value)} % right, too sure by {signed(s.overconfidence)} points"
         for s in drawn
     )
     caption = (
@@ -311,8 +350,9 @@ def short_names(summaries: Sequence[ConfidenceSummary]) -> dict[tuple[str, str],
     keys = list(dict.fromkeys((s.test, s.task) for s in summaries))
     alone = [sum(test == other for other, _ in keys) == 1 for test, _ in keys]
     heads = [f"{task_family(task)}_" for _, task in keys]
+    titles = task_names(dict.fromkeys(test for test, _ in keys))
     return {
-        (test, task): test if single and heads.count(head) < TASKS_OF_FAMILY else task.removeprefix(head)
+        (test, task): titles[test] if single and heads.count(head) < TASKS_OF_FAMILY else task.removeprefix(head)
         for (test, task), single, head in zip(keys, alone, heads, strict=True)
     }
 
@@ -332,7 +372,7 @@ def draw_summaries(axes: Any, summaries: Sequence[ConfidenceSummary], part: str,
 
 def about(evaluation: Evaluation) -> str:
     """Return a test set's name and size."""
-    return f"{evaluation.name}, {len(evaluation.questions):,} questions"
+    return f"{task_name(evaluation.name)}, {len(evaluation.questions):,} questions"
 
 
 def interval_cells(score: Score | None) -> tuple[Value, ...]:

@@ -12,8 +12,9 @@ from coral_lens.records import Predictions
 from coral_lens.report.confidence import N_BINS, wilson
 from coral_lens.report.figures.choice import curve_picture, gamma_curve, layer_curve
 from coral_lens.report.figures.style import FAINT, INK, Look, Picture, clipped, looks_of, method_key, panels
+from coral_lens.report.names import method_name
 from coral_lens.report.runs import Run
-from coral_lens.report.tables.formats import kind_of, label_of, percent
+from coral_lens.report.tables.formats import kind_of, percent
 from coral_lens.report.tables.run import COLUMNS, ResultsTable, in_order, subject_of
 from coral_lens.storage.files import file_name, write_atomic
 
@@ -59,7 +60,7 @@ def metric_picture(table: ResultsTable, metric: str, *, name: str, looks: Mappin
     def paint(figure: Figure) -> None:
         (axes,) = panels(figure, 1)
         for i, task in enumerate(table.tasks):
-            label = f"{clipped(task.name, 28)} ({kind_of(task)})"
+            label = f"{clipped(task.title, 28)} ({kind_of(task)})"
             head = axes.annotate(label, (0.0, i * step - 0.95), xycoords=axes.get_yaxis_transform(), **HEAD)
             head.set_in_layout(False)
             for j, method in enumerate(methods):
@@ -74,8 +75,8 @@ def metric_picture(table: ResultsTable, metric: str, *, name: str, looks: Mappin
         method_key(figure, looks, more=[floor_key()] if metric == "ece" else [])
 
     alt = f"{METRICS[metric].label} by task and method. " + "; ".join(
-        f"{task.name}: "
-        + ", ".join(f"{label_of(m)} {percent(s.scores[metric].value)}" for m, s in task.metrics.items())
+        f"{task.title}: "
+        + ", ".join(f"{method_name(m)} {percent(s.scores[metric].value)}" for m, s in task.metrics.items())
         for task in table.tasks
     )
     rows = len(table.tasks) * step + 0.8 * (len(methods) > 3) * len(methods) / 2
@@ -117,7 +118,7 @@ def reliability_picture(predictions: Predictions, metrics: Metrics, *, name: str
     look = look or looks_of([metrics.method])[metrics.method]
     ece, floor, accuracy = metrics.scores["ece"].value, metrics.ece_floor, metrics.scores["accuracy"].value
     mean = float((bins.confidence * bins.count).sum() / bins.count.sum())
-    title = f"{label_of(metrics.method)}: ECE {percent(ece)} (floor {percent(floor)})"
+    title = f"{method_name(metrics.method)}: ECE {percent(ece)} (floor {percent(floor)})"
 
     def paint(figure: Figure) -> None:
         top, strip = panels(figure, 2, ratios=(3.2, 1.0))
@@ -126,7 +127,7 @@ def reliability_picture(predictions: Predictions, metrics: Metrics, *, name: str
         draw_histogram(strip, bins, look)
 
     alt = (
-        f"Reliability diagram of {label_of(metrics.method)}: mean confidence {percent(mean)} %, accuracy "
+        f"Reliability diagram of {method_name(metrics.method)}: mean confidence {percent(mean)} %, accuracy "
         f"{percent(accuracy)} %, ECE {percent(ece)}, noise floor {percent(floor)}, {metrics.n_questions} questions. "
         + "; ".join(
             f"confidence {percent(c)} %: right {percent(a)} % of {n}"

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from coral_lens.errors import need
-from coral_lens.report.tables.formats import label_of
+from coral_lens.report.figures.compact import compacted
+from coral_lens.report.names import method_name
 from coral_lens.storage.files import digest
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ RC = {
     "legend.fontsize": 10,
     "legend.frameon": False,
     "lines.linewidth": 1.8,
-    "svg.fonttype": "path",
+    "svg.fonttype": "none",
     "svg.hashsalt": "coral-lens",
     "text.color": INK,
     "xtick.color": FAINT,
@@ -154,25 +155,14 @@ def inline(svg: str, *, name: str, alt: str) -> str:
     """Return the bare `<svg>` element, with ids that do not clash with those of other figures in the same page."""
     from markupsafe import escape
 
-    body = svg[svg.index("<svg") :]
-    body = re.sub(r"<metadata>.*?</metadata>\s*|<!--.*?-->\s*", "", body, flags=re.DOTALL)
-    body = re.sub(r'<g id="[^"]*"', "<g", body)  # nothing refers to groups
-    body = re.sub(r"\s*\n\s*", " ", body)
-    body = re.sub(r'( (?:d|x|y|x1|y1|x2|y2)="[^"]*"|translate\([^)]*\))', rounded, body)
-    body = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{prefix_of(name)}-", body)
+    head, rest = compacted(svg, prefix=prefix_of(name)).split(">", 1)
     size = re.compile(r'\s(?:width|height)="[\d.]+pt"')
-    head, rest = body.split(">", 1)
     return f'{size.sub("", head)} role="img" aria-label="{escape(alt)}">{rest}'.strip()
 
 
 def prefix_of(name: str) -> str:
     """Return a short name for the ids of a figure: they are written hundreds of times."""
-    return f"f{digest(name)[:6]}"
-
-
-def rounded(match: re.Match[str]) -> str:
-    """Return coordinates to a hundredth of a point: more is not seen, and half of a figure's bytes."""
-    return re.sub(r"(\d\.\d\d)\d+", r"\1", match[0])
+    return f"f{digest(name)[:6]}-"
 
 
 def panels(figure: Figure, n: int, *, ratios: Sequence[float] | None = None) -> list[Any]:
@@ -185,7 +175,7 @@ def method_key(figure: Figure, looks: Mapping[str, Look], *, more: Sequence[Any]
     """Put the key of methods below the axes: in one line where the names are short."""
     from matplotlib.lines import Line2D
 
-    labels = {m: clipped(label_of(m), 22) for m in looks}
+    labels = {m: clipped(method_name(m), 22) for m in looks}
     keys = [Line2D([], [], **look.dots, label=labels[m], linewidth=1.6) for m, look in looks.items()]
     n_keys, longest = len(keys) + len(more), max(map(len, labels.values()))
     in_one_line = sum(map(len, labels.values())) + 6 * n_keys <= 54

@@ -12,15 +12,18 @@ from coral_lens.metrics.scores import METRICS
 from coral_lens.report.figures.confidence import reliability_finding, risk_finding
 from coral_lens.report.figures.run import metric_picture
 from coral_lens.report.figures.style import Look, looks_of
+from coral_lens.report.headline import Change, Glance
+from coral_lens.report.names import method_name
 from coral_lens.report.pages.contents import Contents
-from coral_lens.report.pages.headline import VERDICTS
+from coral_lens.report.pages.glance import glance_parts
 from coral_lens.report.pages.run import SUMMARY, provenance_of
 from coral_lens.report.pages.templates import fill_template
 from coral_lens.report.runs import Run
 from coral_lens.report.tables import formats
+from coral_lens.report.tables.averages import HEADLINE
 from coral_lens.report.tables.exports import clean, csv_text, difference_numbers
 from coral_lens.report.tables.pairing import B_MINUS_A, Matched, joint_run, match_runs
-from coral_lens.report.tables.run import COLUMNS, ResultsTable, TaskTable, results_table, subject_of
+from coral_lens.report.tables.run import COLUMNS, Comparison, ResultsTable, TaskTable, results_table, subject_of
 from coral_lens.storage.files import write_atomic
 
 COMPARISON_HEAD = ("task", "n_questions", "method", "against", "metric", "value", "low", "high", "p_holm")
@@ -61,7 +64,7 @@ def render_comparison(a: Run, b: Run, matched: Sequence[Matched], table: Results
     tests = []
     for m, task in zip(matched, table.tasks, strict=True):
         heads = [formats.column_label(task, name) for name in COLUMNS]
-        tests.append((contents.table(f"Both runs on {task.name}"), task, note_of(m), heads, rows_side_by_side(task)))
+        tests.append((contents.table(f"Both runs on {task.title}"), task, note_of(m), heads, rows_side_by_side(task)))
     contents.begin("confidence", "Confidence")
     plates = []
     for m in matched:
@@ -79,6 +82,7 @@ def render_comparison(a: Run, b: Run, matched: Sequence[Matched], table: Results
         title=f"{a.title} · {b.title}",
         runs=(("A", a.title), ("B", b.title)),
         headline=[s for t in table.tasks for s in sentences(t)],
+        glance=glance_parts([glance_from_a_to_b(t) for t in table.tasks if t.comparisons]),
         summary=summary,
         tests=tests,
         plates=plates,
@@ -103,7 +107,7 @@ def rows_side_by_side(task: TaskTable) -> list[formats.Row]:
     rows: list[formats.Row] = []
     for method in task.metrics:
         rows.append(formats.method_row(task, method))
-        rows += [formats.comparison_row(c) for c in task.comparisons if c.method == method]
+        rows += [formats.comparison_row(task, c) for c in task.comparisons if c.method == method]
     return rows
 
 
@@ -130,20 +134,35 @@ def note_of(matched: Matched) -> str:
     return "; ".join(parts) + "."
 
 
-def sentences(task: TaskTable) -> list[str]:
-    """Say of the last comparison, which is that of the lenses, what changed from A to B."""
-    if not task.comparisons:
-        return [f"On {task.name}, no method is in both runs, and not both have a lens."]
+def main_comparison(task: TaskTable) -> Comparison:
+    """Return the last comparison, which is that of the lenses."""
     lenses = [c for c in task.comparisons if c.method.removeprefix("B: ") not in ("base", "temperature")]
-    comparison = (lenses or list(task.comparisons))[-1]
+    return (lenses or list(task.comparisons))[-1]
+
+
+def glance_from_a_to_b(task: TaskTable) -> Glance:
+    """Return what changed from A to B on one test set."""
+    comparison = main_comparison(task)
+    pair = (comparison.against, comparison.method)
+    changes = []
+    for metric in HEADLINE:
+        before, after = (task.metrics[m].scores[metric].value for m in pair)
+        changes.append(Change(metric, before, after, comparison.differences[metric], task.judged(comparison, metric)))
+    return Glance(task.name, task.title, formats.kind_of(task), task.n_questions, tuple(changes))
+
+
+def sentences(task: TaskTable) -> list[str]:
+    """Say what changed from A to B."""
+    if not task.comparisons:
+        return [f"On {task.title}, no method is in both runs, and not both have a lens."]
+    comparison = main_comparison(task)
     parts = []
     for metric in ("accuracy", "brier"):
         d = comparison.differences[metric]
         value, low, high = (formats.percent(x, sign=True) for x in (d.value, d.low, d.high))
-        verdict = VERDICTS[comparison.verdict(metric)]
-        parts.append(f"{METRICS[metric].label} {value} ({low} to {high}): {verdict}")
-    names = f"{formats.label_of(comparison.method)} minus {formats.label_of(comparison.against)}"
-    return [f"On {task.n_questions:,} shared questions of {task.name}, {names}: {'; '.join(parts)}."]
+        parts.append(f"{METRICS[metric].label} {value} ({low} to {high}), {task.judged(comparison, metric).words}")
+    names = f"{method_name(comparison.method)} minus {method_name(comparison.against)}"
+    return [f"On {task.n_questions:,} shared questions of {task.title}, {names}: {'; '.join(parts)}."]
 
 
 def provenance_difference(a: Run, b: Run, table: ResultsTable) -> tuple[list[tuple[str, str, str]], int]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
-from coral_lens.report.pages.examples import shortened
+from coral_lens.report.pages.examples import is_plain, shortened
 from coral_lens.report.runs import Evaluation, Run
 from coral_lens.report.tables.run import in_order
 
@@ -30,17 +30,19 @@ def questions_data(run: Run, *, before: str, after: str, most: int = MOST) -> di
         return None
     quotas = shares([len(e.questions) for e in tasks], most)
     rows: list[list[Any]] = []
-    about = []
+    about, plain, titles = [], [], run.titles
     for number, (evaluation, quota) in enumerate(zip(tasks, quotas, strict=True)):
         chosen = choose_questions(evaluation, before=before, after=after, n=quota)
         rows += [packed(evaluation, int(i), (before, after), number) for i in chosen]
-        about.append({"name": evaluation.name, "n": len(evaluation.questions), "shown": len(chosen)})
+        plain += [int(is_plain(evaluation.questions[i])) for i in chosen]
+        about.append({"name": titles[evaluation.name], "n": len(evaluation.questions), "shown": len(chosen)})
     views = [e.view for e in tasks if e.view and e.view.layers]
     return {
         "tasks": about,
         "layers": list(views[0].layers) if views else [],
         "own": list(views[0].own) if views else [],
         "questions": rows,
+        "plain": plain,
     }
 
 

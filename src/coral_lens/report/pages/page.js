@@ -24,6 +24,7 @@
     right: "right before and after", wrong: "wrong before and after",
   };
   const ORDERS = {
+    plain: (a, b) => data.plain[b.at] - data.plain[a.at] || Math.abs(b.gain) - Math.abs(a.gain),
     change: (a, b) => Math.abs(b.gain) - Math.abs(a.gain),
     gain: (a, b) => b.gain - a.gain,
     loss: (a, b) => a.gain - b.gain,
@@ -144,12 +145,15 @@
     const next = found.slice(shown, shown + STEP).map(card);
     list.append(...next);
     shown += next.length;
-    more.hidden = shown >= found.length;
-    more.textContent = `Show ${Math.min(STEP, found.length - shown)} more`;
-    count.textContent = `${found.length} of ${questions.length} questions, ${shown} shown`;
+    label();
     if (focus && next.length) { next[0].tabIndex = -1; next[0].focus(); }
   }
-  function choose() {
+  function label() {
+    more.hidden = shown >= found.length;
+    more.textContent = `Show ${Math.min(STEP, found.length - shown)}${shown ? " more" : ""}`;
+    count.textContent = `${found.length} of ${questions.length} questions, ${shown} shown`;
+  }
+  function find() {
     const task = controls.task.value, outcome = controls.outcome.value, words = controls.words.value.trim().toLowerCase();
     found = questions.filter((q) =>
       (task === "" || q.task === Number(task)) &&
@@ -158,10 +162,14 @@
     found.sort(ORDERS[controls.order.value]);
     list.replaceChildren();
     shown = 0;
+    label();
+  }
+  function choose() {
+    find();
     show(false);
   }
   for (const control of Object.values(controls)) control.addEventListener(control.name === "words" ? "input" : "change", choose);
   more.addEventListener("click", () => show(true));
   root.hidden = false;
-  choose();
+  find();  // nothing is shown before it is asked for
 })();

@@ -5,20 +5,23 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from coral_lens.metrics.scores import METRICS
-from coral_lens.report.confidence import methods_drawn
+from coral_lens.report.confidence import methods_drawn, pooled
 from coral_lens.report.figures.choice import curve_picture, gamma_curve, layer_curve
-from coral_lens.report.figures.run import metric_picture, reliability_picture
+from coral_lens.report.figures.confidence import about, before_after_picture
+from coral_lens.report.figures.run import metric_picture
 from coral_lens.report.figures.style import looks_of
 from coral_lens.report.findings import Gathered, gather_findings
+from coral_lens.report.headline import details, glances, headline
+from coral_lens.report.names import method_name
 from coral_lens.report.pages.contents import Contents, ContentsEntry, Plate, by_section
-from coral_lens.report.pages.examples import answer_changes
+from coral_lens.report.pages.examples import answer_changes, choose_examples
 from coral_lens.report.pages.explorer import questions_data, script_text
-from coral_lens.report.pages.headline import cards, headline
+from coral_lens.report.pages.glance import glance_parts
 from coral_lens.report.pages.templates import fill_template, leaves_of, text_of
 from coral_lens.report.runs import Evaluation, Run
 from coral_lens.report.tables import exports, formats
@@ -26,14 +29,14 @@ from coral_lens.report.tables.run import COLUMNS, ResultsTable, TaskTable, in_or
 from coral_lens.storage.files import write_atomic
 
 SUMMARY = ("accuracy", "ece", "brier")
-MOST_DIAGRAMS = 6
-"""Methods with reliability diagrams in the page."""
+SHOWN_BEFORE = "confidence-reliability-"
+"""Findings that begin so are not gathered: the page has its own diagrams of the same numbers."""
 ANALYSES = {
     "": ("Where correctness lives", "What else was found out about this model and these questions."),
     "confidence": (
         "What confidence is worth",
-        "Before and after steering: reliability in bins of both kinds, how often the surest answers are wrong, how sure "
-        "answers are, and where options are letters, whether some positions are preferred.",
+        "Before and after steering: how often the surest answers are wrong, how sure answers are, and where options are "
+        "letters, whether some positions are preferred. The files beside them also have reliability in bins of both kinds.",
     ),
 }
 """Heading and introduction of the sections whose folders are known."""
@@ -61,8 +64,8 @@ def write_report(run: Run, folder: Path, *, table: ResultsTable | None = None) -
 def render_report(run: Run, *, table: ResultsTable | None = None, findings: Sequence[Gathered] = ()) -> str:
     """Return the page."""
     table, contents = table or results_table(run), Contents()
-    parts = results_of(run, table, contents) | analyses_of(findings, contents)
-    parts |= browser_of(run, table, contents) | examples_of(run, table, contents) | lens_of(run, contents)
+    parts = results_of(run, table, contents) | calibration_of(run, table, contents) | analyses_of(findings, contents)
+    parts |= changes_of(run, table, contents) | browser_of(run, table) | lens_of(run, contents)
     contents.begin("terms", "What the words mean")
     contents.begin("provenance", "Provenance")
     return fill_template(
@@ -71,58 +74,45 @@ def render_report(run: Run, *, table: ResultsTable | None = None, findings: Sequ
 
 
 def results_of(run: Run, table: ResultsTable, contents: Contents) -> dict[str, Any]:
-    """Return what the page says of the test questions."""
-    contents.begin("results", "Results")
+    """Return the head of the page, and every number below it."""
+    contents.begin("results", "All numbers")
     summary = [
         contents.figure(metric_picture(table, m, name=f"summary-{m}"), f"{METRICS[m].label} by task") for m in SUMMARY
     ]
     tasks = [task_of(task, contents) for task in table.tasks]
-    contents.begin("calibration", "Calibration")
-    reliability = list(reliability_figures(run, table, contents))
     return {
         "headline": headline(table),
-        "cards": cards(table),
+        "details": details(table),
+        "glance": glance_parts(glances(table)),
         "tasks": tasks,
         "notes": formats.notes_of(table),
         "summary": summary,
-        "reliability": reliability,
-        "left_out": len(table.methods) - len(diagrams_of(table.methods)),
-        "subject": formats.label_of(table.subject),
+        "subject": method_name(table.subject),
     }
 
 
 def task_of(task: TaskTable, contents: Contents) -> tuple[ContentsEntry, TaskTable, str, list[str], list[formats.Row]]:
     """Return a task's table as the template wants it."""
     heads = [formats.column_label(task, m) for m in COLUMNS]
-    return contents.table(f"Results on {task.name}"), task, formats.kind_of(task), heads, formats.table_rows(task)
+    return contents.table(f"Results on {task.title}"), task, formats.kind_of(task), heads, formats.table_rows(task)
 
 
-def reliability_figures(
-    run: Run, table: ResultsTable, contents: Contents
-) -> Iterator[tuple[TaskTable, str, list[Plate]]]:
-    """Yield each task with its diagrams, one per method."""
-    looks, wanted = looks_of(table.methods), diagrams_of(table.methods)
-    for i, (evaluation, task) in enumerate(zip(in_order(run), table.tasks, strict=True)):
-        plates = []
-        for j, (method, p) in enumerate(evaluation.predictions.items()):
-            if method in wanted:
-                metrics, name = task.metrics[method], f"reliability-{i}-{j}"
-                picture = reliability_picture(p, metrics, name=name, look=looks[method])
-                plates.append(contents.figure(picture, f"Reliability of {formats.label_of(method)} on {task.name}"))
-        yield task, formats.kind_of(task), plates
-
-
-def diagrams_of(methods: Sequence[str]) -> list[str]:
-    """Return the methods that have reliability diagrams in the page: all, or of many those that matter most."""
-    if len(methods) <= MOST_DIAGRAMS:
-        return list(methods)
-    return [m for m in methods if m in (*methods_drawn(methods), "coral")]
+def calibration_of(run: Run, table: ResultsTable, contents: Contents) -> dict[str, Any]:
+    """Return a diagram of reliability for each test set, before and after in one."""
+    contents.begin("calibration", "Calibration")
+    looks, plates = looks_of(table.methods), []
+    for i, evaluation in enumerate(pooled(run)):
+        shown = methods_drawn(list(evaluation.predictions))
+        picture = before_after_picture(evaluation, {m: looks[m] for m in shown}, name=f"reliability-{i}")
+        plates.append(contents.figure(picture, f"Reliability: {about(evaluation)}"))
+    return {"reliability": plates}
 
 
 def analyses_of(findings: Sequence[Gathered], contents: Contents) -> dict[str, Any]:
     """Return a section for each folder of findings."""
     sections: list[tuple[str, str, str, list[Plate]]] = []
-    for name, members in by_section(findings).items():
+    kept = [finding for finding in findings if not finding.name.startswith(SHOWN_BEFORE)]
+    for name, members in by_section(kept).items():
         heading, about = ANALYSES.get(name, (f"Analyses: {name}", ""))
         anchor = f"analyses-{len(sections)}"
         contents.begin(anchor, heading)
@@ -130,14 +120,13 @@ def analyses_of(findings: Sequence[Gathered], contents: Contents) -> dict[str, A
     return {"analyses": sections}
 
 
-def browser_of(run: Run, table: ResultsTable, contents: Contents) -> dict[str, Any]:
+def browser_of(run: Run, table: ResultsTable) -> dict[str, Any]:
     """Return what the browser of questions needs; its script is named by its digest, and no other runs in the page."""
     from markupsafe import Markup
 
     data = questions_data(run, before="base", after=table.subject)
     if data is None:
         return {"browser": None}
-    contents.begin("questions", "Questions, one by one")
     script = text_of("page.js")
     total, shown_here = sum(t["n"] for t in data["tasks"]), len(data["questions"])
     about = f"All {total:,} questions that were answered both before and after steering."
@@ -163,12 +152,14 @@ def browser_of(run: Run, table: ResultsTable, contents: Contents) -> dict[str, A
     return {"browser": browser, "script_digests": Markup(f"'sha256-{digest}'")}
 
 
-def examples_of(run: Run, table: ResultsTable, contents: Contents) -> dict[str, Any]:
-    """Return the questions whose answer changed most, for better and for worse."""
-    changes = [answer_changes(evaluation, before="base", after=table.subject) for evaluation in in_order(run)]
-    if any(changes):
-        contents.begin("examples", "Changed answers")
-    return {"changes": [c for c in changes if c]}
+def changes_of(run: Run, table: ResultsTable, contents: Contents) -> dict[str, Any]:
+    """Return how many answers changed, and one that became right and one that became wrong."""
+    methods, evaluations = {"before": "base", "after": table.subject}, in_order(run)
+    counted = [(run.titles[e.name], changes) for e in evaluations if (changes := answer_changes(e, **methods))]
+    if counted:
+        contents.begin("questions", "Answers that changed")
+    better, worse = choose_examples(evaluations, **methods)
+    return {"changes": counted, "better": better, "worse": worse, "titles": run.titles}
 
 
 # --- how the lens was chosen, and where everything came from ----------------------------------------------------------

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coral_lens.report.figures.style import INK, Picture, looks_of, panels
+from coral_lens.report.names import task_names
 from coral_lens.report.pages.contents import Contents
 from coral_lens.report.pages.templates import fill_template, leaves_of
 from coral_lens.report.tables import study_formats
-from coral_lens.report.tables.formats import percent
+from coral_lens.report.tables.formats import interval_text, percent
 from coral_lens.report.tables.paper import PAPER_NOTES, PaperTable, paper_tables
 from coral_lens.report.tables.run import UNSTEERED
 from coral_lens.report.tables.study import (
@@ -101,7 +102,7 @@ def numbers_of(record: Mapping[str, Any], tables: Sequence[StudyTable], contents
     contents.begin("tables", "Tables")
     ours = [
         (
-            contents.table(f"{t.test}, {t.model}"),
+            contents.table(study_formats.short_heading(t)),
             t,
             list(study_formats.column_labels(t).values()),
             study_formats.table_lines(t),
@@ -112,7 +113,8 @@ def numbers_of(record: Mapping[str, Any], tables: Sequence[StudyTable], contents
     if paper:
         contents.begin("paper", "The paper's numbers")
     theirs = [(contents.table(p.heading), list(p.heads.values()), p.rows) for p in paper]
-    return {"tables": ours, "notes": study_formats.NOTES, "paper": theirs, "paper_notes": PAPER_NOTES}
+    names = task_names(dict.fromkeys(t.test for t in tables))
+    return {"names": names, "tables": ours, "notes": study_formats.NOTES, "paper": theirs, "paper_notes": PAPER_NOTES}
 
 
 def paper_of(record: Mapping[str, Any], models: Sequence[str]) -> list[PaperTable]:
@@ -143,7 +145,18 @@ def study_headline(tables: Sequence[StudyTable]) -> list[str]:
 
 def mean_changes(methods: Sequence[Improvement], metric: str, sign: int) -> str:
     """Return each method with its mean relative change of a metric; with the sign -1, a gain is a fall."""
-    return ", ".join(f"{row_label(i.method)} {percent(sign * i.means[metric], sign=True)} %" for i in methods)
+    return ", ".join(
+        f"{row_label(i.method)} {percent(sign * i.means[metric], sign=True)} %{interval_of(i, metric, sign)}"
+        for i in methods
+    )
+
+
+def interval_of(improvement: Improvement, metric: str, sign: int) -> str:
+    """Return ` (+8.1 to +12.0)`, or nothing where the interval of a mean is not known."""
+    if metric not in improvement.intervals:
+        return ""
+    low, high = sorted(sign * x for x in improvement.intervals[metric])
+    return f" ({interval_text(low, high, sign=True)})"
 
 
 def study_pictures(tables: Sequence[StudyTable]) -> list[Picture]:

@@ -1,4 +1,4 @@
-"""A run's results table for people: Markdown, the terminal, and the cells of the page. Never computes: see `run`.
+"""A run's results table for people: the cells of every rendering, and Markdown. Never computes: see `run`.
 
 People read percent: times 100, with one decimal.
 """
@@ -7,18 +7,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from coral_lens.metrics.scores import METRICS, Metrics
+from coral_lens.report.names import method_name
+from coral_lens.report.tables.clear import RULE
 from coral_lens.report.tables.run import COLUMNS, ENOUGH, Comparison, ResultsTable, TaskTable
-
-if TYPE_CHECKING:
-    from rich.console import Group
-    from rich.table import Table
-    from rich.text import Text
-
-
-LABELS = {"coral": "CORAL", "listwise": "listwise"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +23,9 @@ class Cell:
     note: str = ""
     best: bool = False
     second: bool = False
+    """Underlined, as in the paper's own tables."""
+    mark: str = ""
+    """Of a difference: what `clear` says of it, in one character."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +36,6 @@ class Row:
     cells: dict[str, Cell]
     """By metric."""
     difference: bool = False
-
-
-def label_of(method: str) -> str:
-    """Return a method's name for people; one of two runs keeps its run's name in front."""
-    run, colon, plain = method.rpartition(": ")
-    return f"{run}{colon}{LABELS.get(plain, plain)}"
 
 
 def percent(x: float, *, sign: bool = False) -> str:
@@ -76,7 +66,7 @@ def p_text(p: float) -> str:
 
 def table_rows(task: TaskTable) -> list[Row]:
     """Return the lines of a task's table: one per method, then one per comparison."""
-    return [method_row(task, m) for m in task.metrics] + [comparison_row(c) for c in task.comparisons]
+    return [method_row(task, m) for m in task.metrics] + [comparison_row(task, c) for c in task.comparisons]
 
 
 def method_row(task: TaskTable, method: str) -> Row:
@@ -90,10 +80,10 @@ def method_row(task: TaskTable, method: str) -> Row:
             note=note_on(metrics, name),
             best=method in task.best[name],
         )
-    return Row(label_of(method), cells)
+    return Row(method_name(method), cells)
 
 
-def comparison_row(comparison: Comparison) -> Row:
+def comparison_row(task: TaskTable, comparison: Comparison) -> Row:
     """Return the line of a difference."""
     cells = {}
     for name in COLUMNS:
@@ -102,13 +92,14 @@ def comparison_row(comparison: Comparison) -> Row:
             value=percent(d.value, sign=True),
             interval=interval_text(d.low, d.high, sign=True),
             note=p_text(comparison.p_values[name]) if name in comparison.p_values else "",
+            mark=task.judged(comparison, name).mark,
         )
-    return Row(f"{label_of(comparison.method)} − {label_of(comparison.against)}", cells, difference=True)
+    return Row(f"{method_name(comparison.method)} − {method_name(comparison.against)}", cells, difference=True)
 
 
 def task_heading(task: TaskTable) -> str:
     """Return a task's name, its relation to the training questions and its size."""
-    return f"{task.name} ({kind_of(task)}, {task.n_questions:,} questions)"
+    return f"{task.title} ({kind_of(task)}, {task.n_questions:,} questions)"
 
 
 def kind_of(task: TaskTable) -> str:
@@ -122,12 +113,20 @@ def column_label(task: TaskTable, metric: str) -> str:
     return f"{METRICS[metric].label} {arrow}" + ("" if task.ranks(metric) else " †")
 
 
+BOLD = (
+    "Bold: the best of its column, where it leads every other method by a paired 95 % interval that leaves out 0 and, where "
+    "the lead is tested, clearly."
+)
+"""What bold means in the tables of runs and of studies."""
+MARKED = "Differences are marked ▲ clearly better, ▼ clearly worse; △ ▽ where they are not clear but the interval leaves out 0."
+
+
 def notes_of(table: ResultsTable) -> list[str]:
     """Return what a reader must know to read the numbers, as sentences."""
     notes = [
         f"All values × 100, with 95 % bootstrap intervals over questions ({table.n_boot:,} resamples); ↑ higher and "
-        "↓ lower is better. Bold: clearly the best of its column (its paired 95 % interval to every other method leaves "
-        "out 0, and no p-value says otherwise).",
+        f"↓ lower is better. {BOLD}",
+        RULE,
         "Floor: the ECE that perfectly calibrated answers with these confidences would still show on so many questions.",
     ]
     if any(m.n_zero_answer for task in table.tasks for m in task.metrics.values()):
@@ -138,11 +137,12 @@ def notes_of(table: ResultsTable) -> list[str]:
         notes.append(
             f"Differences are paired, question by question ({table.n_paired:,} resamples); p-values (McNemar for accuracy, "
             f"bootstrap otherwise, and where questions share an article) are Holm-corrected over the tests of each table (up "
-            f"to {table.n_tests})."
+            f"to {table.n_tests}). {MARKED}"
         )
     if any(not task.ranks("ece") for task in table.tasks):
         notes.append(f"† ECE and cwECE are too noisy to rank methods below {ENOUGH:,} questions, and are not tested.")
-    return notes
+    exact = [f"{t.title} is {t.name}" for t in table.tasks if t.title != t.name]
+    return [*notes, *([f"Exact names: {'; '.join(exact)}."] if exact else [])]
 
 
 # --- Markdown ---------------------------------------------------------------------------------------------------------
@@ -164,44 +164,5 @@ def results_markdown(table: ResultsTable) -> str:
 def markdown_cell(cell: Cell) -> str:
     """Return `**28.7** [24.0 to 34.0] (note)`; Markdown has no underline of its own."""
     value = f"**{cell.value}**" if cell.best else f"<u>{cell.value}</u>" if cell.second else cell.value
-    return value + (f" [{cell.interval}]" if cell.interval else "") + (f" ({cell.note})" if cell.note else "")
-
-
-# --- the terminal -----------------------------------------------------------------------------------------------------
-
-
-def terminal(table: ResultsTable) -> Group:
-    """Return one table per task and the notes, for a terminal of 80 columns."""
-    from rich.console import Group
-    from rich.padding import Padding
-    from rich.text import Text
-
-    notes = [Padding(Text(note, style="dim"), (0, 0, 0, 1)) for note in notes_of(table)]
-    return Group(*(rich_table(task) for task in table.tasks), *notes)
-
-
-def rich_table(task: TaskTable) -> Table:
-    """Return a task's table for the terminal, with the interval of a value under it."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    title = Text(task_heading(task), style="bold not italic")
-    shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
-    shown.add_column("", overflow="fold", min_width=11, max_width=14)
-    for name in COLUMNS:
-        shown.add_column(column_label(task, name), justify="right", no_wrap=True)
-    for row in table_rows(task):
-        cells = (rich_cell(cell, between="~" if row.difference else "–") for cell in row.cells.values())
-        shown.add_row(Text(row.label.replace(" − ", " −\n")), *cells)
-    return shown
-
-
-def rich_cell(cell: Cell, *, between: str) -> Text:
-    """Return a cell of two or three lines: value, interval, note; the interval is short, to fit a narrow terminal."""
-    from rich.text import Text
-
-    text = Text(cell.value, style="bold green" if cell.best else "")
-    for line in filter(None, (cell.interval.replace(" to ", between), cell.note)):
-        text.append(f"\n{line}", style="dim not bold")
-    return text
+    parts = (cell.mark, cell.interval and f"[{cell.interval}]", cell.note and f"({cell.note})")
+    return " ".join([value, *filter(None, parts)])

@@ -13,6 +13,7 @@ from importlib.resources import files
 from typing import Any, Literal
 
 from coral_lens.errors import CoralError, nearest
+from coral_lens.report import names
 from coral_lens.report.tables.formats import Cell, Row
 
 COLUMNS = ("Acc", "ECE", "cwECE", "NLL", "Brier")
@@ -27,17 +28,10 @@ MODELS = {
 }
 """Hub ids of the paper's models, and what its tables call them."""
 TASKS = {
-    "mmlu": "MMLU",
-    "mmlu_continuation": "MMLU",
-    "race": "RACE",
-    "race_question": "RACE",
-    "commonsense_qa": "CommonsenseQA",
-    "commonsense_qa_cloze": "CommonsenseQA",
-    "arc_challenge": "ARC-Challenge",
-    "hellaswag": "HellaSwag",
-    "openbookqa": "OpenBookQA",
-    "math_mc": "Math-MC",
-}
+    task: names.TASKS[task]
+    for task in ("mmlu", "mmlu_continuation", "race", "race_question", "commonsense_qa", "commonsense_qa_cloze",
+                 "arc_challenge", "hellaswag", "openbookqa", "math_mc")
+}  # fmt: skip
 """Tasks of the paper's data, and what its tables call them."""
 HEADS = {"Acc": "Accuracy ↑", "ECE": "ECE ↓", "cwECE": "cwECE ↓", "NLL": "NLL ↓", "Brier": "Brier ↓"}
 PAPER_NOTES = (

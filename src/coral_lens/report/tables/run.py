@@ -9,6 +9,7 @@ from coral_lens.metrics.comparisons import Difference, holm, mcnemar, resampled
 from coral_lens.metrics.scores import METRICS, Metrics, measure
 from coral_lens.records import Predictions
 from coral_lens.report.runs import Evaluation, Run
+from coral_lens.report.tables.clear import Verdict, verdict_of
 
 COLUMNS = ("accuracy", "ece", "cwece", "brier", "nll")
 """The metrics of a results table, by their names in METRICS."""
@@ -22,9 +23,8 @@ CONTROLS = ("base", "temperature", "coral")
 """What a gain is measured against: the unsteered model, the plain remedy that looks at no hidden state, the paper's lens."""
 ENOUGH = 1000
 """ECE and its kin rank nothing below this many questions: their noise is then as large as what they measure."""
-LEVEL = 0.05
 RESAMPLES_PER_TEST = 80
-"""So that the smallest p-value that the bootstrap can give is half of LEVEL after correction."""
+"""So that the smallest p-value that the bootstrap can give is half of 0.05 after correction."""
 
 Pair = Callable[[str, str, str], Difference]
 """Difference of method a minus method b in a metric."""
@@ -45,10 +45,7 @@ class Comparison:
 
     def verdict(self, metric: str) -> int:
         """Return 1 where the method is clearly better, -1 where clearly worse, 0 where the data cannot tell."""
-        if self.p_values.get(metric, 1.0) >= LEVEL:
-            return 0
-        up = self.differences[metric].value > 0
-        return 1 if up == METRICS[metric].higher_is_better else -1
+        return verdict_of(self.differences[metric], self.p_values.get(metric), metric=metric, n_tests=0).said
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +53,9 @@ class TaskTable:
     """The results of all methods on one task."""
 
     name: str
+    """Its exact name, as in files."""
+    title: str
+    """Its name for people, which no other task of the run has."""
     trained_on: bool
     n_questions: int
     metrics: dict[str, Metrics]
@@ -73,6 +73,35 @@ class TaskTable:
         """Return the comparison of the table's subject with a control, where there is one."""
         subject = subject_of(self.metrics)
         return next((c for c in self.comparisons if (c.method, c.against) == (subject, against)), None)
+
+    @property
+    def n_tests(self) -> int:
+        """Tests of this table, for which its p-values are corrected."""
+        return sum(len(c.p_values) for c in self.comparisons)
+
+    def difference(self, metric: str, against: str = "base") -> Difference:
+        """Return the table's subject minus a control that it is compared with."""
+        return self._compared(against).differences[metric]
+
+    def values(self, metric: str, against: str = "base") -> tuple[float, float]:
+        """Return a metric of a control, and that of the table's subject."""
+        pair = (against, self._compared(against).method)
+        before, after = (self.metrics[method].scores[metric].value for method in pair)
+        return before, after
+
+    def verdict(self, metric: str, against: str = "base") -> Verdict:
+        """Say whether the table's subject is clearly better or worse than a control."""
+        return self.judged(self._compared(against), metric)
+
+    def judged(self, comparison: Comparison, metric: str) -> Verdict:
+        """Say whether a difference of this table is clear."""
+        p_holm = comparison.p_values.get(metric)
+        return verdict_of(comparison.differences[metric], p_holm, metric=metric, n_tests=self.n_tests)
+
+    def _compared(self, against: str) -> Comparison:
+        comparison = self.comparison(against)
+        assert comparison is not None, f"{self.name} has no comparison with {against}"
+        return comparison
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +151,9 @@ def results_table(run: Run, *, scope: Scope | None = None, n_boot: int = 1000, s
     n_paired = max(2 * n_boot, RESAMPLES_PER_TEST * n_tests)
     metrics = [{k: measure(p, n_boot=n_boot, seed=seed) for k, p in e.predictions.items()} for e in evaluations]
     drafts = [draft_table(e, m, scope, n_boot=n_paired, seed=seed) for e, m in zip(evaluations, metrics, strict=True)]
-    tasks = tuple(with_p(task, iter(holm(p_values)), scope) for task, p_values in drafts)
+    tasks = tuple(
+        replace(with_p(task, iter(holm(p_values)), scope), title=run.titles[task.name]) for task, p_values in drafts
+    )
     return ResultsTable(tasks, n_tests, n_boot, n_paired, seed)
 
 
@@ -177,7 +208,7 @@ def draft_table(
         Comparison(a, b, {m: pair(a, b, m) for m in scope.columns}, {}) for a, b in scope.pairs(predictions)
     )
     best = {m: leaders(m, metrics, pair) if may_rank(m, n_questions) else frozenset[str]() for m in scope.columns}
-    table = TaskTable(evaluation.name, evaluation.trained_on, n_questions, metrics, comparisons, best)
+    table = TaskTable(evaluation.name, evaluation.name, evaluation.trained_on, n_questions, metrics, comparisons, best)
     return table, [p_value(c, m, predictions) for c in comparisons for m in scope.columns if table.ranks(m)]
 
 

@@ -5,15 +5,19 @@ Reads what the reports of the runs have computed; never computes a score itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from coral_lens.metrics.comparisons import Difference
 from coral_lens.metrics.scores import METRICS, Metrics
-from coral_lens.report.tables.formats import label_of
-from coral_lens.report.tables.run import ABOUT_ALL, LEVEL, may_rank
+from coral_lens.report.names import method_name
+from coral_lens.report.tables.averages import Z
+from coral_lens.report.tables.clear import verdict_of
+from coral_lens.report.tables.run import ABOUT_ALL, may_rank
 from coral_lens.storage.files import read_json
 
 COLUMNS = ABOUT_ALL.columns
@@ -48,14 +52,18 @@ class StudyTable:
     rows: tuple[StudyRow, ...]
     comparisons: tuple[dict[str, Any], ...]
     """Paired differences with Holm-corrected p-values, as the report of the run has them."""
+    best: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """By metric: the methods that lead all others, by the same rule as in the table of the run."""
 
-    def places(self, metric: str) -> dict[str, int]:
-        """Return the methods with the best (1) and the second best (2) value; none where the metric must not rank."""
-        if not may_rank(metric, self.n_questions):
-            return {}
-        values = {row.method: row.metrics.scores[metric].value for row in self.rows}
-        order = sorted(set(values.values()), reverse=METRICS[metric].higher_is_better)[:2]
-        return {method: order.index(value) + 1 for method, value in values.items() if value in order}
+    @property
+    def n_tests(self) -> int:
+        """Tests of this table, for which its p-values are corrected."""
+        return sum(len(c["p_values"]) for c in self.comparisons)
+
+    def comparison(self, method: str) -> dict[str, Any] | None:
+        """Return the comparison of a method with the few-shot row."""
+        wanted = (method, FEW_SHOT)
+        return next((c for c in self.comparisons if (c["method"], c["against"]) == wanted), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +81,8 @@ class Improvement:
     best: dict[str, float]
     ranks: bool
     """Whether every test set is large enough for its ECE to mean something."""
+    intervals: dict[str, tuple[float, float]]
+    """95 % intervals of the means, where every table has the paired difference."""
     verdicts: dict[str, tuple[int, int]]
     """By metric: in how many tables the paired difference to the few-shot row is clearly a gain, and clearly a loss."""
 
@@ -88,9 +98,29 @@ def read_tables(folder: Path, *, model: str, mixture: str) -> list[StudyTable]:
         )
         tables.append(
             StudyTable(
-                model, mixture, task["task"], task["kind"], task["n_questions"], rows, tuple(task["comparisons"])
+                model,
+                mixture,
+                task["task"],
+                task["kind"],
+                task["n_questions"],
+                rows,
+                tuple(task["comparisons"]),
+                {metric: tuple(methods) for metric, methods in task.get("best", {}).items()},
             )
         )
+    return tables
+
+
+def tables_in(record: dict[str, Any]) -> list[StudyTable]:
+    """Return the tables of a study from the record in tables.json; nothing is bold in them."""
+    tables = []
+    for t in record["tables"]:
+        rows = tuple(
+            StudyRow(method, Metrics.from_dict({k: v for k, v in m.items() if k != "spread"}), m["spread"])
+            for method, m in t["methods"].items()
+        )
+        at = (t["model"], t["mixture"], t["test"], t["kind"], t["n_questions"])
+        tables.append(StudyTable(*at, rows, tuple(t["comparisons"])))
     return tables
 
 
@@ -129,6 +159,7 @@ def improvements(tables: Sequence[StudyTable]) -> list[Improvement]:
                 means={m: mean(v) for m, v in known.items()},
                 worst={m: min(v) for m, v in known.items()},
                 best={m: max(v) for m, v in known.items()},
+                intervals={m: i for m in known if (i := mean_interval(mine, method, m))},
                 ranks=all(may_rank("ece", t.n_questions) for t in mine),
                 verdicts={m: tally([verdict(t, method, m) for t in mine]) for m in TALLIED},
             )
@@ -138,10 +169,37 @@ def improvements(tables: Sequence[StudyTable]) -> list[Improvement]:
 
 def verdict(table: StudyTable, method: str, metric: str) -> int:
     """Return 1 where a method is clearly better than the few-shot row, -1 where clearly worse, 0 where it is not clear."""
-    for c in table.comparisons:
-        if (c["method"], c["against"]) == (method, FEW_SHOT) and c["p_values"].get(metric, 1.0) < LEVEL:
-            return 1 if (c["differences"][metric]["value"] > 0) == METRICS[metric].higher_is_better else -1
-    return 0
+    comparison = table.comparison(method)
+    if comparison is None:
+        return 0
+    difference = difference_of(comparison, metric)
+    return verdict_of(difference, comparison["p_values"].get(metric), metric=metric, n_tests=table.n_tests).said
+
+
+def difference_of(comparison: dict[str, Any], metric: str) -> Difference:
+    """Return a difference as the report of a run has saved it; null is nan."""
+    saved = {name: math.nan if x is None else x for name, x in comparison["differences"][metric].items()}
+    return Difference(**saved)
+
+
+def mean_interval(tables: Sequence[StudyTable], method: str, metric: str) -> tuple[float, float] | None:
+    """Return the 95 % interval of a mean relative improvement; None where a table lacks the paired difference.
+
+    It comes from the intervals of the paired differences, with the few-shot values taken as they are. Models that answer
+    the same questions may err together, so that their errors are added; those of separate test sets are independent.
+    """
+    errors: dict[str, float] = {}
+    changes = []
+    for table in tables:
+        comparison, change = table.comparison(method), relative(table, method, metric)
+        if comparison is None or change is None:
+            return None
+        before = next(r.metrics.scores[metric].value for r in table.rows if r.method == FEW_SHOT)
+        d = difference_of(comparison, metric)
+        errors[table.test] = errors.get(table.test, 0.0) + (d.high - d.low) / (2 * Z) / before
+        changes.append(change)
+    half = Z * math.hypot(*errors.values()) / len(changes)
+    return None if math.isnan(half) else (mean(changes) - half, mean(changes) + half)
 
 
 def tally(verdicts: Sequence[int]) -> tuple[int, int]:
@@ -151,4 +209,4 @@ def tally(verdicts: Sequence[int]) -> tuple[int, int]:
 
 def row_label(method: str) -> str:
     """Return a method's name for people; the base is called as in the paper."""
-    return "Few-shot" if method == FEW_SHOT else label_of(method)
+    return "Few-shot" if method == FEW_SHOT else method_name(method)

@@ -6,8 +6,20 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from coral_lens.metrics.scores import METRICS, Score
+from coral_lens.report.names import task_name
+from coral_lens.report.tables.clear import RULE, verdict_of
 from coral_lens.report.tables.exports import clean, csv_text, numbers
-from coral_lens.report.tables.formats import Cell, Row, interval_text, markdown_cell, note_on, p_text, percent
+from coral_lens.report.tables.formats import (
+    BOLD,
+    MARKED,
+    Cell,
+    Row,
+    interval_text,
+    markdown_cell,
+    note_on,
+    p_text,
+    percent,
+)
 from coral_lens.report.tables.paper import PAPER_NOTES, PaperTable, abstract_line
 from coral_lens.report.tables.run import ENOUGH, may_rank
 from coral_lens.report.tables.study import (
@@ -17,6 +29,7 @@ from coral_lens.report.tables.study import (
     Improvement,
     StudyRow,
     StudyTable,
+    difference_of,
     improvements,
     row_label,
 )
@@ -27,10 +40,11 @@ NOTES = (
     "so many questions. Zeros: questions whose correct option got probability 0; each costs an NLL of 27.6, infinite but for "
     "clipping.",
     "Brier and NLL are those of the paper's formulas, over all options; top-1: of the confidence against right or wrong.",
-    "Bold: the best value of a table; underlined: the second best, as in the paper. Whether a difference is more than noise is "
-    "said by the paired differences below the methods, whose p-values (McNemar for accuracy, bootstrap otherwise, and where "
-    "questions share an article) are Holm-corrected over the tests of each table. A bootstrap's smallest p-value is set by its "
-    "number of resamples: where many are equal and the smallest of a table, read `at most`.",
+    f"{BOLD} {RULE}",
+    f"The paired differences stand below the methods. {MARKED}",
+    "Their p-values (McNemar for accuracy, bootstrap otherwise, and where questions "
+    "share an article) are Holm-corrected over the tests of each table. A bootstrap's smallest p-value is set by its number of "
+    "resamples: where many are equal and the smallest of a table, read `at most`.",
     "Few-shot is the unsteered model on the prompts that every method sees. Each heading names the split that was really used. "
     "0-shot, where it stands: the unsteered model on the same questions without worked examples; no method starts from it.",
     f"† ECE and cwECE are too noisy to rank methods below {ENOUGH:,} questions.",
@@ -42,6 +56,11 @@ def table_heading(table: StudyTable) -> str:
     return f"{table.test}, {table.model} ({table.kind}, {table.n_questions:,} questions, trained on {table.mixture})"
 
 
+def short_heading(table: StudyTable) -> str:
+    """Return what a table of a page is of, under the name for people."""
+    return f"{task_name(table.test)}, {table.model}"
+
+
 def column_labels(table: StudyTable) -> dict[str, str]:
     """Return the heads of the metrics."""
     arrows = {m: "↑" if METRICS[m].higher_is_better else "↓" for m in COLUMNS}
@@ -50,30 +69,30 @@ def column_labels(table: StudyTable) -> dict[str, str]:
 
 def table_lines(table: StudyTable) -> list[Row]:
     """Return the lines of a table: one per method, then one per paired difference."""
-    places = {m: table.places(m) for m in COLUMNS}
     lines = [
-        Row(row_label(r.method), {m: score_cell(r, m, places[m].get(r.method, 0)) for m in COLUMNS}) for r in table.rows
+        Row(row_label(r.method), {m: score_cell(r, m, best=r.method in table.best.get(m, ())) for m in COLUMNS})
+        for r in table.rows
     ]
     for c in table.comparisons:
         label = f"{row_label(c['method'])} − {row_label(c['against'])}"
-        lines.append(Row(label, {m: difference_cell(c, m) for m in COLUMNS}, difference=True))
+        lines.append(Row(label, {m: difference_cell(table, c, m) for m in COLUMNS}, difference=True))
     return lines
 
 
-def score_cell(row: StudyRow, metric: str, place: int) -> Cell:
-    """Return a value with its interval, its place in the column, its spread over seeds, and what else belongs to it."""
+def score_cell(row: StudyRow, metric: str, *, best: bool) -> Cell:
+    """Return a value with its interval, whether it is the best, its spread over seeds, and what else belongs to it."""
     score: Score = row.metrics.scores[metric]
     spread = f"± {percent(row.spread[metric])}" if row.spread.get(metric) else ""
     note = ", ".join(filter(None, (spread, note_on(row.metrics, metric))))
-    return Cell(percent(score.value), interval_text(score.low, score.high), note, best=place == 1, second=place == 2)
+    return Cell(percent(score.value), interval_text(score.low, score.high), note, best=best)
 
 
-def difference_cell(comparison: dict[str, Any], metric: str) -> Cell:
-    """Return a paired difference with its interval and p-value."""
-    d = {k: float("nan") if v is None else v for k, v in comparison["differences"][metric].items()}
-    p = comparison["p_values"].get(metric)
-    interval = interval_text(d["low"], d["high"], sign=True)
-    return Cell(percent(d["value"], sign=True), interval, p_text(p) if p is not None else "")
+def difference_cell(table: StudyTable, comparison: dict[str, Any], metric: str) -> Cell:
+    """Return a paired difference with its interval and p-value, and whether it is clear."""
+    d, p = difference_of(comparison, metric), comparison["p_values"].get(metric)
+    mark = verdict_of(d, p, metric=metric, n_tests=table.n_tests).mark
+    interval = interval_text(d.low, d.high, sign=True)
+    return Cell(percent(d.value, sign=True), interval, p_text(p) if p is not None else "", mark=mark)
 
 
 def improvement_cells(improvement: Improvement) -> list[Cell]:
@@ -122,7 +141,7 @@ IMPROVEMENT_HEADS = [
 SUMMARY_NOTES = (
     "Each value's improvement relative to the few-shot value, averaged over models and tests, as the paper's abstract does, with "
     "the worst and the best. A small few-shot ECE makes its relative change large in either direction.",
-    "Clear: in how many tables the paired difference to few-shot is a gain or a loss at a Holm-corrected p below 0.05.",
+    f"Clear: in how many tables the paired difference to few-shot is clearly a gain or a loss. {RULE}",
 )
 
 
@@ -176,9 +195,13 @@ SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"} | {
 }
 
 
+LATEX_NOTES = tuple(note.replace(f" {MARKED}", "") for note in NOTES)
+"""Marks of differences are left out: they would need one more package."""
+
+
 def study_latex(tables: Sequence[StudyTable]) -> str:
     """Return a `tabular` for each table, in the form of the paper's; needs booktabs."""
-    parts = ["% needs \\usepackage{booktabs}", *(f"% {note}" for note in NOTES)]
+    parts = ["% needs \\usepackage{booktabs}", *(f"% {note}" for note in LATEX_NOTES)]
     for table in tables:
         heads = " & ".join(["Method", *map(escaped, column_labels(table).values())])
         lines = [

@@ -11,13 +11,16 @@ import pytest
 import torch
 from support.models import make_model
 
-from coral_lens.engine import budget as token_budget
+from coral_lens.engine import _machine, self_check
 from coral_lens.engine import extract as store
-from coral_lens.engine.budget import BUDGETS, choose_budget, fastest, made_up, record_path, seconds
+from coral_lens.engine._machine import record_path
+from coral_lens.engine.architectures import Family
+from coral_lens.engine.budget import BUDGETS, choose_budget, fastest, made_up, seconds
 from coral_lens.engine.extract import Extraction, fill_defaults
 from coral_lens.engine.model import Model
 from coral_lens.engine.packing import plan_for
 from coral_lens.engine.scoring import TOKEN_BUDGET
+from coral_lens.engine.self_check import SelfCheck, packing_of
 from coral_lens.records import Prompt
 
 Timer = Callable[[Model, Sequence[Prompt], int], float]
@@ -27,7 +30,7 @@ Timer = Callable[[Model, Sequence[Prompt], int], float]
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Model:
     """A tiny model that counts as large, and a cache of its own."""
     monkeypatch.setenv("CORAL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(token_budget, "SMALLEST", 1)
+    monkeypatch.setattr(_machine, "SMALLEST", 1)
     return make_model("llama")
 
 
@@ -57,7 +60,7 @@ def test_the_choice_is_timed_once_and_kept(model: Model) -> None:
     assert choose_budget(model, timer=made_timer({1024: 1.0, 2048: 2.0, 4096: 3.0}, calls)) == 1024
     assert set(calls) == set(BUDGETS)
     assert choose_budget(model, timer=never) == 1024
-    assert json.loads(record_path(model).read_text())["token_budget"] == 1024
+    assert json.loads(record_path(model, "budgets").read_text())["token_budget"] == 1024
 
 
 def test_a_slow_model_keeps_the_default_after_two_short_runs(model: Model) -> None:
@@ -72,7 +75,7 @@ def test_a_small_model_is_never_timed() -> None:
 
 @pytest.mark.parametrize("damage", ["{", "[]", '{"token_budget": 7}'])
 def test_a_damaged_record_is_measured_again(model: Model, damage: str) -> None:
-    path = record_path(model)
+    path = record_path(model, "budgets")
     path.parent.mkdir(parents=True)
     path.write_text(damage)
     assert choose_budget(model, timer=made_timer({1024: 2.0, 2048: 2.0, 4096: 1.0}, [])) == 4096
@@ -88,12 +91,12 @@ def test_a_cache_that_cannot_be_written_is_no_error(
 
 
 def test_other_threads_or_weights_have_a_record_of_their_own(model: Model) -> None:
-    first = record_path(model)
-    assert record_path(replace(model, fingerprint={**model.fingerprint, "weights": "other"})) != first
+    first = record_path(model, "budgets")
+    assert record_path(replace(model, fingerprint={**model.fingerprint, "weights": "other"}), "budgets") != first
     n = torch.get_num_threads()
     torch.set_num_threads(n + 1)
     try:
-        assert record_path(model) != first
+        assert record_path(model, "budgets") != first
     finally:
         torch.set_num_threads(n)
 
@@ -114,3 +117,39 @@ def test_a_set_budget_and_a_recorded_one_come_before_the_calibration(
     (tmp_path / "manifest.json").write_text(json.dumps({"token_budget": 1024, "packing": "tree"}))
     assert fill_defaults(model, tmp_path, what).token_budget == 1024
     assert fill_defaults(model, tmp_path, replace(what, token_budget=300)).token_budget == 300
+
+
+# ---------------------------------------------------------------------------------------------------- the self-check
+
+
+def never_checked(_: Model, __: Sequence[Prompt]) -> SelfCheck:
+    raise AssertionError("the model is not to be checked again")
+
+
+def test_a_model_is_checked_once_in_a_process_and_its_record_serves_the_next(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert packing_of(model) == "tree"
+    monkeypatch.setattr(self_check, "self_check", never_checked)
+    assert packing_of(model) == "tree"
+    again = make_model("llama")
+    assert again.hf is not model.hf
+    assert packing_of(again) == "tree"
+    record_path(model, "packings").write_text("damaged")
+    with pytest.raises(AssertionError, match="checked again"):
+        packing_of(make_model("llama"))
+
+
+def test_another_family_or_dtype_is_checked_by_itself(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert packing_of(model) == "tree"
+    monkeypatch.setattr(self_check, "self_check", never_checked)
+    for other in (replace(model, family=Family("sliding")), make_model("qwen2")):
+        with pytest.raises(AssertionError, match="checked again"):
+            packing_of(other)
+
+
+def test_rows_of_their_own_are_not_remembered_so_the_warning_comes_again(model: Model) -> None:
+    wrong = make_model("bloom")
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="every option is scored in a row of its own"):
+            assert packing_of(wrong) == "plain"

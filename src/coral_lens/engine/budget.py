@@ -6,21 +6,15 @@ budget that the user sets is not looked at either.
 
 from __future__ import annotations
 
-import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
-from coral_lens.data.assets import cache_dir
+from coral_lens.engine._machine import is_tiny, keep, kept_record, record_path
 from coral_lens.engine.packing import plan_for
 from coral_lens.engine.scoring import TOKEN_BUDGET, score
-from coral_lens.errors import CoralError
 from coral_lens.records import Prompt
-from coral_lens.storage.files import digest, read_json, versions, write_json
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
@@ -32,8 +26,6 @@ GAIN = 1.05
 ROUNDS = 3
 SECONDS = 10.0
 """A model so slow that the timing would take longer keeps the default."""
-SMALLEST = 20_000_000
-"""Weights below which a model is scored so fast that a calibration could not be earned back."""
 
 Timer = Callable[["Model", Sequence[Prompt], int], float]
 """Returns the seconds that scoring the prompts takes at a token budget."""
@@ -41,49 +33,16 @@ Timer = Callable[["Model", Sequence[Prompt], int], float]
 
 def choose_budget(model: Model, *, timer: Timer | None = None) -> int:
     """Return the token budget for a model on this machine: the one kept in the cache, else the one found by timing."""
-    if sum(p.numel() for p in model.hf.parameters()) < SMALLEST:
+    if is_tiny(model):
         return TOKEN_BUDGET
-    path = record_path(model)
-    kept = kept_budget(path)
-    if kept is not None:
+    path = record_path(model, "budgets")
+    kept = kept_record(path).get("token_budget")
+    if kept in BUDGETS:
         return kept
     times = measure(model, timer or seconds)
     budget = fastest(times)
     keep(path, {"token_budget": budget, "seconds": {str(b): statistics.median(s) for b, s in times.items()}})
     return budget
-
-
-def record_path(model: Model) -> Path:
-    """Return where the choice for this model, machine, thread count and these versions is kept."""
-    identity = {
-        "weights": model.fingerprint["weights"],
-        "dtype": str(model.dtype),
-        "device": torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else model.device.type,
-        "machine": [platform.node(), platform.machine()],
-        "threads": torch.get_num_threads(),
-        "versions": versions(),
-    }
-    return cache_dir() / "budgets" / f"{digest(identity)[:32]}.json"
-
-
-def kept_budget(path: Path) -> int | None:
-    """Return the budget in a record, or None where there is no whole one."""
-    if not path.exists():
-        return None
-    try:
-        budget = read_json(path).get("token_budget")
-    except CoralError:  # damaged: it is measured again and written anew
-        return None
-    return budget if budget in BUDGETS else None
-
-
-def keep(path: Path, record: dict[str, object]) -> None:
-    """Write a record, unless the cache cannot be written: the next run then measures again."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, record)
-    except (OSError, CoralError):
-        return
 
 
 def measure(model: Model, timer: Timer) -> Mapping[int, Sequence[float]]:

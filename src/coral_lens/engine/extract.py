@@ -25,7 +25,7 @@ from coral_lens.engine.packing import Packing, Plan, plan_for
 from coral_lens.engine.prompts import Prepared, prepare
 from coral_lens.engine.readers import HeadInputs, PooledResidual, layer_name
 from coral_lens.engine.scoring import TOKEN_BUDGET, score
-from coral_lens.engine.self_check import choose_packing
+from coral_lens.engine.self_check import packing_of
 from coral_lens.errors import CoralError
 from coral_lens.records import Prompt, Question
 from coral_lens.storage.files import canonical, digest, read_json, versions
@@ -281,7 +281,7 @@ def fill_defaults(model: Model, folder: Path | None, extraction: Extraction) -> 
     """Fill in what was left open, by the results that are already in a folder: a resumed run does not choose again."""
     path = folder / "manifest.json" if folder else None
     recorded = read_json(path) if path and path.exists() else {}
-    packing = extraction.packing or recorded.get("packing") or choose_packing(model)
+    packing = extraction.packing or recorded.get("packing") or packing_of(model)
     budget = extraction.token_budget or recorded.get("token_budget")
     if not budget:
         # options in rows of their own are not what the calibration times

@@ -11,10 +11,12 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
+from coral_lens.engine._machine import is_tiny, keep, kept_record, record_path
 from coral_lens.engine.batches import Batch, collate
 from coral_lens.engine.hooks import Site
 from coral_lens.engine.in_use import in_use
@@ -26,6 +28,8 @@ from coral_lens.errors import CoralError
 from coral_lens.records import Prompt
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from coral_lens.engine.model import Model
 
 
@@ -46,6 +50,25 @@ ROUND_TRIP = "Hello, wörld! 3 < 4 and  two spaces."
 
 
 # -------------------------------------------------------------------------------------------------------- tree or plain
+
+
+_TREES: WeakKeyDictionary[PreTrainedModel, set[tuple[object, ...]]] = WeakKeyDictionary()
+"""Models whose trees were found exact in this process, and what that holds for."""
+
+
+def packing_of(model: Model) -> Packing:
+    """Return what `choose_packing` does; that trees are exact is found out once for a model, machine and set of versions."""
+    holds_for = (model.family, model.dtype, model.device, model.max_length)
+    known = _TREES.setdefault(model.hf, set())
+    if holds_for in known:
+        return "tree"
+    path = None if is_tiny(model) else record_path(model, "packings")
+    packing: Packing = "tree" if path and kept_record(path).get("packing") == "tree" else choose_packing(model)
+    if packing == "tree":
+        known.add(holds_for)
+        if path and not path.exists():
+            keep(path, {"packing": packing})
+    return packing
 
 
 def choose_packing(model: Model) -> Packing:

@@ -23,7 +23,7 @@ from coral_lens.engine.packing import Packing, plan_for
 from coral_lens.engine.prompts import encode_pairs, fit_length
 from coral_lens.engine.readers import FinalStates, PooledResidual, layer_name
 from coral_lens.engine.scoring import TOKEN_BUDGET, ScoredBatch, score
-from coral_lens.engine.self_check import choose_packing
+from coral_lens.engine.self_check import packing_of
 from coral_lens.harness.requests import Pair, choices_of
 from coral_lens.ragged import Options
 from coral_lens.records import UNKNOWN, OptionTable, Prompt, Question, Rendered
@@ -69,7 +69,7 @@ class Shape:
 
 def choose_shape(model: Model) -> Shape:
     """Return how this model is scored on this machine, by the rules of an activation store."""
-    packing = choose_packing(model)
+    packing = packing_of(model)
     return Shape(packing, choose_budget(model) if packing == "tree" else TOKEN_BUDGET)
 
 

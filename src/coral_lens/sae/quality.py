@@ -18,7 +18,7 @@ from coral_lens.engine.edits import ReplaceStates
 from coral_lens.engine.hooks import Edit, Site
 from coral_lens.engine.packing import Plan, plan_for
 from coral_lens.engine.scoring import TOKEN_BUDGET, score
-from coral_lens.engine.self_check import choose_packing
+from coral_lens.engine.self_check import packing_of
 from coral_lens.errors import CoralError
 from coral_lens.records import Prompt
 from coral_lens.sae.autoencoder import CHUNK, Autoencoder
@@ -117,7 +117,7 @@ def loss_recovered(model: Model, sae: Autoencoder, prompts: Sequence[Prompt], an
     """Score the whole text of questions and answers with the layer as it is, reconstructed and zeroed."""
     sae.check(model)
     texts = [whole_text(p, answer) for p, answer in zip(prompts, answers, strict=True)]
-    plan = plan_for(texts, token_budget=TOKEN_BUDGET, packing=choose_packing(model), border=model.rope_border)
+    plan = plan_for(texts, token_budget=TOKEN_BUDGET, packing=packing_of(model), border=model.rope_border)
     runs: dict[str, list[Edit]] = {"clean": [], "patched": [patch(sae)], "zeroed": [patch(sae, torch.zeros_like)]}
     losses = {name: mean_token_loss(model, texts, plan, edits) for name, edits in runs.items()}
     return RecoveredLoss(**losses, n_questions=len(texts))

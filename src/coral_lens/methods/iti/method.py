@@ -22,7 +22,7 @@ from coral_lens.engine.edits import AddDirection, head_directions
 from coral_lens.engine.extract import Edited, Extraction, Readings
 from coral_lens.engine.prompts import prepare
 from coral_lens.engine.readers import HeadInputs, heads_name
-from coral_lens.engine.self_check import choose_packing
+from coral_lens.engine.self_check import packing_of
 from coral_lens.engine.trees import shared_context
 from coral_lens.engine.variants import Variants, score_variants
 from coral_lens.errors import CoralError
@@ -217,7 +217,7 @@ def score_interventions(
     variants = Variants(edits, {"weights": model.fingerprint["weights"], **about})
     folder = context.folder / f"tuning-{digest(variants.about)[:8]}"
     with context.bar("trying interventions", len(prompts) * len(edits), "questions") as advance:
-        by_variant = score_variants(model, prompts, variants, folder, packing=choose_packing(model), progress=advance)
+        by_variant = score_variants(model, prompts, variants, folder, packing=packing_of(model), progress=advance)
     mask = np.isin(np.arange(len(data.questions)), numbers)
     rows, scores = data.table.options.rows(mask), []
     for logprobs in by_variant:

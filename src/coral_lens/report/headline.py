@@ -78,8 +78,8 @@ def help_sentence(table: ResultsTable, tasks: Sequence[TaskTable], accuracy: Ave
         else f"{n_questions:,} questions of {titled(tasks[0])}"
     )
     return (
-        f"{answer}: on {where}, with {method_name(table.subject)} the model gives the right answer to "
-        f"{percent(accuracy.after)} %, without it to {percent(accuracy.before)} %{' on average' if many else ''} "
+        f"{answer}: on {where}, the model is right on {percent(accuracy.after)} % with “{method_name(table.subject)}” and on "
+        f"{percent(accuracy.before)} % without{', on average' if many else ''} "
         f"({changed(accuracy)}; brackets are 95 % intervals)."
     )
 

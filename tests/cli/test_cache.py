@@ -87,11 +87,11 @@ def test_a_folder_of_ours_alone_is_removed_with_its_content(cache: Path) -> None
 
 def test_every_place_that_the_package_writes_to_is_a_part() -> None:
     source = Path(command.__file__).parents[1]
-    uses = [line for path in source.rglob("*.py") for line in path.read_text("utf-8").splitlines()]
-    written = [line for line in uses if "cache_dir() / " in line and "for name, (place" not in line]
-    assert len(written) >= 4
-    for line in written:
-        assert any(f'cache_dir() / "{place}' in line for place, _ in KINDS.values()), line
+    text = "\n".join(path.read_text("utf-8") for path in source.rglob("*.py"))
+    written = set(re.findall(r'cache_dir\(\) / "([\w.-]+)"', text)) | set(
+        re.findall(r'record_path\(model, "(\w+)"\)', text)
+    )
+    assert written == {place for place, _ in KINDS.values()}
 
 
 def test_sizes_are_written_for_people(tmp_path: Path) -> None:

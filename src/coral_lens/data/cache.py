@@ -17,6 +17,7 @@ KINDS = {
     "assets": ("assets", "the embedded model and data, as `coral assets` fetched them"),
     "task-index": ("task-index.json", "names of lm-eval's tasks; made again in a second"),
     "budgets": ("budgets", "tokens in a batch, as timed on this machine; timed again in seconds"),
+    "packings": ("packings", "self-checks of models on this machine; made again in seconds"),
 }
 """What each part of the cache is called, the file or folder that holds it, and what it is."""
 

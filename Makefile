@@ -49,5 +49,7 @@ $(READY): pyproject.toml constraints.txt embedded.txt
 $(OLDEST)/.ready: pyproject.toml constraints-oldest.txt embedded.txt
 	$(call install,$(OLDEST),constraints-oldest.txt)
 
+# asks before it removes what is kept outside of this folder; where nobody can be asked, it stays, and that is said
 clean:
+	@test ! -x $(BIN)/coral || $(BIN)/coral cache clear || true
 	rm -rf .venv $(OLDEST) coral-demo site .cache

@@ -136,7 +136,7 @@ def block(monkeypatch: pytest.MonkeyPatch, *extras: str) -> None:
 
 
 def sentence(*extras: str) -> str:
-    modules = " and ".join(name for extra in extras for name in EXTRAS[extra])
+    modules = " and ".join(", ".join(name for extra in extras for name in EXTRAS[extra]).rsplit(", ", 1))
     return re.escape(f"needs {modules}, which") + r" (is|are) " + re.escape(
         f"not installed: pip install 'coral-lens[{','.join(extras)}]'"
     )  # fmt: skip

@@ -38,6 +38,6 @@ def need(*extras: str, by: str) -> None:
     if missing:
         verb = "is" if len(missing) == 1 else "are"
         wanted = ",".join(dict.fromkeys(missing.values()))
-        raise CoralError(
-            f"{by} needs {' and '.join(missing)}, which {verb} not installed: pip install 'coral-lens[{wanted}]'"
-        )
+        *others, last = missing
+        named = f"{', '.join(others)} and {last}" if others else last
+        raise CoralError(f"{by} needs {named}, which {verb} not installed: pip install 'coral-lens[{wanted}]'")

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 from coral_lens.analysis.settings import ProbePlan
 from coral_lens.cli import app
+from coral_lens.cli.check import Looked
 from coral_lens.cli.options import Asking, flat, iter_options, settings_from, written_fields
 from coral_lens.data.settings import Style, TaskOptions
 from coral_lens.errors import CoralError
@@ -30,6 +31,7 @@ from coral_lens.storage.settings import NO_OPTION, Count, Option, Settings, docs
 NOT_OPTIONS = {
     TaskOptions: {"split", "chat_template", "seed"},
     Asking: {"split", "chat_template", "seed"},
+    Looked: {"split", "chat_template", "seed"},
     FitSettings: {"validation"},
     Guarantees: {"delta"},
     Sampling: {"shard_tokens"},

@@ -302,7 +302,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_missing_split_is_named_with_what_is_there(tmp_path: Path) -> None:
     root = put(tmp_path, "mathqa", validation=[{"Problem": "?", "options": OPTIONS, "correct": "b", "category": ""}])
     with pytest.raises(
-        CoralError, match=r"'test', which is not here.*no network here.*locally: validation.*--data DIR"
+        CoralError, match=r"'test', which is not here.*the hub cannot be asked.*locally: validation.*--data DIR"
     ):
         ask(root, "mathqa")
     with pytest.raises(CoralError, match="needs its split 'train'"):

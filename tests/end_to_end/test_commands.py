@@ -425,6 +425,48 @@ def test_doctor_reports_what_it_found_and_fails_where_a_check_fails(
     assert "failed a check" in sick.complaint
 
 
+def test_an_edited_file_and_the_same_lens_says_what_to_do(model: Path, coral: Coral, tmp_path: Path) -> None:
+    asked = rows(toy_questions(24))
+    train, fit = write(tmp_path / "train.jsonl", asked), ("--lens", "ridge", "--out", tmp_path / "lens")
+    assert coral("fit", "--train", train, "--model", model, *fit).code == 0
+    fewer = coral("fit", "--train", train, "--model", model, *fit, "--layers", "1")
+    assert fewer.code == 0, "states of all layers are those of one, too"
+    write(train, asked[:-1])
+    complaint = coral("fit", "--train", train, "--model", model, *fit).complaint
+    assert f"{tmp_path / 'lens.work'} holds the states of other questions" in complaint
+    assert "delete that folder to compute them anew" in complaint
+
+
+def test_tasks_without_data_says_how_to_get_it(coral: Coral, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tasks, "available_tasks", lambda _: [])
+    monkeypatch.setattr(assets, "embedded_data", lambda: None)
+    outcome = coral("tasks")
+    assert outcome.out.startswith("No task's data is on this machine.\n`coral assets` fetches")
+    found = [AvailableTask("arc_easy", {"test": 2376}, "embedded", "")]
+    monkeypatch.setattr(tasks, "available_tasks", lambda _: found)
+    monkeypatch.setattr(assets, "embedded_data", lambda: Path())
+    assert coral("tasks", "arc_eazy").out.strip().endswith("Did you mean 'arc_easy'?")
+
+
+def test_show_prints_the_prompt_the_options_and_their_tokens(model: Path, coral: Coral, tmp_path: Path) -> None:
+    row = {"question": "What is wet?", "options": ["fire", "water"], "answer": 1, "id": "wet"}
+    path = write(tmp_path / "questions.jsonl", [row, row | {"id": "again"}])
+    text = """\
+--- question wet, the prompt:
+Question: What is wet?
+Answer:
+--- scored after it:
+  0  " fire"
+* 1  " water"
+"""
+    assert coral("show", path, "--n", "1").out == text
+    with_tokens = coral("show", path, "--n", "1", "--model", model).out
+    assert with_tokens.startswith(text)
+    assert "option 0: 5 tokens" in with_tokens, "the tiny tokenizer reads bytes"
+    assert "A. fire" in coral("show", path, "--style", "letters").out
+    assert "give --model" in coral("show", path, "--apply-chat-template").complaint
+
+
 def test_tasks_lists_what_contains_the_word(coral: Coral, monkeypatch: pytest.MonkeyPatch) -> None:
     found = [
         AvailableTask("arc_easy", {"test": 2376}, "embedded", "CC BY-SA 4.0"),
@@ -624,7 +666,8 @@ def test_a_store_of_other_questions_is_refused_and_kept(model: Path, coral: Cora
     second = write(tmp_path / "second.jsonl", rows(toy_questions(4, seed=1)))
     assert coral("extract", first, "--model", model, "--out", tmp_path / "states").code == 0
     complaint = coral("extract", second, "--model", model, "--out", tmp_path / "states").complaint
-    assert "holds results of something else" in complaint
+    assert "states holds the states of other questions" in complaint
+    assert "delete that folder to compute them anew, or choose another" in complaint
     assert len(ActivationStore(tmp_path / "states").questions) == 4
 
 

@@ -7,12 +7,14 @@ import shutil
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
 import pytest
 import torch
 import transformers
+from huggingface_hub import constants
 from safetensors.torch import load_file, save_file
 from support.models import FAMILIES, make_model, make_tokenizer
 from torch import nn
@@ -24,6 +26,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from coral_lens.data import hub
 from coral_lens.data.assets import embedded_model
 from coral_lens.data.settings import Style
 from coral_lens.engine import loading
@@ -152,6 +155,27 @@ def test_an_unknown_name_is_refused() -> None:
     sentence = refusal("nobody/no-such-model")
     assert sentence.startswith("Cannot load model 'nobody/no-such-model'")
     assert sentence.endswith("Give a hub id, a local folder, a .gguf file or 'smollm2'.")
+
+
+def test_without_a_network_the_hub_is_not_asked_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def no_network(host: str, *_: Any) -> None:
+        asked.append(host)
+        raise OSError("Name or service not known")
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(hub.socket, "getaddrinfo", no_network)
+    monkeypatch.setattr(hub, "getproxies", dict)
+    sentence = refusal("smolm2")
+    assert "the hub cannot be asked (no network, or HF_HUB_OFFLINE is set). Did you mean 'smollm2'?" in sentence
+    assert len(asked) == 1, "the name is looked up once"
+    assert not constants.HF_HUB_OFFLINE, "the setting is as it was"
+
+
+@pytest.mark.parametrize("name", ["./no-such-folder", "~/no-such-folder", "/no/such/folder", "a/b/c"])
+def test_a_path_that_leads_nowhere_is_not_taken_for_a_hub_id(name: str) -> None:
+    assert refusal(name) == f"There is no model at {name}: no such file or folder; check the path."
 
 
 def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +22,13 @@ from support.models import (
 
 from coral_lens.engine.model import Model, max_length, wrap
 from coral_lens.errors import CoralError
+
+
+def test_a_model_prints_in_a_line_or_two(tiny: Model) -> None:
+    assert re.fullmatch(
+        r"<Model tiny-llama: llama, 3 layers of width 32, [\d,]+ weights in float32 on cpu, reads 256 tokens>",
+        repr(tiny),
+    )
 
 
 def test_wrapping_leaves_a_model_as_it_is() -> None:

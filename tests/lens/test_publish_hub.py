@@ -59,10 +59,19 @@ def hub(monkeypatch: pytest.MonkeyPatch, folder: Path, failure: Exception | None
     stand_in = Hub(folder, failure)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", stand_in.snapshot_download)
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: stand_in)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("coral_lens.data.hub.is_reachable", lambda _: True)
     return stand_in
 
 
 # --------------------------------------------------------------------------------------------------------- download
+
+
+def test_without_a_network_the_reason_is_that(monkeypatch: pytest.MonkeyPatch, saved: Path) -> None:
+    hub(monkeypatch, saved, OfflineModeIsEnabled("see the documentation"))
+    monkeypatch.setattr("coral_lens.data.hub.is_reachable", lambda _: False)
+    with pytest.raises(CoralError, match=r"nor a lens that the hub gives out \(no network, or HF_HUB_OFFLINE is set\)"):
+        local_folder("me/lens")
 
 
 def test_a_folder_wins_over_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, saved: Path) -> None:

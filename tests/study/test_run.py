@@ -350,7 +350,7 @@ def test_changed_data_are_noticed(tiny: Model, data: Path, undisturbed: Path, tm
     shutil.copytree(undisturbed / "work", tmp_path / "work")
     shutil.copytree(data, tmp_path / "data")
     put(tmp_path / "data", "arc_challenge", test=[arc(i, word="storm") for i in range(40)])
-    with pytest.raises(CoralError, match="holds results of something else"):
+    with pytest.raises(CoralError, match="holds the states of other questions"):
         run_in(study_of(), tmp_path, tmp_path / "data", Opening(tiny))
 
 

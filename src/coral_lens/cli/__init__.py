@@ -15,8 +15,16 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from coral_lens.cli import analyse, check, evaluate, fit, sae, study
+from coral_lens.cli import analyse, cache, check, evaluate, fit, sae, study
 from coral_lens.errors import CoralError
+
+PANELS = {
+    "First steps": "demo tasks show doctor assets cache",
+    "A lens": "fit eval predict calibrate push",
+    "Experiments": "run baseline report lm-eval",
+    "Inside a model": "extract analyse sae",
+}
+"""The groups of `coral --help`, in its order, and the commands of each."""
 
 INTERRUPTED = "Interrupted. Finished work is kept; the same command goes on where it was."
 
@@ -25,8 +33,15 @@ class Commands(TyperGroup):
     """The commands, with Ctrl-C answered like every other end: typer itself would leave without a word."""
 
     def main(self, *args: Any, **settings: Any) -> Any:
+        for panel, names in PANELS.items():
+            for name in names.split():
+                self.commands[name].rich_help_panel = panel  # type: ignore[attr-defined]
         show_flags(self)
         return super().main(*args, **settings)
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        grouped = [name for names in PANELS.values() for name in names.split()]
+        return [*grouped, *(name for name in super().list_commands(ctx) if name not in grouped)]
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -66,6 +81,7 @@ app.add_typer(study.app)
 app.add_typer(analyse.app, name="analyse")
 app.add_typer(check.app)
 app.add_typer(sae.app, name="sae")
+app.add_typer(cache.app, name="cache")
 
 
 @app.callback()

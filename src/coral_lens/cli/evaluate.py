@@ -86,6 +86,7 @@ def run_of_lenses(measured: Measured, asking: Asking, model: OtherModelChoice) -
     from coral_lens.data.leaks import guard_of_shown
     from coral_lens.lens.artefact import load_lens
     from coral_lens.storage.files import versions
+    from coral_lens.storage.progress import shown as bar
     from coral_lens.study.evaluate import evaluate as measure
 
     lenses = [load_lens(folder) for folder in measured.lens]
@@ -95,7 +96,7 @@ def run_of_lenses(measured: Measured, asking: Asking, model: OtherModelChoice) -
     shown = [q for name in tests for q in worked_examples(name, asking)]
     lenses = [lens.adopted(loaded()) if model.other_model else lens for lens in lenses]
     guard, work = guard_of_shown(shown) if shown else None, measured.out / "work" if measured.out else None
-    run = measure(lenses, loaded(), tests, guard=guard, work_dir=work)
+    run = measure(lenses, loaded(), tests, guard=guard, work_dir=work, bar=bar)
     about = {"lens": ", ".join(measured.lens), "versions": versions(), "num_fewshot": asking.num_fewshot or 0}
     return replace(run, provenance=about | run.provenance)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from coral_lens.cli.options import Asking, LensModelChoice, ModelChoice, beside, flat, work_for
+from coral_lens.cli.options import Asking, LensModelChoice, ModelChoice, beside, flat, refuse_unwritable, work_for
 from coral_lens.data.settings import Style
 from coral_lens.lens.settings import FitSettings, Guarantees
 from coral_lens.storage.settings import Layers, Option, Settings, parse_layers
@@ -40,8 +40,9 @@ class KeptStates(Settings):
 
     def extraction(self, model: Model) -> Extraction:
         """Return what is extracted of a model."""
-        from coral_lens.engine.extract import Extraction, all_blocks, all_layers, head_outputs
+        from coral_lens.engine.extract import Extraction, all_blocks, all_layers, head_outputs, refuse_layers
 
+        refuse_layers(model, self.layers or ())
         blocks = all_blocks(model) if self.heads is None else self.heads
         readings = head_outputs(model, blocks) if blocks else None
         return Extraction(self.layers or all_layers(model), self.style, readings=readings)
@@ -86,12 +87,15 @@ def fit(
     asking: Asking,
     model: ModelChoice,
 ) -> None:
-    """Fit a lens on labelled questions.
+    """Fit a lens on labelled questions: learn from the model's hidden states where its probabilities are wrong.
 
+    Layer and strength are chosen on a fifth of the questions, which nothing is fitted on. Hundreds of questions are needed,
+    better thousands; the same command goes on where it was stopped.
     Example: `coral fit --train train.jsonl --out my-lens`, or `coral fit --train commonsense_qa_cloze:validation --out my-lens`
     """
     from coral_lens.cli.printing import print_fit
     from coral_lens.lens.artefact import refuse_other_folder
+    from coral_lens.lens.fit import check_questions
     from coral_lens.lens.fit import fit as run
     from coral_lens.storage.progress import shown
 
@@ -99,6 +103,7 @@ def fit(
     work = beside(out)
     loaded = model.opener()
     questions = asking.gather(train, chat=loaded if settings.style.chat else None)
+    check_questions(questions)
     fitted = run(loaded(), questions, settings, work_dir=work, bar=shown)
     fitted.save(out)
     print_fit(fitted)
@@ -123,6 +128,7 @@ def calibrate(
     from coral_lens.lens.calibrate import calibrate_on, fresh_of
     from coral_lens.storage.progress import questions_bar
 
+    refuse_unwritable(lens)
     fitted = load_lens(lens)
     loaded = model.opener(fitted.model["name"])
     labelled = asking.gather(questions, chat=loaded if fitted.style.chat else None)

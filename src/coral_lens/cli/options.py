@@ -10,6 +10,7 @@ field's, and the help is the docstring under it.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,11 +23,13 @@ from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
+from typer.models import OptionInfo
 
 from coral_lens.data.settings import TaskOptions
 from coral_lens.errors import CoralError
 from coral_lens.storage.settings import (
     MOST_SEED,
+    OneOf,
     Option,
     Range,
     Settings,
@@ -59,17 +62,37 @@ def flat(command: Callable[..., None]) -> Callable[..., None]:
     for parameter in own:
         kind = groups.get(parameter.name)
         for option in iter_options(kind) if kind else [parameter]:
+            name_value(option)
             known = options.setdefault(option.name, option)
             assert known.default == option.default, f"{command.__name__} has two defaults of {option.name}"
 
     @wraps(command)
     def called(**values: Any) -> None:
+        refuse_unwritable(values.get("out"))
         others = {p.name: values[p.name] for p in own if p.name not in groups}
         command(**others, **{name: settings_from(kind, values) for name, kind in groups.items()})
 
     called.__signature__ = Signature(list(options.values()))  # type: ignore[attr-defined]
     called.__annotations__ = {p.name: p.annotation for p in options.values()}
     return called
+
+
+VALUES = dict.fromkeys(("train", "task", "questions", "validation", "test"), "SOURCE") | {
+    "model": "MODEL",
+    "lens": "LENS",
+}
+"""What the help calls the value of an option, by the option's name."""
+KINDS = {Path: "PATH", int: "NUMBER", float: "NUMBER"}
+"""And by its type, where the name says nothing; all others are a TEXT."""
+
+
+def name_value(option: Parameter) -> None:
+    """Have the help call the value of an option by a name for people: typer writes `<list[str]>`."""
+    kind = bare(option.annotation)
+    inner = get_args(kind)[0] if get_origin(kind) is list else kind
+    for mark in getattr(option.annotation, "__metadata__", ()):
+        if isinstance(mark, OptionInfo) and mark.metavar is None and kind is not bool:
+            mark.metavar = VALUES.get(option.name) or KINDS.get(inner, "TEXT")
 
 
 @dataclass(frozen=True)
@@ -192,7 +215,10 @@ def allowed(hint: Any) -> str | None:
 
 # ------------------------------------------------------------------------------------------------- what commands share
 
-DataDir = Annotated[Path | None, typer.Option("--data", help=docs_of(TaskOptions)["data_dir"])]
+DEVICES = ("cpu", "cuda", "mps", "xpu", "hpu", "mtia", "npu")
+"""Where models can run."""
+
+DataDir = Annotated[Path | None, typer.Option("--data", metavar="PATH", help=docs_of(TaskOptions)["data_dir"])]
 
 
 @dataclass(frozen=True)
@@ -201,10 +227,18 @@ class Machine(Settings):
 
     device: str | None = None
     """cpu, cuda, cuda:1, mps. By default the GPU if there is one."""
-    dtype: str | None = None
-    """float32, bfloat16, float16 or auto. By default float32 on the CPU."""
+    dtype: Literal["float32", "bfloat16", "float16", "auto"] | None = None
+    """Precision of the weights; `auto` is the checkpoint's own. By default float32 on the CPU."""
     device_map: str | None = None
     """Spread the model over devices, such as `auto` (accelerate)."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.device is not None:
+            kind, colon, number = self.device.partition(":")
+            OneOf(DEVICES).refuse("device", kind)
+            if colon and not number.isdecimal():
+                raise CoralError(f"device must look like cuda or cuda:1. Got {self.device!r} instead.")
 
     def open(self, name: str) -> Model:
         """Load a model with a word on standard error, since it can take a while."""
@@ -275,11 +309,23 @@ class Asking(TaskOptions):
         return questions
 
 
-def folder_of_data(data: Path | None) -> Path | None:
+def folder_of_data(data: str | Path | None) -> Path | None:
     """Return --data, which must be a folder."""
-    if data is not None and not data.is_dir():
+    if data is not None and not Path(data).is_dir():
         raise CoralError(f"--data {data} is not a folder.")
-    return data
+    return Path(data) if data is not None else None
+
+
+def refuse_unwritable(out: Path | None) -> None:
+    """Refuse a place for results in which nothing can be written, before anything is computed."""
+    if out is None:
+        return
+    # os.path, because a folder that may not be looked into is then simply not there
+    place = next(p for p in (out, *out.absolute().parents) if os.path.exists(p))
+    if place != out and not os.path.isdir(place):
+        raise CoralError(f"--out {out} cannot be written: {place} is a file; choose another place.")
+    if not os.access(place, os.W_OK):
+        raise CoralError(f"--out {out} cannot be written: permission denied in {place}; choose another place.")
 
 
 def beside(out: Path) -> Path:

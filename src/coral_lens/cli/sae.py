@@ -213,7 +213,9 @@ def steer(
 @app.command()
 def report(
     study: Annotated[Path, typer.Argument(help="Folder made by `coral sae select`.")],
-    feature: Annotated[list[int] | None, typer.Option(help="Show this feature; may be given several times.")] = None,
+    feature: Annotated[
+        list[int] | None, typer.Option(metavar="NUMBER", help="Show this feature; may be given several times.")
+    ] = None,
 ) -> None:
     """Make figures and features.html: effects of ablation and steering, and what single features respond to.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coral_lens.cli.options import Machine, ModelChoice, beside, flat, folder_of_data
+from coral_lens.cli.options import Machine, ModelChoice, beside, flat, folder_of_data, refuse_unwritable
 from coral_lens.data.settings import Style
 from coral_lens.errors import CoralError, need
 from coral_lens.lens.settings import BaseRule
@@ -81,7 +81,9 @@ def run(
 def report(
     run: Annotated[Path, typer.Argument(help="Folder made by `coral eval --out` or `coral demo`.")],
     other: Annotated[Path | None, typer.Argument(help="A second run: compare the two, question by question.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for a comparison; default: coral-comparison.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Folder for a comparison; default: coral-comparison.")
+    ] = None,
     full: Full = False,
 ) -> None:
     """Make report.html and the tables of a run again, or compare two runs.
@@ -93,6 +95,7 @@ def report(
     from coral_lens.report.runs import load_run
 
     need("report", by="coral report")
+    refuse_unwritable(out if other else run)
     if other:
         return print_comparison(load_run(run), load_run(other), out or Path("coral-comparison"))
     if out:
@@ -102,27 +105,37 @@ def report(
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="Folder for the lens, the predictions and the report.")] = Path(
-        "coral-demo"
-    ),
+    out: Annotated[
+        Path, typer.Option(metavar="PATH", help="Folder for the lens, the predictions and the report.")
+    ] = Path("coral-demo"),
     full: Full = False,
 ) -> None:
     """Fit a lens on real questions with a real model, and measure it on held-out questions and on tasks it never saw.
 
-    Takes a few minutes on two cores; a second run reuses what is there. Example: `coral demo`
+    How long it takes on your machine is measured and said before it starts; a second run reuses what is there. States, lenses
+    and the report are kept in `--out`, the converted model in the cache (`coral cache`). Example: `coral demo`
     """
     from coral_lens.cli.printing import show_run
-    from coral_lens.data.assets import embedded_data, embedded_model, fetch_assets
+    from coral_lens.data.assets import cache_dir, embedded_data, embedded_model, fetch_assets
+    from coral_lens.storage.progress import shown
     from coral_lens.study.demo import run_demo
 
+    def tell(message: str) -> None:
+        typer.echo(message, err=True)
+
+    refuse_unwritable(out)
     need("eval", "report", "gguf", by="coral demo")
     if embedded_model() is None or embedded_data() is None:
         if not sys.stdin.isatty() or not typer.confirm(
-            "The demo's model and data are not here. Fetch them (180 MB)?", default=True
+            f"The demo's model and data are not here. Fetch them (180 MB) into {cache_dir()}?", default=True
         ):
             raise CoralError("The demo's model and data are not installed; run `coral assets` first.")
-        fetch_assets(lambda message: typer.echo(message, err=True))
-    show_run(run_demo(out), out, full=full)
+        fetch_assets(tell)
+    tell(
+        f"Model and data are here, nothing is downloaded. What is kept between runs is in {cache_dir()}: `coral cache`."
+    )
+    tell("loading the model and the questions (the first time this takes a minute) ...")
+    show_run(run_demo(out, tell=tell, bar=shown), out, full=full)
 
 
 # ---------------------------------------------------------------------------------------------------------- baselines

@@ -71,7 +71,7 @@ def embedded_data() -> Path | None:
 
 def locate(asset: Asset) -> Path | None:
     """Return the asset's file or folder: from the installed package, else from the cache, else None."""
-    for path in (_installed(asset), _cached(asset)):
+    for path in (installed(asset), _cached(asset)):
         if path is not None and path.exists():
             return path
     return None
@@ -87,7 +87,8 @@ def fetch_assets(progress: Progress | None = None) -> None:
             tell(f"{asset.package} {asset.version}: already there")
 
 
-def _installed(asset: Asset) -> Path | None:
+def installed(asset: Asset) -> Path | None:
+    """Return the asset's file or folder in its installed package; None where that is missing or of another version."""
     try:
         package = metadata.distribution(asset.package)
     except metadata.PackageNotFoundError:

@@ -33,7 +33,7 @@ class SourceOptions(Settings):
 
     limit: Count | None = None
     """At most so many questions of each source, the first ones; of a group or tag, so many of each of its tasks."""
-    data_dir: Annotated[Path | None, Option("--data")] = None
+    data_dir: Annotated[Path | str | None, Option("--data")] = None
     """Folder with TASK/SPLIT.jsonl[.gz] or .parquet, looked into before the embedded data and the hub."""
 
 

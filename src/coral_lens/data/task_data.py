@@ -8,17 +8,14 @@ from __future__ import annotations
 
 import gzip
 import json
-import socket
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 from coral_lens.data.assets import embedded_data
+from coral_lens.data.hub import OFFLINE, hub_session
 from coral_lens.errors import CoralError
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
@@ -57,7 +54,7 @@ class Origin:
     """How a user asks for another split, for complaints."""
 
 
-def origin_of(config: Mapping[str, Any], data_dir: Path | None) -> Origin:
+def origin_of(config: Mapping[str, Any], data_dir: str | Path | None) -> Origin:
     """Read the data source from a task's configuration; `metadata.data_folder` names another task's folder."""
     about = config.get("metadata")
     other = about.get("data_folder") if isinstance(about, dict) else None
@@ -68,7 +65,7 @@ def origin_of(config: Mapping[str, Any], data_dir: Path | None) -> Origin:
         name=config.get("dataset_name"),
         kwargs=config.get("dataset_kwargs"),
         folders=(task, str(other)) if other else (task,),
-        data_dir=data_dir,
+        data_dir=Path(data_dir) if data_dir else None,
     )
 
 
@@ -210,31 +207,15 @@ def _from_hub(origin: Origin, split: str) -> Mapping[str, Any]:
     if origin.path is None:
         raise MissingSplitError(_missing(origin, split, "the task names no dataset to download"))
     kwargs = {k: v for k, v in (origin.kwargs or {}).items() if k != "trust_remote_code"}
+    asks = True
     try:
-        with _hub_session():
+        with hub_session() as asks:
             splits: Mapping[str, Any] = datasets.load_dataset(origin.path, origin.name, **kwargs)
     except Exception as error:  # the hub's client raises a dozen unrelated types; all of them mean "not available"
-        said = str(error).strip().splitlines() or [type(error).__name__]
-        raise MissingSplitError(_missing(origin, split, f"downloading {origin.path} failed ({said[0]})")) from error
+        said = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        why = f"downloading {origin.path} failed ({said})" if asks else f"the hub cannot be asked for it ({OFFLINE})"
+        raise MissingSplitError(_missing(origin, split, why)) from error
     return splits
-
-
-@contextmanager
-def _hub_session() -> Iterator[None]:
-    """Without a network, have the hub's client look into its cache only: it would retry for 20 seconds otherwise."""
-    import datasets
-    from huggingface_hub import constants
-
-    before = datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE
-    if not getproxies():  # behind a proxy, names need not resolve here
-        try:
-            socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)
-        except OSError:
-            datasets.config.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE = True
-    try:
-        yield
-    finally:
-        datasets.config.HF_HUB_OFFLINE, constants.HF_HUB_OFFLINE = before
 
 
 def _missing(origin: Origin, split: str, why: str) -> str:

@@ -167,9 +167,15 @@ class ScoredShards(ABC):
 
 
 class ActivationStore(ScoredShards):
-    """A finished store in a folder. Everything it returns is checked against its digests."""
+    """A finished store in a folder. Everything it returns is checked against its digests.
 
-    def __init__(self, folder: Path) -> None:
+    `layers` hides others that it holds.
+    """
+
+    _shown: Sequence[int] | None = None
+
+    def __init__(self, folder: str | Path, *, layers: Sequence[int] | None = None) -> None:
+        folder, self._shown = Path(folder), layers
         self.folder = folder
         self.manifest = read_json(folder / "manifest.json")
         if self.manifest.get("format") != FORMAT:
@@ -181,6 +187,11 @@ class ActivationStore(ScoredShards):
                 f"{folder} is not finished; run the same `coral` command again and it goes on where it was."
             )
         self._refuse_unscored(f" and another folder than {folder}")
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers that can be read."""
+        return super().layers if self._shown is None else tuple(self._shown)
 
     @cached_property
     def _asked(self) -> list[Question]:

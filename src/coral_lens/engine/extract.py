@@ -155,17 +155,20 @@ def score_in_memory(
 def extract(
     model: Model,
     questions: Sequence[Question],
-    folder: Path,
+    folder: str | Path,
     *,
     extraction: Extraction,
     progress: Progress | None = None,
 ) -> ActivationStore:
     """Score the questions and keep their pooled states in `folder`, going on where an earlier run was stopped.
 
-    A finished store is returned at once. A shard whose bytes do not match its digests is computed again. A question that
-    cannot be asked (an option without tokens, or too long for the model) or whose scores or states are not finite is left
-    out with a warning that names it.
+    A finished store is returned at once, also if it has more layers than are asked for. A shard whose bytes do not match its
+    digests is computed again. A question that cannot be asked (an option without tokens, or too long for the model) or whose
+    scores or states are not finite is left out with a warning that names it.
     """
+    folder, asked = Path(folder), extraction.layers
+    refuse_layers(model, asked)
+    extraction = replace(extraction, layers=stored_layers(folder, asked))
     planned = plan_questions(model, questions, extraction, folder=folder)
     Resumable(
         folder,
@@ -175,10 +178,30 @@ def extract(
         size=count_questions,
         form=Journal,
         other_files={"questions.jsonl": question_lines(planned.prepared.questions)},
+        differing=DIFFERING,
     ).run(progress)
-    store = ActivationStore(folder)
+    store = ActivationStore(folder, layers=asked)
     warn_broken(model, store.broken)
     return store
+
+
+DIFFERING = {
+    "model.weights": "the states of another model",
+    "model.tokenizer": "the states of a model with another tokenizer",
+    "model.dtype": "the states of the model in another dtype",
+    "questions": "the states of other questions (their file, the split or the limit has changed since)",
+    "style": "the states of questions that were asked in another style",
+    "prompts": "the states of the same questions in other prompts",
+    "layers": "the states of other layers than are asked for",
+}
+"""What a store holds that is not the one asked for, by what differs; the first that applies is said."""
+
+
+def stored_layers(folder: Path, asked: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the layers of the store in a folder if those that are asked for are among them, else the latter."""
+    path = folder / "manifest.json"
+    stored = read_json(path).get("layers") if path.exists() else None
+    return tuple(stored) if isinstance(stored, list) and set(asked) <= set(stored) else asked
 
 
 # ---------------------------------------------------------------------------------------------------------- planning

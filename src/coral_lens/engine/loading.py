@@ -7,18 +7,21 @@ filled in for weights that are missing.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from coral_lens.data.assets import cache_dir, embedded_model
+from coral_lens.data.hub import OFFLINE, hub_session
 from coral_lens.engine.architectures import family_of, find_parts
 from coral_lens.engine.fingerprints import tokenizer_digest
 from coral_lens.engine.model import Model, wrap
-from coral_lens.errors import CoralError, need
+from coral_lens.errors import CoralError, nearest, need
 from coral_lens.storage.files import digest_file, fresh_folder
 
 if TYPE_CHECKING:
@@ -29,7 +32,7 @@ EMBEDDED = "smollm2"
 
 
 def load_model(
-    name: str,
+    name: str | Path,
     *,
     device: str | None = None,
     dtype: str | None = None,
@@ -44,6 +47,7 @@ def load_model(
     """
     from transformers import AutoTokenizer
 
+    name = str(name)
     on_gpu = torch.cuda.is_available() and device != "cpu"
     device = device or ("cuda" if on_gpu else "cpu")
     source = resolve(name)
@@ -101,6 +105,8 @@ def resolve(name: str) -> Path | str:
         if not path.is_file():
             raise CoralError(f"Model file {name} does not exist; check the path.")
         return converted(path)
+    if not path.exists() and (path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1):
+        raise CoralError(f"There is no model at {name}: no such file or folder; check the path.")
     if path.is_dir() and not (path / "config.json").is_file():
         raise CoralError(f"Folder {name!r} holds no config.json; give the folder of a saved model.")
     return path if path.is_dir() else name
@@ -144,16 +150,35 @@ def load_weights(name: str, source: Path | str, settings: dict[str, Any]) -> Pre
 
 @contextmanager
 def loading_errors(name: str) -> Iterator[None]:
-    """Turn what transformers raises for a wrong name, a damaged file or remote code into one sentence."""
-    try:
-        yield
-    except CoralError:
-        raise
-    except Exception as error:  # tokenizers raises Exception itself, safetensors and struct errors of their own
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(" .:")
-        raise CoralError(
-            f"Cannot load model {name!r}: {first}. Give a hub id, a local folder, a .gguf file or {EMBEDDED!r}."
-        ) from error
+    """Turn what transformers raises for a wrong name, a damaged file or remote code into one sentence.
+
+    The hub is asked only where it can be reached: its client would try again and again for a minute.
+    """
+    local = Path(name).expanduser().exists() or name == EMBEDDED
+    with nullcontext(True) if local else hub_session() as asks:
+        try:
+            yield
+        except CoralError:
+            raise
+        except Exception as error:  # tokenizers raises Exception itself, safetensors and struct errors of their own
+            if not asks:
+                raise CoralError(unreachable(name)) from error
+            raise CoralError(complaint(name, error)) from error
+
+
+def unreachable(name: str) -> str:
+    """Return what is said of a name that is not here, where the hub cannot be asked."""
+    return (
+        f"Cannot load model {name!r}: it is neither a folder here nor in the hub's cache, and the hub cannot be asked "
+        f"({OFFLINE}).{nearest(name, [EMBEDDED])} Give a hub id, a local folder, a .gguf file or {EMBEDDED!r}."
+    )
+
+
+def complaint(name: str, error: Exception) -> str:
+    """Return the first line of an error, and what can be given instead."""
+    first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(" .:")
+    hint = nearest(name, [EMBEDDED]) if name != EMBEDDED else ""
+    return f"Cannot load model {name!r}: {first}.{hint} Give a hub id, a local folder, a .gguf file or {EMBEDDED!r}."
 
 
 @contextmanager
@@ -161,12 +186,16 @@ def quiet_loading() -> Iterator[None]:
     """Silence transformers' progress bars and advice while a model is loaded, and only then."""
     from transformers.utils import logging
 
-    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    gguf: Any = import_module("transformers.modeling_gguf_pytorch_utils")
+    bars, level, bar = logging.is_progress_bar_enabled(), logging.get_verbosity(), gguf.tqdm
     logging.disable_progress_bar()
     logging.set_verbosity_error()
+    # the bar of a conversion listens to none of these
+    gguf.tqdm = partial(bar, disable=True)
     try:
         yield
     finally:
+        gguf.tqdm = bar
         logging.set_verbosity(level)
         if bars:
             logging.enable_progress_bar()

@@ -59,6 +59,14 @@ class Model:
     fingerprint: dict[str, str] = field(repr=False)
     """Digests of weights and tokenizer: a lens refuses a model whose fingerprint is not the one it was fitted on."""
 
+    def __repr__(self) -> str:
+        kind, dtype = self.hf.config.get_text_config().model_type, str(self.dtype).removeprefix("torch.")
+        n_weights = sum(p.numel() for p in self.hf.parameters())
+        return (
+            f"<Model {self.name}: {kind}, {self.n_layers} layers of width {self.width}, {n_weights:,} weights in {dtype} on "
+            f"{self.device}, reads {self.max_length:,} tokens>"
+        )
+
     @property
     def identity(self) -> dict[str, Any]:
         """What is recorded of a model: its fingerprint, and the values of its configuration that change a forward pass."""

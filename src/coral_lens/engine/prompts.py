@@ -21,10 +21,11 @@ QUESTIONS_AT_A_TIME = 128
 """Questions whose strings are in memory at once."""
 
 
-def render(question: Question, style: Style, model: Model) -> Rendered:
+def render(question: Question, style: Style, model: Model | None) -> Rendered:
     """Return the strings to score: the task's own where it brings a template, else made by the style.
 
-    Both styles follow lm-eval's templates: `text` that of ARC, `letters` that of CommonsenseQA.
+    Both styles follow lm-eval's templates: `text` that of ARC, `letters` that of CommonsenseQA. Only a chat template needs the
+    model.
     """
     if question.rendered is not None:
         return question.rendered
@@ -40,6 +41,7 @@ def render(question: Question, style: Style, model: Model) -> Rendered:
     passage = f"{question.passage.strip()}\n\n" if question.passage.strip() else ""
     context = passage + "\n".join([*lines, "Answer:"])
     if style.chat:
+        assert model is not None, "a chat template is a model's"
         # as lm-eval does it: the delimiter is dropped, because the template ends the user's turn
         context = model.chat_template([{"role": "user", "content": context}])
     delimiter = "" if style.chat else " "

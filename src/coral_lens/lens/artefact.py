@@ -28,7 +28,7 @@ from coral_lens.data.leaks import KEYS, question_keys
 from coral_lens.data.settings import Style
 from coral_lens.engine.extract import Extraction, score_questions
 from coral_lens.engine.fingerprints import identity_difference
-from coral_lens.errors import CoralError
+from coral_lens.errors import CoralError, nearest
 from coral_lens.lens.correction import Correction
 from coral_lens.lens.layer_view import LayerView, load_view
 from coral_lens.lens.publish import card, local_folder, public_name, without_paths
@@ -254,7 +254,7 @@ class Lens(Shown):
         model: Model,
         questions: Sequence[Question],
         *,
-        work_dir: Path | None = None,
+        work_dir: str | Path | None = None,
         progress: Progress | None = None,
     ) -> Iterator[Scored]:
         """Score questions and yield their scores and the states of this lens's layers.
@@ -262,7 +262,8 @@ class Lens(Shown):
         With `work_dir` they are kept there and an interrupted run goes on; without, they are thrown away afterwards.
         """
         self.check(model, questions)
-        with score_questions(model, questions, self.extraction, folder=work_dir, progress=progress) as store:
+        folder = Path(work_dir) if work_dir else None
+        with score_questions(model, questions, self.extraction, folder=folder, progress=progress) as store:
             yield store
 
     def predict(
@@ -270,7 +271,7 @@ class Lens(Shown):
         model: Model,
         questions: Sequence[Question],
         *,
-        work_dir: Path | None = None,
+        work_dir: str | Path | None = None,
         progress: Progress | None = None,
     ) -> list[Answer]:
         """Answer questions; they need no labels. One that cannot be asked is left out with a warning."""
@@ -308,7 +309,7 @@ class Lens(Shown):
         model: Model,
         questions: Sequence[Question],
         *,
-        work_dir: Path | None = None,
+        work_dir: str | Path | None = None,
         progress: Progress | None = None,
     ) -> dict[str, Predictions]:
         """Return the Predictions of each method on questions of one task."""
@@ -425,7 +426,10 @@ def load_lens(folder: str | Path) -> Lens:
     """Read a lens from a folder, or from the hub if it is an id like `owner/name`, and check that nothing was changed or lost."""
     source = local_folder(folder)
     if not (source / "lens.json").exists():
-        raise CoralError(f"{source} is not a lens: it has no lens.json; make one with `coral fit --out {source}`.")
+        hint = nearest(source.name, [path.parent.name for path in source.parent.glob("*/lens.json")])
+        raise CoralError(
+            f"{source} is not a lens: it has no lens.json; make one with `coral fit --out {source}`.{hint}"
+        )
     record = read_json(source / "lens.json")
     if record.get("format") != FORMAT:
         raise CoralError(f"{source} has lens format {record.get('format')!r}, but this version reads {FORMAT}.")
@@ -446,7 +450,7 @@ def predict(
     model: Model,
     questions: Sequence[Question],
     *,
-    work_dir: Path | None = None,
+    work_dir: str | Path | None = None,
     progress: Progress | None = None,
 ) -> list[Answer]:
     """Answer questions with a lens; the same as `lens.predict(model, questions)`."""

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from coral_lens.data.leaks import question_keys
 from coral_lens.data.licences import licence_of
 from coral_lens.data.splits import split_mask
-from coral_lens.engine.extract import Extraction, all_layers, score_questions
+from coral_lens.engine.extract import Extraction, all_layers, refuse_layers, score_questions
 from coral_lens.errors import CoralError
 from coral_lens.lens.artefact import Lens, load_lens
 from coral_lens.lens.choose import SHOWN, Candidate, Work, choose_candidate, fit_recipe, screening_lens
@@ -35,7 +35,7 @@ from coral_lens.lens.training_data import TrainingData, fold_masks
 from coral_lens.metrics.scores import Score, measure
 from coral_lens.records import UNKNOWN, Question, Scored
 from coral_lens.storage.files import digest, versions
-from coral_lens.storage.progress import Bar, silent
+from coral_lens.storage.progress import Bar, bar_of, silent
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
@@ -53,15 +53,17 @@ def fit(
     settings: FitSettings | None = None,
     *,
     work_dir: str | Path | None = None,
-    bar: Bar = silent,
+    bar: Bar | bool = True,
 ) -> Lens:
     """Fit a lens on labelled questions.
 
-    With `work_dir` the activations are kept there, and an interrupted or repeated fit reuses them.
+    With `work_dir` the activations are kept there, and an interrupted or repeated fit reuses them. Progress is shown in a
+    terminal and in a notebook; `bar=False` shows nothing.
     """
-    settings = settings or FitSettings()
+    settings, bar = settings or FitSettings(), bar_of(bar)
     check_questions(questions)
     extraction = Extraction(layers=settings.layers or all_layers(model), style=settings.style)
+    refuse_layers(model, extraction.layers)
     folder = Path(work_dir) if work_dir else None
     with ExitStack() as stack:
         with bar("extracting", len(questions), "questions") as advance:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
+from coral_lens.data.hub import OFFLINE, hub_session
 from coral_lens.errors import CoralError
 from coral_lens.lens.trace import Training
 from coral_lens.metrics.scores import Score
@@ -140,9 +141,10 @@ def local_folder(source: str | Path) -> Path:
 
     repo, _, revision = str(source).partition("@")
     try:
-        return Path(snapshot_download(repo, revision=revision or None, allow_patterns=[*FILES, *OPTIONAL]))
+        with hub_session() as asks:
+            return Path(snapshot_download(repo, revision=revision or None, allow_patterns=[*FILES, *OPTIONAL]))
     except hub_errors() as error:
-        reason = str(error).strip().split("\n")[0]
+        reason = str(error).strip().split("\n")[0] if asks else OFFLINE
         raise CoralError(
             f"{source} is neither a folder here nor a lens that the hub gives out ({reason}); check the name, or make a lens "
             "with `coral fit --out FOLDER`."

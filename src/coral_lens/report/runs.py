@@ -144,8 +144,9 @@ def read_view(folder: Path, about: dict[str, Any]) -> View | None:
     return View(record["method"], tuple(record["own"]), tuple(record["layers"]), changes, shift)
 
 
-def load_run(folder: Path) -> Run:
+def load_run(folder: str | Path) -> Run:
     """Read a run and check its predictions against their digests."""
+    folder = Path(folder)
     record = read_json(folder / "run.json")
     if record.get("format") != FORMAT:
         raise CoralError(f"{folder} has run format {record.get('format')!r}, but this version reads {FORMAT}.")

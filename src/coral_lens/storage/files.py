@@ -149,6 +149,22 @@ def fresh_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def size_of(path: Path) -> int:
+    """Return the bytes of a file, or of all files below a folder; links are not followed."""
+    if path.is_symlink() or not path.exists():
+        return 0
+    inside = [p for p in path.rglob("*") if p.is_file() and not p.is_symlink()] if path.is_dir() else [path]
+    return sum(p.stat().st_size for p in inside)
+
+
+def size_text(n_bytes: int) -> str:
+    """Return a size for people: `538 MB`, `12 kB`."""
+    for unit, one in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if n_bytes >= one:
+            return f"{n_bytes / one:.1f} {unit}" if n_bytes < 10 * one else f"{n_bytes / one:,.0f} {unit}"
+    return f"{n_bytes} bytes"
+
+
 def file_name(name: str) -> str:
     """Return a test set's name as a file name; names that a file system would confuse stay apart."""
     cleaned = re.sub(r"[^\w.-]+", "_", name.replace(":", "."))

@@ -1,30 +1,166 @@
-"""A progress bar for long work, on standard error. Knows nothing of the work."""
+"""How far long work is, on standard error: a bar in a terminal, one line that changes in a notebook, lines in a log.
+
+A log gets a line at the start, one every half minute, and one at the end; nothing else. Knows nothing of the work.
+"""
 
 from __future__ import annotations
 
+import sys
+import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 Progress = Callable[[int], None]
-"""A function that is told how many more units of work, mostly questions, are done."""
+"""Told how many more questions are done."""
+
 Bar = Callable[[str, int, str], AbstractContextManager[Progress]]
 """Opens a bar for a label, a total and a unit, and gives the function that advances it."""
 
+LOG_SECONDS = 30.0
+"""Between two lines of a log."""
+NOTEBOOK_SECONDS = 0.5
+"""Between two changes of the line in a notebook."""
+WINDOW = 60.0
+"""Seconds of the past that the rate is taken from."""
+
 
 @contextmanager
-def silent(_: str, __: int, ___: str) -> Iterator[Callable[[int], None]]:
+def silent(_: str, __: int, ___: str) -> Iterator[Progress]:
     """Show nothing."""
     yield lambda _: None
 
 
-def questions_bar(label: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
+def shown(label: str, total: int, unit: str) -> AbstractContextManager[Progress]:
+    """Show how many are done, how many a second, and the time left, in the way of the place: what commands do."""
+    if in_notebook():
+        return rewritten(label, total, unit)
+    return drawn(label, total, unit) if sys.stderr.isatty() else logged(label, total, unit)
+
+
+def watched(label: str, total: int, unit: str) -> AbstractContextManager[Progress]:
+    """Show the same where a person looks, in a terminal or a notebook, and elsewhere nothing: what functions do."""
+    return shown(label, total, unit) if in_notebook() or sys.stderr.isatty() else silent(label, total, unit)
+
+
+def bar_of(progress: Bar | bool) -> Bar:
+    """Return the bar that an argument asks for: True where a person looks, False nowhere."""
+    if isinstance(progress, bool):
+        return watched if progress else silent
+    return progress
+
+
+def questions_bar(label: str, total: int) -> AbstractContextManager[Progress]:
     """Show how many questions are done."""
     return shown(label, total, "questions")
 
 
+def in_notebook() -> bool:
+    """Whether this is a cell of a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    # a terminal's shell is another class; that of Colab has a name of its own module
+    return shell is not None and (type(shell).__name__ == "ZMQInteractiveShell" or "colab" in type(shell).__module__)
+
+
+# ------------------------------------------------------------------------------------------------------------- words
+
+
+class Pace:
+    """How many are done, how fast, and how long the rest takes."""
+
+    def __init__(self, total: int, unit: str) -> None:
+        self.total, self.unit, self.done, self.start = total, unit, 0, time.monotonic()
+        # the first advance starts the clock: it may be what an earlier run left, which took no time
+        self._past: deque[tuple[float, int]] = deque()
+
+    def advance(self, n: int) -> None:
+        """Count n more as done."""
+        self.done += n
+        self._past.append((time.monotonic(), self.done))
+        while len(self._past) > 2 and self._past[0][0] < time.monotonic() - WINDOW:
+            self._past.popleft()
+
+    @property
+    def rate(self) -> float | None:
+        """How many a second of late; None where that is not known yet."""
+        if len(self._past) < 2:
+            return None
+        (first, before), (last, done) = self._past[0], self._past[-1]
+        return (done - before) / (last - first) if last > first else None
+
+    @property
+    def seconds(self) -> float:
+        """Since it began."""
+        return time.monotonic() - self.start
+
+    def __str__(self) -> str:
+        text = f"{self.done:,} of {self.total:,} {self.unit}"
+        if self.rate:
+            left = max(self.total - self.done, 0) / self.rate
+            text += f", {self.rate:,.1f} {self.unit}/s, {duration(left)} left"
+        return text
+
+
+def duration(seconds: float) -> str:
+    """Return a time for people: `40 s`, `6 min`, `2 h 5 min`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60} min"
+
+
+# ------------------------------------------------------------------------------------------------------------- places
+
+
 @contextmanager
-def shown(label: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
-    """Show how many are done, how many a second, and the time left; yields the function that advances it."""
+def logged(label: str, total: int, unit: str) -> Iterator[Progress]:
+    """Write lines: at the start, every half minute, and at the end, also if that is an error."""
+    pace, said = Pace(total, unit), time.monotonic()
+
+    def tell(text: str) -> None:
+        print(f"{label}: {text}", file=sys.stderr, flush=True)
+
+    def advance(n: int) -> None:
+        nonlocal said
+        pace.advance(n)
+        if time.monotonic() - said >= LOG_SECONDS and pace.done < total:
+            said = time.monotonic()
+            tell(str(pace))
+
+    tell(f"{total:,} {unit}")
+    try:
+        yield advance
+    finally:
+        tell(f"{pace.done:,} of {total:,} {unit} in {duration(pace.seconds)}")
+
+
+@contextmanager
+def rewritten(label: str, total: int, unit: str) -> Iterator[Progress]:
+    """Write one line again and again, which every notebook can show."""
+    pace, said, width = Pace(total, unit), 0.0, 0
+
+    def tell(text: str, end: str = "") -> None:
+        nonlocal width
+        print(f"\r{label}: {text}".ljust(width), end=end, file=sys.stderr, flush=True)
+        width = len(label) + len(text) + 3
+
+    def advance(n: int) -> None:
+        nonlocal said
+        pace.advance(n)
+        if time.monotonic() - said >= NOTEBOOK_SECONDS:
+            said = time.monotonic()
+            tell(str(pace))
+
+    try:
+        yield advance
+    finally:
+        tell(f"{pace.done:,} of {total:,} {unit} in {duration(pace.seconds)}", end="\n")
+
+
+@contextmanager
+def drawn(label: str, total: int, unit: str) -> Iterator[Progress]:
+    """Draw a bar in a terminal."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,

@@ -57,11 +57,13 @@ class Resumable(Generic[Piece, Result]):
     manifest: str = "manifest.json"
     other_files: Mapping[str, bytes] = field(default_factory=dict)
     """The content of other files of the folder, by name; written where a file is missing or differs."""
+    differing: Mapping[str, str] = field(default_factory=dict)
+    """What a folder holds whose identity differs in this key, for people: `states of other questions`."""
 
     def run(self, progress: Progress | None = None) -> None:
         """Compute every piece that is not finished, with the number of threads that the first run had."""
         with locked(self.folder):
-            manifest = open_manifest(self.folder / self.manifest, self.identity)
+            manifest = open_manifest(self.folder / self.manifest, self.identity, self.differing)
             for name, content in self.other_files.items():
                 write_unless_same(self.folder / name, content)
             with thread_count(manifest["threads"]):
@@ -106,35 +108,49 @@ MAY_LACK = "model.config."
 """Begins the names of values that are compared where both manifests have them: versions of transformers know more or fewer."""
 
 
-def open_manifest(path: Path, wanted: dict[str, Any]) -> dict[str, Any]:
-    """Write the manifest of new work, or check that the one that is there is of the same things, and return it."""
+def open_manifest(path: Path, wanted: dict[str, Any], differing: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Write the manifest of new work, or check that the one that is there is of the same things, and return it.
+
+    `differing` says for people what the folder holds where a key differs, the first that applies.
+    """
     if not path.exists():
         write_json(path, wanted)
         return wanted
-    recorded = read_json(path)
+    recorded, words = read_json(path), differing or {}
     defaults = {"edited": "", "readings": ""}
-    values, others = defaults | dotted_keys(recorded), defaults | dotted_keys(wanted)
-    if any(key.startswith(MAY_LACK) for key in others) and not any(key.startswith(MAY_LACK) for key in values):
+    here, asked = defaults | dotted_keys(recorded), defaults | dotted_keys(wanted)
+    if any(key.startswith(MAY_LACK) for key in asked) and not any(key.startswith(MAY_LACK) for key in here):
         warnings.warn(
             f"{path.parent} was made by an earlier version, which did not record the model's configuration: whether that is "
             "the same cannot be checked.",
             stacklevel=3,
         )
-    for key, value in others.items():
-        if key not in values and key.startswith(MAY_LACK):
-            continue
-        if key not in values or (not {key, key.split(".")[0]} & MAY_DIFFER and values[key] != value):
-            raise CoralError(
-                f"{path.parent} holds results of something else: {key} is {shorten(values.get(key))}, not "
-                f"{shorten(value)}. Choose another folder or delete this one."
-            )
+    others = [key for key in asked if differs(key, here, asked)]
+    if key := next((key for key in words if key in others), None):
+        difference = f"{key}: {shorten(here.get(key), 16)} there, {shorten(asked[key], 16)} now"
+        raise CoralError(
+            f"{path.parent} holds {words[key]}: delete that folder to compute them anew, or choose another ({difference})."
+        )
+    if others:
+        key = others[0]
+        raise CoralError(
+            f"{path.parent} holds results of something else: {key} is {shorten(here.get(key))}, not "
+            f"{shorten(asked[key])}. Choose another folder or delete this one."
+        )
     return recorded
 
 
-def shorten(value: Any) -> str:
+def differs(key: str, here: dict[str, Any], asked: dict[str, Any]) -> bool:
+    """Whether a key says that results are of something else."""
+    if key not in here:
+        return not key.startswith(MAY_LACK)
+    return not {key, key.split(".")[0]} & MAY_DIFFER and here[key] != asked[key]
+
+
+def shorten(value: Any, most: int = 80) -> str:
     """Return a value as short text for an error."""
     text = canonical(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 # ---------------------------------------------------------------------------------------------- one process at a time

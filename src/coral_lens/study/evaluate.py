@@ -26,7 +26,7 @@ from coral_lens.report.pages.run import write_report
 from coral_lens.report.runs import Evaluation, Run, View, save_run
 from coral_lens.report.tables.run import results_table
 from coral_lens.storage.files import digest, digest_file, file_name, read_json, versions, write_json
-from coral_lens.storage.progress import questions_bar
+from coral_lens.storage.progress import Bar, bar_of
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
@@ -38,14 +38,16 @@ def evaluate(
     questions: Sequence[Question] | Mapping[str, Sequence[Question]],
     *,
     guard: Guard | None = None,
-    work_dir: Path | None = None,
+    work_dir: str | Path | None = None,
+    bar: Bar | bool = True,
 ) -> Run:
     """Measure one lens, or several side by side, on labelled questions, or on several named sets of them.
 
     Questions that a lens was fitted or calibrated on are left out and counted. A lens keeps no more of them than their keys: give
     `guard_of(training questions)` as `guard`, and questions on the same articles and on edited copies of these are left out too.
     The questions are scored once for all lenses, which must start from the same base probabilities and prompts. With `work_dir`
-    their states are kept there, and an interrupted evaluation goes on.
+    their states are kept there, and an interrupted evaluation goes on. Progress is shown in a terminal and in a notebook;
+    `bar=False` shows nothing.
     """
     panel = LensPanel((lens,) if isinstance(lens, Lens) else tuple(lens))
     sets = questions if isinstance(questions, Mapping) else {label_of(questions): questions}
@@ -55,7 +57,8 @@ def evaluate(
     leaks = {name: leaks_of(name, test, guards) for name, test in sets.items()}
     kept = {name: leaks[name].kept(test) for name, test in sets.items()}
     provenance = {"versions": versions(), **panel.overridden, **leak_record(sets, leaks, guards)}
-    return panel.measurement.run(iter_scored(panel, model, kept, work_dir), provenance)
+    scored = iter_scored(panel, model, kept, work_dir=Path(work_dir) if work_dir else None, bar=bar_of(bar))
+    return panel.measurement.run(scored, provenance)
 
 
 @dataclass(frozen=True)
@@ -219,14 +222,14 @@ class LensPanel:
 
 
 def iter_scored(
-    panel: LensPanel, model: Model, sets: Mapping[str, Sequence[Question]], work_dir: Path | None
+    panel: LensPanel, model: Model, sets: Mapping[str, Sequence[Question]], *, work_dir: Path | None, bar: Bar
 ) -> Iterator[QuestionSet]:
     """Score set after set; without `work_dir` the states of one are thrown away before the next is scored."""
     for name, questions in sets.items():
         extraction = Extraction(layers=panel.layers(questions), style=panel.style)
         folder = work_dir / file_name(name) if work_dir else None
         with (
-            questions_bar(name, len(questions)) as advance,
+            bar(name, len(questions), "questions") as advance,
             score_questions(model, questions, extraction, folder=folder, progress=advance) as store,
         ):
             yield scored_set(name, questions, store)

@@ -31,7 +31,7 @@ from coral_lens.report.pages.study import ReportedRun, write_study
 from coral_lens.report.runs import Run, load_run
 from coral_lens.report.tables.run import ABOUT_ALL, subject_of
 from coral_lens.storage.files import digest, file_name, read_json, versions, write_json
-from coral_lens.storage.progress import Bar, silent
+from coral_lens.storage.progress import Bar, bar_of, silent
 from coral_lens.study.config import Study, load_study
 from coral_lens.study.costs import FILE as COST_FILE
 from coral_lens.study.costs import method_cost, read_steps, scoring_cost, write_costs
@@ -108,20 +108,21 @@ def run_study(
     *,
     work: str | Path | None = None,
     data: str | Path | None = None,
-    bar: Bar = silent,
+    bar: Bar | bool = True,
 ) -> tuple[Run, ...]:
     """Run a study to its report, from wherever it was stopped; return the run of each model and training mixture.
 
     A study is a TOML file, the name of a ready-made one (`probe1-small`), or what `load_study` returned. Results go to the folder
     `out`, by default the study's name; states, lenses and predictions to `work`, which studies may share. `data` is a folder with
-    TASK/SPLIT.jsonl files, looked into before the embedded data and the hub.
+    TASK/SPLIT.jsonl files, looked into before the embedded data and the hub. Progress is shown in a terminal and in a notebook;
+    `bar=False` shows nothing.
     """
     wanted = study if isinstance(study, Study) else load_study(study)
     target = Path(out or wanted.name)
     folders = Folders(
         target, Path(work) if work else target.with_name(f"{target.name}.work"), Path(data) if data else None
     )
-    run_prepared(prepare_study(wanted, folders.data), folders, open_model=load_model, bar=bar)
+    run_prepared(prepare_study(wanted, folders.data), folders, open_model=load_model, bar=bar_of(bar))
     mixtures = [file_name(mixture.name) for mixture in wanted.mixture]
     return tuple(load_run(folders.runs_of(name) / mixture) for name in wanted.models for mixture in mixtures)
 

@@ -394,7 +394,9 @@ def test_many_methods_leave_the_page_readable() -> None:
 
 def test_losses_are_in_the_headline_and_among_the_examples(run: Run, table: ResultsTable, page: str) -> None:
     helped, trusted, worse = headline(table)
-    assert re.match(r"[^:]+: on 2 tasks with 350 questions, the model is right on \d+\.\d % with “CORAL” and on \d", helped)
+    assert re.match(
+        r"[^:]+: on 2 tasks with 350 questions, the model is right on \d+\.\d % with “CORAL” and on \d", helped
+    )
     assert "brackets are 95 % intervals" in helped
     assert "the Brier score (the error of all its probabilities" in trusted
     assert re.search(r"What got worse: Accuracy on unseen, \d+\.\d.→.\d+\.\d \(clearly worse\); Brier on unseen", worse)

@@ -14,6 +14,7 @@ from safetensors import safe_open
 from typer.testing import CliRunner
 
 from coral_lens.cli import app
+from coral_lens.data.cache import KINDS
 from coral_lens.report.figures.style import Picture
 
 ROOT = Path(__file__).parents[2]
@@ -143,7 +144,9 @@ def test_the_page_names_what_is_written_and_its_keys(folder: Path) -> None:
         assert wrong_keys(path, set(re.findall(r"`([^`]+)`", page[pattern]))) == set(), pattern
 
 
-def test_the_cache_on_the_page_is_what_the_code_keeps_there() -> None:
+def test_the_cache_on_the_page_is_what_coral_cache_lists_and_the_code_keeps_there() -> None:
+    page = {pattern.split("/")[1] for pattern in rows() if pattern.startswith("CACHE")}
+    assert page == {place for place, _ in KINDS.values()}
     sources = (path.read_text("utf-8") for path in (ROOT / "src").rglob("*.py"))
-    kept = {name for text in sources for name in re.findall(r'cache_dir\(\) / "([^"]+)"', text)}
-    assert {pattern.split("/")[1] for pattern in rows() if pattern.startswith("CACHE")} == kept
+    kept = re.findall(r'(?:cache_dir\(\) / |record_path\(model, )"([^"]+)"', "".join(sources))
+    assert page == set(kept)

@@ -67,12 +67,12 @@ def forecast(model: Model, sets: Mapping[Path, Sequence[Question]], extraction: 
     n_questions = sum(len(questions) for questions in sets.values())
     if not left:
         return Forecast(n_questions, n_kept, tokens=0, speed=0.0, new_bytes=0)
-    sizes = [tree_size(build_tree(prompt), packing_of(planned)) for prompt in left]
+    sizes = [tree_size(build_tree(prompt), planned_packing(planned)) for prompt in left]
     new_bytes = n_rows * extraction.row_bytes(model.width)
     return Forecast(n_questions, n_kept, sum(sizes), measure_speed(planned, left, sizes), new_bytes)
 
 
-def packing_of(planned: PlannedQuestions) -> Packing:
+def planned_packing(planned: PlannedQuestions) -> Packing:
     """Return how the questions are laid out."""
     assert planned.extraction.packing is not None, "the defaults are filled in"
     return planned.extraction.packing

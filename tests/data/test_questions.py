@@ -63,7 +63,6 @@ def test_ids_default_to_file_and_line_and_groups_to_ids(tmp_path: Path) -> None:
         ("b", ["x", "y", "z"], 1),
         (" C ", ["x", "y", "z"], 2),
         ("z", ["x", "y", "z"], 2),  # the text of the third option, not the 26th letter
-        ("B", ["B", "A"], 0),  # an option's text wins over the letter
         ("A", ["A", "B"], 0),
         (1, [3, 1, 2], 1),  # a number is an index, never a text
         ("1", [3, 1, 2], 1),  # a text is a text
@@ -76,6 +75,63 @@ def test_an_answer_is_an_index_a_text_or_a_letter(
 ) -> None:
     (question,) = read_questions(write(tmp_path, {"question": "?", "options": options, "answer": answer}))
     assert question.answer == expected
+
+
+def table(tmp_path: Path, *lines: str) -> Path:
+    path = tmp_path / "own.csv"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("lines", "answers"),
+    [
+        (["?,1,2,3,4,1", "?,1,2,3,4,2", "?,1,2,3,4,0"], [1, 2, 0]),  # 0 is no option: all are numbers
+        (["?,1,2,3,4,1", "?,1,2,3,4,2", "?,1,2,3,4,4"], [0, 1, 3]),  # 4 is no number: all are texts
+        (["?,1,2,3,4,1", "?,5,6,7,8,7"], [0, 2]),
+        (["?,D,A,B,C,A", "?,w,x,y,z,B"], [0, 1]),  # B is no option's text: all are letters
+        (["?,D,A,B,C,A", "?,w,x,y,z,y"], [1, 2]),  # y is no letter of an option: all are texts
+        (["?,0,1,2,3,1", "?,0,1,2,3,3"], [1, 3]),  # both say the same
+        (["?,1,2,3,4,", "?,w,x,y,z,1", "?,1,2,3,4,2"], [UNKNOWN, 1, 2]),
+    ],
+)
+def test_answers_of_a_table_are_read_in_the_one_way_that_fits_the_whole_file(
+    tmp_path: Path, lines: list[str], answers: list[int]
+) -> None:
+    path = table(tmp_path, "question,a,b,c,d,answer", *lines)
+    assert [q.answer for q in read_questions(path)] == answers
+    assert [q.answer for q in load_questions(path, TaskOptions(limit=1))] == answers[:1]
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (["?,1,2,3,4,1", "?,1,2,3,4,2"], "line 2: the answer may be the text of option 1 or the number of option 2"),
+        (["?,w,x,y,z,1", "?,1,2,3,4,2", "?,w,x,y,z,w"], "line 3: the answer may be the text of option 2 or the number"),
+        (["?,B,A,c,d,B"], "line 2: the answer may be the text of option 1 or the letter of option 2"),
+    ],
+)
+def test_a_table_that_can_be_read_in_two_ways_is_refused(tmp_path: Path, lines: list[str], said: str) -> None:
+    message = complaint(table(tmp_path, "question,a,b,c,d,answer", *lines))
+    assert said in message
+    assert "`answer_index`" in message
+
+
+def test_a_letter_in_json_is_no_text_where_the_other_answers_are_letters(tmp_path: Path) -> None:
+    vitamins = {"question": "Which vitamin?", "options": ["D", "C", "B"], "answer": "C"}
+    plain = {"question": "?", "options": ["x", "y", "z"], "answer": "A"}
+    assert [q.answer for q in read_questions(write(tmp_path, vitamins, plain))] == [2, 0]
+    assert "the text of option 2 or the letter of option 3" in complaint(write(tmp_path, vitamins))
+
+
+def test_an_answer_index_is_never_a_text(tmp_path: Path) -> None:
+    lines = ("question,a,b,c,answer_index", "?,1,2,3,1", "?,1,2,3,2", "?,1,2,3,")
+    assert [q.answer for q in read_questions(table(tmp_path, *lines))] == [1, 2, UNKNOWN]
+    row = {"question": "?", "options": ["x", "y"]}
+    assert read_questions(write(tmp_path, {**row, "answer_index": 1}))[0].answer == 1
+    assert "both `answer` and `answer_index`" in complaint(write(tmp_path, {**row, "answer_index": 1, "answer": "x"}))
+    assert "line 2: the field 'answer_index'" in complaint(table(tmp_path, lines[0], "?,1,2,3,B"))
+    assert "line 2: The answer 3 is out of range" in complaint(table(tmp_path, lines[0], "?,1,2,3,3"))
 
 
 def test_a_question_without_answer_is_fine(tmp_path: Path) -> None:
@@ -175,6 +231,20 @@ def test_gzip_is_read_and_a_truncated_one_refused(tmp_path: Path) -> None:
     assert "truncated or damaged" in complaint(path)
     path.write_bytes(b"not gzip at all")
     assert "truncated or damaged" in complaint(path)
+
+
+def test_gzip_that_becomes_a_thousand_times_as_large_is_refused_before_it_takes_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coral_lens.storage.lines.UNHARMED", 10_000)
+    path = tmp_path / "own.jsonl.gz"
+    path.write_bytes(gzip.compress(json.dumps(GOOD).encode() + b" " * 300_000))  # one line
+    assert "expands to more than 100 times its size" in complaint(path)
+    monkeypatch.setenv("CORAL_EXPANSION", "2000")
+    assert len(read_questions(path)) == 1
+    monkeypatch.setenv("CORAL_EXPANSION", "many")
+    with pytest.raises(CoralError, match="CORAL_EXPANSION must be a whole number"):
+        read_questions(path)
 
 
 def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
@@ -278,7 +348,7 @@ json_values = st.recursive(
     max_leaves=5,
 )
 rows = st.dictionaries(
-    st.sampled_from(["question", "options", "answer", "id", "group", "context", "other"]),
+    st.sampled_from(["question", "options", "answer", "answer_index", "id", "group", "context", "other"]),
     json_values | st.lists(st.text(max_size=4), max_size=5),
 )
 contents = st.one_of(

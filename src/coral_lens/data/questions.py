@@ -7,14 +7,11 @@ understood is refused.
 from __future__ import annotations
 
 import csv
-import gzip
-import json
 import os
 import re
-import zlib
-from collections.abc import Iterator
-from dataclasses import replace
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,6 +22,7 @@ from coral_lens.data.task_index import is_task
 from coral_lens.data.tasks import load_task
 from coral_lens.errors import CoralError, nearest
 from coral_lens.records import UNKNOWN, Question
+from coral_lens.storage.lines import iter_lines, parse_json
 
 _FILE_SUFFIXES = (".jsonl", ".csv", ".gz")
 _LETTER_COLUMN = re.compile(r"(?:option_)?([a-z])")
@@ -51,6 +49,7 @@ class _Row(BaseModel):
     question: _Text
     options: list[_Text | int | float]
     answer: int | _Text | None = None
+    answer_index: int | None = None
     id: _Text | int | None = None
     group: _Text | int | None = None
     context: _Text | None = None
@@ -92,12 +91,13 @@ def task_and_split(source: str) -> tuple[str, str]:
 def read_questions(path: str | Path) -> list[Question]:
     """Return the questions of a JSONL or CSV file, either of them optionally gzipped.
 
-    Fields: `question`, `options`, and optionally `answer`, `id`, `group`, `context`. In CSV, options are a JSON list or
-    separated by `|`, or they stand in columns `option_a`, `option_b`, ... or `A`, `B`, ...
+    Fields: `question`, `options`, and optionally `answer` or `answer_index`, `id`, `group`, `context`. In CSV, options
+    are a JSON list or separated by `|`, or they stand in columns `option_a`, `option_b`, ... or `A`, `B`, ...
 
-    `answer` is the number of the option, counted from 0; or the exact text of an option; or a letter. A text that is an
-    option's text is always taken as such, even if it is a letter (or, in CSV, where everything is text, a number). No
-    answer, null or an empty text: unknown.
+    `answer` is the number of the option, counted from 0; or the exact text of an option; or a letter. In CSV everything
+    is text, so `1` may be a number or the text of an option, and so may `B` be a letter everywhere. Where the two name
+    different options, the whole file is read in the one way that fits all of its answers; if both ways fit, or neither
+    does, it is refused. `answer_index` is always a number, counted from 0. No answer, null or an empty text: unknown.
     """
     return _collect(Path(path), None)
 
@@ -108,25 +108,60 @@ def is_file(source: str | Path) -> bool:
     return str(source).endswith(_FILE_SUFFIXES) or (os.path.exists(source) and not os.path.isdir(source))
 
 
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A question as its line alone says it, and what its answer may mean."""
+
+    number: int
+    question: Question
+    readings: dict[str, int]
+    """Of an answer that is a text: the option that it is by each way to read it. Empty for a number and for no answer."""
+
+    @property
+    def in_doubt(self) -> bool:
+        return len(set(self.readings.values())) > 1
+
+
 def _collect(path: Path, limit: int | None) -> list[Question]:
-    questions = list(islice(_iter_questions(path), limit))
-    if not questions:
+    lines = _iter_lines(path)
+    taken = list(islice(lines, limit))
+    if not taken:
         raise CoralError(f"{path} holds no questions.")
-    return questions
+    if not any(line.in_doubt for line in taken):
+        return [line.question for line in taken]
+    reading = _only_reading(path, chain(taken, lines))
+    return [replace(line.question, answer=line.readings[reading]) if line.readings else line.question for line in taken]
 
 
-def _iter_questions(path: Path) -> Iterator[Question]:
+def _only_reading(path: Path, lines: Iterable[_Line]) -> str:
+    """Return the one way to read answers that fits all lines of a file in which some may be read in two."""
+    fitting, doubtful = set(_READINGS), None
+    for line in lines:
+        fitting &= set(line.readings or fitting)
+        doubtful = doubtful or (line if line.in_doubt else None)
+    assert doubtful is not None, "asked only where a line is in doubt"
+    if len(fitting) == 1:
+        return fitting.pop()
+    ways = " or ".join(f"the {name} of option {j + 1}" for name, j in doubtful.readings.items())
+    raise CoralError(
+        f"{path}, line {doubtful.number}: the answer may be {ways}, and the other lines do not settle it; give the number of "
+        "the right option, counted from 0, as `answer_index` in place of `answer`."
+    )
+
+
+def _iter_lines(path: Path) -> Iterator[_Line]:
     seen: dict[str, int] = {}
     is_csv = path.name.removesuffix(".gz").endswith(".csv")
     for number, fields in (_csv_records if is_csv else _json_records)(path):
-        question = _question(path, number, fields, digits_are_index=is_csv)
-        if question.id in seen:
-            raise CoralError(f"{path}, lines {seen[question.id]} and {number}: both have the id {question.id!r}.")
-        seen[question.id] = number
-        yield question
+        line = _line(path, number, fields, digits_are_index=is_csv)
+        if line.question.id in seen:
+            first, identity = seen[line.question.id], line.question.id
+            raise CoralError(f"{path}, lines {first} and {number}: both have the id {identity!r}.")
+        seen[line.question.id] = number
+        yield line
 
 
-def _question(path: Path, number: int, fields: dict[str, Any], *, digits_are_index: bool) -> Question:
+def _line(path: Path, number: int, fields: dict[str, Any], *, digits_are_index: bool) -> _Line:
     where = f"{path}, line {number}"
     try:
         row = _Row.model_validate(fields)
@@ -137,17 +172,22 @@ def _question(path: Path, number: int, fields: dict[str, Any], *, digits_are_ind
     options = tuple(str(option) for option in row.options)
     name = path.name.removesuffix(".gz").rpartition(".")[0] or path.name
     identity = f"{name}:{number}" if row.id in (None, "") else str(row.id)
+    answer = row.answer if row.answer_index is None else row.answer_index
     try:
-        return Question(
+        if row.answer_index is not None and row.answer not in (None, ""):
+            raise CoralError("It has both `answer` and `answer_index`; give one of them.")
+        readings = _readings(answer, options, digits_are_index=digits_are_index)
+        question = Question(
             id=identity,
             group=identity if row.group in (None, "") else str(row.group),
             text=row.question,
             options=options,
-            answer=_answer(row.answer, options, digits_are_index=digits_are_index),
+            answer=_answer(answer, options, readings),
             passage=row.context or "",
         )
     except CoralError as error:
         raise CoralError(f"{where}: {error}") from error
+    return _Line(number, question, readings)
 
 
 def _complaint(error: ValidationError, fields: dict[str, Any]) -> str:
@@ -164,20 +204,51 @@ def _complaint(error: ValidationError, fields: dict[str, Any]) -> str:
     return f"the field {name!r} cannot be used: {first['msg']}."
 
 
-def _answer(answer: int | str | None, options: tuple[str, ...], *, digits_are_index: bool) -> int:
-    """Return the index of the right option; the order of the rules is documented at `read_questions`."""
+def _as_text(answer: str, options: tuple[str, ...]) -> int | None:
+    return options.index(answer) if options.count(answer) == 1 else None
+
+
+def _as_letter(answer: str, options: tuple[str, ...]) -> int | None:
+    letter = answer.strip().upper()
+    return ord(letter) - ord("A") if len(letter) == 1 and letter.isascii() and letter.isalpha() else None
+
+
+def _as_number(answer: str, options: tuple[str, ...]) -> int | None:
+    digits = answer.strip()
+    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 4 else None
+
+
+_READINGS: dict[str, Callable[[str, tuple[str, ...]], int | None]] = {
+    "text": _as_text,
+    "letter": _as_letter,
+    "number": _as_number,
+}
+"""How an answer that is a text may be meant. Only a table's number is a text: JSON has numbers of its own."""
+
+
+def _readings(answer: int | str | None, options: tuple[str, ...], *, digits_are_index: bool) -> dict[str, int]:
+    """Return which option a text names by each way to read it."""
+    if not isinstance(answer, str) or not answer:
+        return {}
+    ways = {name: read(answer, options) for name, read in _READINGS.items() if name != "number" or digits_are_index}
+    named = {name: j for name, j in ways.items() if j is not None}
+    # a letter or number that no option has is a mistake only where nothing else fits
+    return {name: j for name, j in named.items() if j < len(options)} or named
+
+
+def _answer(answer: int | str | None, options: tuple[str, ...], readings: dict[str, int]) -> int:
+    """Return the index of the right option, by the first way that its own line allows."""
     if answer is None or answer == "":
         return UNKNOWN
     if isinstance(answer, str):
-        match options.count(answer):
-            case 0:
-                answer = _index(answer, options, digits_are_index=digits_are_index)
-            case 1:
-                return options.index(answer)
-            case _:
-                raise CoralError(
-                    f"The answer {answer!r} is the text of several options; give its number, counted from 0."
-                )
+        if options.count(answer) > 1:
+            raise CoralError(
+                f"The answer {answer!r} is the text of several options; give its number, counted from 0, as `answer_index`."
+            )
+        if not readings:
+            shown = ", ".join(repr(option) for option in options[:6])
+            raise CoralError(f"The answer {answer!r} is neither a letter nor the text of an option ({shown}).")
+        answer = next(iter(readings.values()))
     if not 0 <= answer < len(options):
         raise CoralError(
             f"The answer {answer} is out of range: the {len(options)} options are numbered 0 to {len(options) - 1}. "
@@ -186,23 +257,13 @@ def _answer(answer: int | str | None, options: tuple[str, ...], *, digits_are_in
     return answer
 
 
-def _index(answer: str, options: tuple[str, ...], *, digits_are_index: bool) -> int:
-    plain = answer.strip()
-    if len(plain) == 1 and plain.isascii() and plain.isalpha():
-        return ord(plain.upper()) - ord("A")
-    if digits_are_index and plain.isascii() and plain.isdigit() and len(plain) < 4:
-        return int(plain)
-    shown = ", ".join(repr(option) for option in options[:6])
-    raise CoralError(f"The answer {answer!r} is neither a letter nor the text of an option ({shown}).")
-
-
 def _json_records(path: Path) -> Iterator[Record]:
     for number, line in _lines(path):
         if not line.strip():
             continue
         try:
-            fields = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            fields = parse_json(line)
+        except ValueError as error:
             raise CoralError(f"{path}, line {number}: malformed JSON ({error}).") from error
         if not isinstance(fields, dict):
             raise CoralError(
@@ -264,14 +325,18 @@ def _csv_fields(cells: dict[str, str]) -> dict[str, Any]:
         while texts and not texts[-1].strip():
             texts.pop()  # a question may have fewer options than there are columns
         fields["options"] = texts
+    if "answer_index" in fields:
+        index = fields["answer_index"].strip()
+        # what is no number is refused with the other fields
+        fields["answer_index"] = _as_number(index, ()) if _as_number(index, ()) is not None else index or None
     return fields
 
 
 def _split_options(cell: str) -> list[Any]:
     if cell.lstrip().startswith("["):
         try:
-            listed = json.loads(cell)
-        except (ValueError, RecursionError):
+            listed = parse_json(cell)
+        except ValueError:
             listed = None
         if isinstance(listed, list):
             return listed
@@ -281,18 +346,12 @@ def _split_options(cell: str) -> list[Any]:
 def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Yield (line number, text), decoding line by line so that a bad byte can be located."""
     offset = 0
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                try:
-                    yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
-                except UnicodeDecodeError as error:
-                    raise CoralError(
-                        f"{path}, line {number}: not UTF-8 (byte 0x{line[error.start]:02x} at offset "
-                        f"{offset + error.start}); save the file as UTF-8."
-                    ) from error
-                offset += len(line)
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise CoralError(f"{path} is truncated or damaged: {error}. Copy it again.") from error
-    except (OSError, ValueError) as error:  # ValueError: a path with a null character
-        raise CoralError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
+    for number, line in iter_lines(path):
+        try:
+            yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise CoralError(
+                f"{path}, line {number}: not UTF-8 (byte 0x{line[error.start]:02x} at offset {offset + error.start}); save "
+                "the file as UTF-8."
+            ) from error
+        offset += len(line)

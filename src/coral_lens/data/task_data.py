@@ -6,9 +6,7 @@ is written: datasets are held in memory, so that lm-eval's preprocessing leaves 
 
 from __future__ import annotations
 
-import gzip
 import json
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any
 from coral_lens.data.assets import embedded_data
 from coral_lens.data.hub import OFFLINE, hub_session
 from coral_lens.errors import CoralError
+from coral_lens.storage.lines import iter_lines, parse_json
 
 SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
 """File types of a split in a data folder."""
@@ -179,21 +178,13 @@ def _read_file(path: Path) -> Any:
 
 def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield (line number, line) for the lines of a JSONL file that are not blank."""
-    try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    yield number, line
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise CoralError(f"{path} is truncated or damaged: {error}. Copy or download it again.") from error
-    except OSError as error:
-        raise CoralError(f"{path} cannot be read: {error.strerror or error}.") from error
+    return ((number, line) for number, line in iter_lines(path) if line.strip())
 
 
 def _row(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
-        row = json.loads(line.decode("utf-8-sig"))
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        row = parse_json(line.decode("utf-8-sig"))
+    except ValueError as error:
         raise CoralError(f"{path}, line {number}: not valid JSON in UTF-8 ({error}).") from error
     if not isinstance(row, dict):
         raise CoralError(f"{path}, line {number}: a JSON object is expected, found {type(row).__name__}.")

@@ -1,0 +1,64 @@
+"""The lines of other people's files, gzipped or not, and the JSON in them. A file that grows beyond reason is refused.
+
+A few bytes of gzip can hold gigabytes of nothing. They are read in pieces, so that such a file is refused before it has
+taken the memory; a plain file is as large as its owner sees.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from coral_lens.errors import CoralError
+
+UNHARMED = 64 * 2**20
+"""Bytes that every gzipped file may have when it is expanded."""
+EXPANSION = 100
+"""Beyond that, so many times its own size: text shrinks to a third or a tenth, and seldom to a fiftieth."""
+VARIABLE = "CORAL_EXPANSION"
+"""Environment variable that allows another expansion."""
+
+
+def iter_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield (line number, line with its end) of a file, which is expanded as it is read if its name ends in .gz."""
+    try:
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            yield from enumerate(expanded_lines(file, path) if path.suffix == ".gz" else file, start=1)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise CoralError(f"{path} is truncated or damaged: {error}. Copy it again.") from error
+    except (OSError, ValueError) as error:  # ValueError: a path with a null character
+        raise CoralError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
+
+
+def expanded_lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
+    """Yield the lines of an opened gzip file, until they are more than it may hold; one line may be all of them."""
+    left = max(UNHARMED, expansion() * path.stat().st_size)
+    while line := file.readline(left + 1):
+        left -= len(line)
+        if left < 0:
+            raise CoralError(
+                f"{path} expands to more than {expansion()} times its size; if that is right, set {VARIABLE} to a larger "
+                "number or expand it yourself."
+            )
+        yield line
+
+
+def expansion() -> int:
+    """Return how many times its size a gzipped file may become."""
+    text = os.environ.get(VARIABLE) or str(EXPANSION)
+    if not (text.isascii() and text.isdigit() and 0 < len(text) < 10):
+        raise CoralError(f"{VARIABLE} must be a whole number, such as {EXPANSION}. Got {text!r} instead.")
+    return int(text)
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Return what a JSON text says; one that is nested too deep is a ValueError like any other that is malformed."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None

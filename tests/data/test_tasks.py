@@ -493,6 +493,26 @@ def test_the_index_survives_a_damaged_cache_and_finds_new_tasks(
     assert set(task_index._cached_scan(root, fresh=False)) == {"a", "b", "x", "y"}
 
 
+@pytest.mark.parametrize(
+    "planted", ["../planted/a.yaml", "one/../../planted/a.yaml", "{outside}/a.yaml", "..\\a.yaml", 7]
+)
+def test_a_planted_entry_of_the_cached_index_leads_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, planted: Any
+) -> None:
+    monkeypatch.setenv("CORAL_CACHE", str(tmp_path / "cache"))
+    root, outside = tmp_path / "tasks", tmp_path / "planted"
+    for folder in (root / "one", outside):
+        folder.mkdir(parents=True)
+        (folder / "a.yaml").write_text("task: a\n")
+    honest = task_index._cached_scan(root, fresh=False)
+    index = tmp_path / "cache" / "task-index.json"
+    content = json.loads(index.read_text())
+    path = planted.format(outside=outside) if isinstance(planted, str) else planted
+    index.write_text(json.dumps({**content, "entries": {"a": [path, False, []]}}))
+    assert task_index._cached_scan(root, fresh=False) == honest
+    assert json.loads(index.read_text()) == content  # and the cache is made again
+
+
 def test_an_unwritable_cache_does_no_harm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "cache").write_text("a file")
     monkeypatch.setenv("CORAL_CACHE", str(tmp_path / "cache"))

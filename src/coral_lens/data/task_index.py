@@ -19,6 +19,7 @@ from typing import Any
 
 from coral_lens.data.assets import cache_dir
 from coral_lens.errors import CoralError, nearest, need
+from coral_lens.storage.lines import parse_json
 
 OWN_TASKS = Path(__file__).parent / "lm_eval_tasks"
 """Our own task definitions, which lm-eval reads too (`--include_path`)."""
@@ -147,15 +148,27 @@ def _cached_scan(root: Path, *, fresh: bool) -> dict[str, Entry]:
     file = cache_dir() / "task-index.json"
     if not fresh:
         try:
-            stored = json.loads(file.read_text("utf-8"))
+            stored = parse_json(file.read_text("utf-8"))
             if stored["key"] == key:
-                return {n: Entry(root / p if p else None, g, tuple(t)) for n, (p, g, t) in stored["entries"].items()}
-        except (OSError, ValueError, KeyError, TypeError):
+                return {name: _stored_entry(root, *entry) for name, entry in stored["entries"].items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             pass  # no cache, or a damaged one: made again below
     entries = _scan(root)
     rows = {n: (e.path.relative_to(root).as_posix() if e.path else None, e.group, e.tagged) for n, e in entries.items()}
     _write_cache(file, {"key": key, "entries": rows})
     return entries
+
+
+def _stored_entry(root: Path, path: str | None, group: bool, tagged: list[str]) -> Entry:
+    """Return an entry of the cache. It must lie below lm-eval's folder: the functions that a definition names are run."""
+    if not all(isinstance(name, str) for name in tagged) or not isinstance(group, bool):
+        raise ValueError("an entry of another form")
+    if path is None:
+        return Entry(None, group, tuple(tagged))
+    # not resolved, which would ask the disk 14,000 times: who can put a link into lm-eval's folder can put code there
+    if path.startswith(("/", "\\")) or ":" in path or ".." in re.split(r"[/\\]", path):
+        raise ValueError(f"{path} lies outside")
+    return Entry(root / path, group, tuple(tagged))
 
 
 def _write_cache(file: Path, content: Mapping[str, Any]) -> None:

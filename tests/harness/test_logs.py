@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coral_lens.errors import CoralError
@@ -279,3 +279,61 @@ def test_which_requests_are_options_worked_by_hand() -> None:
     assert n_options([("", " a"), ("", " b"), ("", " c"), ("", " d")]) == 4
     assert n_options([("x1", " y"), ("x2", " y"), ("", " 1"), ("", " 2")]) == 2, "options in the context"
     assert n_options([("Q", " a"), ("", " a")]) == 2, "two contexts of one continuation"
+
+
+# ------------------------------------------------------------------------------------------------- whatever they hold
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(["[" * 3000, "\ud800"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=2),
+    max_leaves=5,
+)
+fields = st.sampled_from(
+    ["doc_id", "target", "arguments", "resps", "filtered_resps", "filter", "metrics", "acc", "acc_norm"]
+)
+
+
+@given(changes=st.dictionaries(fields, json_values, max_size=3), which=st.integers(0, 2))
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_log_with_anything_in_a_field_is_read_or_refused_with_its_line(
+    log: Write, changes: Record, which: int
+) -> None:
+    path = log([{**line, **changes} if i == which else line for i, line in enumerate(RAGGED)])
+    message, questions = str(path), ()
+    try:
+        questions = load_log(path).questions
+    except CoralError as error:
+        message = str(error)
+    assert str(path) in message
+    assert all(q.id.startswith("toy/") and (q.id + q.text).encode() for q in questions)
+
+
+@given(content=st.binary(max_size=300) | st.integers(1, 4000).map(lambda n: b"[" * 50 * n))
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_log_of_any_bytes_is_one_sentence(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "samples_toy.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(CoralError) as error:
+        load_log(path)
+    assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"arguments": 5}, "its arguments are not lists"),
+        ({"arguments": [1, 2]}, "its arguments are not lists"),
+        ({"filtered_resps": None, "resps": 7}, "its answers are not pairs"),
+        ({"filtered_resps": None, "resps": [{"a": 1}]}, "its answers are not pairs"),
+        ({"target": "[" * 5000}, "the right option cannot be told"),
+        ({"doc_id": "\ud800"}, "half of a surrogate pair"),
+    ],
+)
+def test_a_malformed_field_is_named(changes: Record, said: str, log: Write) -> None:
+    with pytest.raises(CoralError, match=said):
+        load_log(log([{**RAGGED[0], **changes}]))

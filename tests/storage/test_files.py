@@ -168,3 +168,11 @@ def test_the_old_folder_stays_if_the_new_one_cannot_take_its_place(
         pass
     assert [p.name for p in target.iterdir()] == ["one"]
     assert [p.name for p in tmp_path.iterdir()] == ["lens"]
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "1" * 5000, "{", "\ud800"])
+def test_a_record_that_is_no_json_or_nested_too_deep_is_one_sentence(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "record.json"
+    path.write_bytes(text.encode(errors="surrogatepass"))
+    with pytest.raises(CoralError, match="is not readable as JSON"):
+        read_json(path)

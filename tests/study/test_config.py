@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 
 from coral_lens.data.questions import load_questions
 from coral_lens.data.task_data import local_splits, origin_of
@@ -297,3 +300,54 @@ def test_a_file_of_questions_may_stand_for_a_task(tmp_path: Path) -> None:
     study = study_of(test=[{"task": str(path), "shots": 0}])
     check_sources(study)
     assert len(load_questions(study.tested[0].task)) == 1
+
+
+# ------------------------------------------------------------------------------------------------- whatever it holds
+
+
+@pytest.mark.parametrize(
+    "text", ["x = " + "[" * 5000, "x = " + "{a = " * 5000, "[" + "a." * 5000 + "b]", "x = " + "9" * 5000]
+)
+def test_a_study_that_is_nested_too_deep_is_one_sentence(tmp_path: Path, text: str) -> None:
+    with pytest.raises(CoralError) as error:
+        load_study(write(tmp_path, text))
+    assert "mine.toml" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+toml_values = st.sampled_from(
+    [
+        '"x"',
+        '""',
+        "0",
+        "-1",
+        "1.5",
+        "nan",
+        "inf",
+        "true",
+        "[]",
+        "{}",
+        "[[1]]",
+        '["x"]',
+        "{ task = 1 }",
+        "1979-05-27",
+        '"[/b]"',
+    ]
+)
+toml_lines = st.tuples(st.sampled_from(MINIMAL.split()), toml_values).map(lambda pair: f"{pair[0]} = {pair[1]}")
+toml_texts = st.lists(st.sampled_from(MINIMAL.splitlines()) | toml_lines, max_size=16).map("\n".join)
+
+
+@given(content=st.binary(max_size=200) | toml_texts.map(str.encode))
+@hypothesis_settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_study_of_any_bytes_is_a_study_or_one_sentence(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_bytes(content)
+    message, found = str(path), None
+    try:
+        found = load_study(path)
+    except CoralError as error:
+        message = str(error)
+    assert str(path) in message
+    assert "\n" not in message
+    assert found is None or found.mixture

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import ast
 import glob
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ from coral_lens.ragged import Options
 from coral_lens.records import OptionTable, Predictions, Question, groups_of
 from coral_lens.report.runs import Evaluation, Run
 from coral_lens.storage.files import digest_file, versions
+from coral_lens.storage.lines import iter_lines, parse_json
 
 LogRule = Literal["sum", "char"]
 METHODS: dict[LogRule, str] = {"sum": "sum (acc)", "char": "char (acc_norm)"}
@@ -128,17 +129,13 @@ def filtered(path: Path, wanted: str | None) -> list[tuple[str, dict[str, Any]]]
 
 def read_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
     """Return the JSON objects of a file, each with its file and line."""
-    try:
-        # bytes, because str.splitlines would also cut at U+2028 and its like, which a document may hold
-        lines = path.read_bytes().splitlines()
-    except OSError as error:
-        raise CoralError(f"{path} cannot be read: {error.strerror or error}.") from error
     numbered = []
-    for number, line in enumerate(lines, start=1):
+    # bytes, because str.splitlines would also cut at U+2028 and its like, which a document may hold
+    for number, line in iter_lines(path):
         where = f"{path}, line {number}"
         try:
-            record = json.loads(line) if line.strip() else None
-        except (ValueError, RecursionError) as error:
+            record = parse_json(line) if line.strip() else None
+        except ValueError as error:
             raise CoralError(f"{where}: not valid JSON in UTF-8 ({error}).") from error
         if isinstance(record, dict):
             numbered.append((where, record))
@@ -155,21 +152,25 @@ def sample_of(record: Mapping[str, Any], where: str) -> LoggedSample:
     if missing:
         raise CoralError(f"{where}: {missing[0]!r} is missing; make the log with lm-eval's --log_samples.")
     logprobs = logprobs_of(record, where)
-    pairs = request_pairs(record.get("arguments"))
+    pairs = request_pairs(record.get("arguments"), where)
     if pairs and len(pairs) != len(logprobs):
         raise CoralError(f"{where}: {len(pairs)} requests have {len(logprobs)} answers; the log is damaged.")
+    number = str(record["doc_id"])
+    # JSON can escape half a character; no file could take it
+    if any("\ud800" <= character <= "\udfff" for text in (number, *chain(*pairs)) for character in text):
+        raise CoralError(f"{where}: it holds half of a surrogate pair, which is not text; the log is damaged.")
     n = n_options(pairs) if pairs else len(logprobs)
     if n < 2:
         raise CoralError(f"{where}: not of a multiple-choice task, because it has one request only.")
-    acc, metrics = record.get("acc"), record.get("metrics", ())
+    acc, metrics = record.get("acc"), record.get("metrics")
     return LoggedSample(
         where=where,
-        number=str(record["doc_id"]),
+        number=number,
         pairs=pairs[:n],
         logprobs=logprobs[:n],
         target=record["target"],
         acc=float(acc) if isinstance(acc, int | float) else None,
-        by_length="acc_norm" in metrics or "acc_norm" in record,
+        by_length="acc_norm" in (metrics if isinstance(metrics, list) else ()) or "acc_norm" in record,
     )
 
 
@@ -177,10 +178,12 @@ def logprobs_of(record: Mapping[str, Any], where: str) -> tuple[float, ...]:
     """Return the log-likelihood of each request; lm-eval writes them as text, in one list more where not filtered."""
     answers = record.get("filtered_resps")
     if not isinstance(answers, list):
-        answers = [repeats[0] for repeats in record.get("resps", ()) if repeats]
+        answers = record.get("resps", ())
     try:
+        if not isinstance(record.get("filtered_resps"), list):
+            answers = [repeats[0] for repeats in answers if repeats]
         values = tuple(float(logprob) for logprob, _ in answers)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, KeyError, OverflowError):
         raise CoralError(
             f"{where}: its answers are not pairs of a log-likelihood and a flag, so it is not of a multiple-choice task."
         ) from None
@@ -189,10 +192,12 @@ def logprobs_of(record: Mapping[str, Any], where: str) -> tuple[float, ...]:
     return values
 
 
-def request_pairs(arguments: Any) -> tuple[Pair, ...]:
+def request_pairs(arguments: Any, where: str) -> tuple[Pair, ...]:
     """Return contexts and continuations: in files under `gen_args_0`, `arg_0`; as lists in older ones and in memory."""
     rows = list(arguments.values()) if isinstance(arguments, dict) else arguments or []
-    rows = [list(row.values()) if isinstance(row, dict) else row for row in rows]
+    rows = [list(row.values()) if isinstance(row, dict) else row for row in rows] if isinstance(rows, list) else [rows]
+    if not all(isinstance(row, list) for row in rows):
+        raise CoralError(f"{where}: its arguments are not lists of a context and a continuation; the log is damaged.")
     return tuple((str(row[0]), str(row[1])) for row in rows if len(row) >= 2)
 
 
@@ -203,7 +208,7 @@ def target_as_number(sample: LoggedSample) -> int | None:
     """Read the target as the number of an option."""
     try:
         number = int(target_of(sample))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     return number if 0 <= number < len(sample.logprobs) else None
 
@@ -233,7 +238,7 @@ def target_of(sample: LoggedSample) -> Any:
     if isinstance(target, str) and target.startswith("["):
         try:
             target = ast.literal_eval(target)
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # whatever it is, it is no list
             return target
     if not isinstance(target, list):
         return target

@@ -18,6 +18,8 @@ from coral_lens.errors import CoralError
 
 TRACED_PACKAGES = ("coral-lens", "torch", "transformers", "lm_eval", "numpy", "scikit-learn")
 """Packages whose version can change a result."""
+MOST_NAME = 100
+"""Bytes of a file name that is made of a user's text: file systems take 255, and suffixes follow."""
 
 
 def canonical(value: Any) -> str:
@@ -119,7 +121,7 @@ def read_json(path: Path) -> dict[str, Any]:
         record = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise CoralError(f"{path} does not exist; check the folder's name.") from None
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # RecursionError: nested too deep
         raise CoralError(f"{path} is not readable as JSON ({error}); it is damaged, make it again.") from None
     except OSError as error:
         raise CoralError(f"{path} cannot be read: {error.strerror}.") from None
@@ -166,6 +168,10 @@ def size_text(n_bytes: int) -> str:
 
 
 def file_name(name: str) -> str:
-    """Return a test set's name as a file name; names that a file system would confuse stay apart."""
+    """Return a name as a file name of at most 100 bytes; names that a file system would confuse stay apart."""
     cleaned = re.sub(r"[^\w.-]+", "_", name.replace(":", "."))
-    return cleaned if cleaned == name.replace(":", ".") else f"{cleaned}-{digest(name)[:8]}"
+    as_it_is = cleaned == name.replace(":", ".") and not cleaned.startswith(".")
+    if as_it_is and len(cleaned.encode()) <= MOST_NAME:
+        return cleaned
+    short = cleaned.lstrip(".").encode()[: MOST_NAME - 9].decode(errors="ignore")  # a leading dot hides, or leads up
+    return f"{short}-{digest(name)[:8]}"

@@ -118,7 +118,7 @@ class Test(StudyPart):
 class Study(StudyPart):
     """Everything that `coral run` needs to know but where data and results are."""
 
-    name: str = Field(pattern=r"^[\w][\w.-]*$")
+    name: str = Field(pattern=r"^[\w][\w.-]*$", max_length=100)
     """Also the folder that results go to."""
     models: tuple[str, ...] = Field(min_length=1)
     """Hub ids, local folders, .gguf files, or `smollm2`."""
@@ -223,16 +223,17 @@ def load_study(source: str | Path) -> Study:
     path = study_path(source)
     try:
         text = path.read_bytes().decode("utf-8")
-        content = tomllib.loads(text)
+        content = frozen(tomllib.loads(text))  # arrays become tuples, which strict mode would refuse
     except FileNotFoundError:
         raise CoralError(f"There is no study {path}; `coral run --list` lists the ready-made ones.") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise CoralError(f"{path} cannot be read: {error}.") from None
     except tomllib.TOMLDecodeError as error:
         raise CoralError(f"{path} is not valid TOML: {error}.") from None
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, a path with a null character, a number too long
+        raise CoralError(f"{path} cannot be read: {error}.") from None
+    except RecursionError:
+        raise CoralError(f"{path} is not valid TOML for a study: it is nested too deep.") from None
     try:
-        # arrays become tuples, which strict mode would refuse
-        return Study.model_validate(frozen(content))
+        return Study.model_validate(content)
     except ValidationError as error:
         raise CoralError(f"{path}{complaint(error, text)}") from None
 

@@ -216,3 +216,20 @@ def test_json_has_no_nan() -> None:
     table = table_of("x", "m", {"base": {"accuracy": 0.5, "auroc": float("nan")}})
     found = study_record([table])["tables"][0]["methods"]["base"]["scores"]["auroc"]
     assert found == {"value": None, "low": None, "high": None}
+
+
+def test_names_of_any_kind_break_neither_markdown_nor_latex_nor_csv() -> None:
+    nasty = "=a|b\n[x](http://y) 100% \\end{tabular} `z` <b>"
+    table, plain = (table_of(name, name, {"base": {}, name: {}}) for name in (nasty, "plain"))
+    markdown = study_markdown(nasty, [table])
+    bars, plain_bars = (
+        [line.count("|") - line.count("\\|") for line in text.splitlines()]
+        for text in (markdown, study_markdown("plain", [plain]))
+    )
+    assert bars == plain_bars
+    assert "[x](" not in markdown
+    assert "<b>" not in markdown.replace("\\<b>", "")
+    latex = "\n".join(line for line in study_latex([table]).splitlines() if not line.startswith("%"))
+    assert latex.count(r"\end{tabular}") == 1
+    cells = [cell for row in csv.reader(io.StringIO(study_csv([table]))) for cell in row]
+    assert not [cell for cell in cells if cell.startswith("=")]

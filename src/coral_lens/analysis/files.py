@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +14,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from coral_lens.report.tables.exports import csv_text
 from coral_lens.storage.files import (
     append_line,
     canonical,
@@ -150,11 +149,7 @@ def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return rows as CSV; a score becomes three columns: its value under its own name, and `_low` and `_high`."""
     flat = [flattened(row) for row in rows]
     columns = list(dict.fromkeys(column for row in flat for column in row))
-    out = io.StringIO()
-    writer = csv.DictWriter(out, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(flat)
-    return out.getvalue()
+    return csv_text((columns, *([row.get(column) for column in columns] for row in flat)))
 
 
 def flattened(row: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

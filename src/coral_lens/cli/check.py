@@ -12,6 +12,7 @@ import typer
 from coral_lens.cli.options import Asking, DataDir, Machine, flat, folder_of_data
 from coral_lens.data.settings import Style
 from coral_lens.errors import CoralError, nearest
+from coral_lens.storage.escape import for_terminal
 from coral_lens.storage.settings import Count, Option, Settings
 
 if TYPE_CHECKING:
@@ -51,11 +52,11 @@ def tasks(
 
     Any other lm-eval multiple-choice task works too, with data from the hub. Example: `coral tasks arc`
     """
-    from rich.console import Console
     from rich.table import Table
 
     from coral_lens.data.assets import embedded_data
     from coral_lens.data.tasks import available_tasks
+    from coral_lens.report.terminal import plain_console
 
     every = available_tasks(folder_of_data(data))
     table = Table("task", "questions by split", "source", "terms", box=None)
@@ -63,7 +64,7 @@ def tasks(
         if search in row.task:
             table.add_row(row.task, ", ".join(f"{s} {n:,}" for s, n in row.splits.items()), row.source, row.licence)
     if table.row_count:
-        Console().print(table)
+        plain_console().print(table)
     elif every:
         typer.echo(f"No task whose data is here has {search!r} in its name.{nearest(search, [r.task for r in every])}")
     else:
@@ -120,11 +121,11 @@ def show(
     questions = looked.gather([source], chat=opened if style.chat else None)
     if opened is None:
         for question in questions:
-            typer.echo("\n".join(prompt_lines(question, render(question, style, None))))
+            typer.echo(for_terminal("\n".join(prompt_lines(question, render(question, style, None)))))
         return
     prepared = prepare(questions, style, opened())
     for question, rendered, prompt in zip(prepared.questions, prepared.rendered, prepared.prompts, strict=True):
-        typer.echo("\n".join([*prompt_lines(question, rendered), *token_lines(prompt, opened())]))
+        typer.echo(for_terminal("\n".join([*prompt_lines(question, rendered), *token_lines(prompt, opened())])))
     for reason in prepared.left_out.values():
         typer.echo(f"Left out: {reason}")
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from coral_lens.analysis.data import CurveAnalysis, TransferAnalysis
@@ -32,7 +31,8 @@ from coral_lens.report.tables.clear import verdict_of
 from coral_lens.report.tables.formats import MARKED, interval_text, percent
 from coral_lens.report.tables.run import results_table
 from coral_lens.report.tables.study import RELATIVE, Improvement, difference_of, improvements, tables_in
-from coral_lens.report.terminal import WIDE, WIDTH, in_full, in_short
+from coral_lens.report.terminal import WIDE, WIDTH, in_full, in_short, plain_console
+from coral_lens.storage.escape import in_one_line
 from coral_lens.storage.files import read_json
 
 NOTHING = {
@@ -51,8 +51,8 @@ def print_fit(lens: Lens) -> None:
     for method, scores in lens.trace.validation.items():
         cells = (scores[m] for m in COLUMNS)
         shown = (f"{100 * c.value:.1f}\n{100 * c.low:.1f} to {100 * c.high:.1f}" for c in cells)
-        table.add_row(method, *shown)
-    Console().print(table)
+        table.add_row(in_one_line(method), *shown)
+    plain_console().print(table)
     training, chosen = lens.training, lens.trace.chosen
     typer.echo(
         f"Chosen: {lens.name} (R2 {chosen.r2:.3f}), fitted on {training.n_train} questions and chosen on "
@@ -77,7 +77,7 @@ def print_curve(curve: LearningCurve) -> None:
     table = Table("training questions", *COLUMNS.values(), box=None)
     for point in curve.points:
         table.add_row(str(point.questions), *(f"{100 * point.scores[m]:.1f}" for m in COLUMNS))
-    Console().print(table)
+    plain_console().print(table)
     typer.echo(f"{curve.enough} training questions would have been enough: more gain less than a standard error.")
 
 
@@ -90,7 +90,7 @@ def show_run(run: Run, folder: Path | None, *, again: bool = False, full: bool =
     `again`: findings that are there already stay as they are. `full`: all tables in place of the short one.
     """
     table = results_table(run)
-    console = Console()
+    console = plain_console()
     if full:
         console.print(in_full(table), width=None if console.is_terminal else WIDE)
     else:
@@ -106,12 +106,19 @@ def print_comparison(a: Run, b: Run, folder: Path) -> None:
     """Compare two runs, and print what changed from the first to the second."""
     page = write_comparison(a, b, folder)
     for test in read_json(folder / "comparison.json")["tests"]:
-        table = Table(f"{task_name(test['task'])} ({test['n_shared']:,} shared)", "accuracy", "ECE", "Brier", box=None)
+        table = Table(
+            f"{in_one_line(task_name(test['task']))} ({test['n_shared']:,} shared)",
+            "accuracy",
+            "ECE",
+            "Brier",
+            box=None,
+        )
         for c in test["comparisons"]:
             shown = [compared_cell(test, c, m) for m in ("accuracy", "ece", "brier")]
             names = [c["method"].removeprefix("B: "), c["against"].removeprefix("A: ")]
-            table.add_row(names[0] if names[0] == names[1] else f"{c['method']} − {c['against']}", *shown)
-        Console().print(table)
+            label = names[0] if names[0] == names[1] else f"{c['method']} − {c['against']}"
+            table.add_row(in_one_line(label), *shown)
+        plain_console().print(table)
     typer.echo(f"B minus A, x 100, with paired 95 % intervals. {MARKED}\nReport: {page}")
 
 
@@ -128,11 +135,13 @@ def print_plan(record: dict[str, Any]) -> None:
     training = Table("training", "dropped", "questions", "of", box=None)
     for name, about in record["mixtures"].items():
         for i, (source, n) in enumerate(about["questions"].items()):
-            training.add_row(*(("", "") if i else (name, f"{about['n_dropped']:,}")), f"{n:,}", source)
+            training.add_row(
+                *(("", "") if i else (in_one_line(name), f"{about['n_dropped']:,}")), f"{n:,}", in_one_line(source)
+            )
     tests = Table("test", "shots", "questions", "left out", box=None)
     for name, about in record["tests"].items():
-        tests.add_row(name, str(about["shots"]), f"{about['questions']:,}", f"{about['n_left_out']:,}")
-    console = Console()
+        tests.add_row(in_one_line(name), str(about["shots"]), f"{about['questions']:,}", f"{about['n_left_out']:,}")
+    console = plain_console()
     console.print(training)
     console.print(tests)
     typer.echo("Dropped: a test set holds them too. Left out: a prompt shows them as worked examples.")
@@ -144,8 +153,10 @@ def print_study(page: Path) -> None:
     for one in improvements(tables_in(read_json(page.parent / "tables.json"))):
         accuracy, ece = (mean_cell(one, m) for m in RELATIVE)
         mark = "" if one.ranks else " (too few questions)"
-        table.add_row(one.mixture, f"{one.kind}, {one.n_cells}", one.method, accuracy, ece + mark)
-    Console().print(table)
+        table.add_row(
+            in_one_line(one.mixture), f"{one.kind}, {one.n_cells}", in_one_line(one.method), accuracy, ece + mark
+        )
+    plain_console().print(table)
     typer.echo(
         "Mean relative improvement on the unsteered model with the same prompts (few-shot), with 95 % intervals.\n"
         f"Report: {page}"

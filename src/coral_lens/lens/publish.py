@@ -15,6 +15,7 @@ from coral_lens.data.hub import OFFLINE, hub_session
 from coral_lens.errors import CoralError
 from coral_lens.lens.trace import Training
 from coral_lens.metrics.scores import Score
+from coral_lens.storage.escape import for_markdown
 
 if TYPE_CHECKING:
     from coral_lens.lens.artefact import Lens
@@ -33,7 +34,7 @@ tags: [calibration, multiple-choice, interpretability]
 base_model: {json.dumps(model, ensure_ascii=False)}
 ---
 
-# A CORAL lens for {model}
+# A CORAL lens for {for_markdown(model)}
 
 A {lens.name}. It corrects the probabilities that a frozen model gives to the options of a multiple-choice question, from the
 model's own hidden states. Use it with `coral predict --lens THIS-FOLDER --questions FILE --out answers.jsonl`.
@@ -84,14 +85,14 @@ def split_phrase(training: Training) -> str:
 
 def override_lines(training: Training) -> str:
     """Say which fingerprints were overridden, if any."""
-    lines = [f"- **Overridden**: {without_paths(note)}" for note in training.overrides]
+    lines = [f"- **Overridden**: {for_markdown(without_paths(note))}" for note in training.overrides]
     return "\n".join([*lines, ""]) if lines else ""
 
 
 def data_rows(training: Training) -> str:
     """Return one row for each source of questions."""
     rows = ((source, n, training.terms.get(source) or "not known") for source, n in sorted(training.tasks.items()))
-    return "\n".join(f"| {source} | {n} | {terms} |" for source, n, terms in rows)
+    return "\n".join(f"| {for_markdown(source)} | {n} | {for_markdown(terms)} |" for source, n, terms in rows)
 
 
 def score_rows(validation: Mapping[str, Mapping[str, Score]]) -> str:
@@ -100,7 +101,7 @@ def score_rows(validation: Mapping[str, Mapping[str, Score]]) -> str:
     for method, scores in validation.items():
         cells = (scores[m] for m in COLUMNS)
         shown = (f"{100 * c.value:.1f} ({100 * c.low:.1f} to {100 * c.high:.1f})" for c in cells)
-        lines.append(f"| {method} | " + " | ".join(shown) + " |")
+        lines.append(f"| {for_markdown(method)} | " + " | ".join(shown) + " |")
     return "\n".join(lines)
 
 

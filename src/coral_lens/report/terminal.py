@@ -11,9 +11,10 @@ from coral_lens.report.names import method_name
 from coral_lens.report.tables.averages import HEADLINE
 from coral_lens.report.tables.formats import Cell, column_label, notes_of, percent, table_rows, task_heading
 from coral_lens.report.tables.run import COLUMNS, ResultsTable, TaskTable
+from coral_lens.storage.escape import for_terminal, in_one_line
 
 if TYPE_CHECKING:
-    from rich.console import Group, RenderableType
+    from rich.console import Console, Group, RenderableType
     from rich.table import Table
     from rich.text import Text
 
@@ -26,6 +27,13 @@ KEY = (
 )
 
 
+def plain_console() -> Console:
+    """Return a console that takes texts as they are: `[/b]` and `:smile:` in a name are no marks."""
+    from rich.console import Console
+
+    return Console(markup=False, emoji=False)
+
+
 # --- in short ---------------------------------------------------------------------------------------------------------
 
 
@@ -36,7 +44,7 @@ def in_short(table: ResultsTable) -> Group:
 
     def parts() -> Iterator[RenderableType]:
         for sentence in headline(table):
-            yield Text(f"{sentence}\n")
+            yield Text(for_terminal(f"{sentence}\n"))
         seen = glances(table)
         yield glance_table(seen) if seen else plain_table(table)
         if seen:
@@ -62,7 +70,7 @@ def glance_table(tasks: list[Glance]) -> Table:
             for c in task.changes
         )
         word = Text(task.word, style=STYLES.get(task.word, ""))
-        shown.add_row(Text(f"{task.title} ({task.kind})"), f"{task.n_questions:,}", *cells, word)
+        shown.add_row(Text(in_one_line(f"{task.title} ({task.kind})")), f"{task.n_questions:,}", *cells, word)
     return shown
 
 
@@ -82,7 +90,9 @@ def plain_table(table: ResultsTable) -> Table:
     for task in table.tasks:
         for method, metrics in task.metrics.items():
             values = (percent(metrics.scores[m].value) for m in HEADLINE)
-            shown.add_row(Text(task.title), Text(method_name(method)), f"{task.n_questions:,}", *values)
+            shown.add_row(
+                Text(in_one_line(task.title)), Text(in_one_line(method_name(method))), f"{task.n_questions:,}", *values
+            )
     return shown
 
 
@@ -95,7 +105,7 @@ def in_full(table: ResultsTable) -> Group:
     from rich.padding import Padding
     from rich.text import Text
 
-    notes = [Padding(Text(note, style="dim"), (0, 0, 0, 1)) for note in notes_of(table)]
+    notes = [Padding(Text(in_one_line(note), style="dim"), (0, 0, 0, 1)) for note in notes_of(table)]
     return Group(*(rich_table(task) for task in table.tasks), *notes)
 
 
@@ -105,14 +115,14 @@ def rich_table(task: TaskTable) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    title = Text(task_heading(task), style="bold not italic")
+    title = Text(in_one_line(task_heading(task)), style="bold not italic")
     shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
     shown.add_column("", overflow="fold", min_width=11, max_width=14)
     for name in COLUMNS:
         shown.add_column(column_label(task, name), justify="right", no_wrap=True)
     for row in table_rows(task):
         cells = (rich_cell(cell, between="~" if row.difference else "–") for cell in row.cells.values())
-        shown.add_row(Text(row.label.replace(" − ", " −\n")), *cells)
+        shown.add_row(Text(in_one_line(row.label).replace(" − ", " −\n")), *cells)
     return shown
 
 

@@ -11,6 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
+from coral_lens.storage.escape import in_one_line
+
 Progress = Callable[[int], None]
 """Told how many more questions are done."""
 
@@ -181,12 +183,12 @@ def drawn(label: str, total: int, unit: str) -> Iterator[Progress]:
             return Text(f"{speed:.1f} {unit}/s" if speed else "", style="progress.data.speed")
 
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
         SpeedColumn(),
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task(label, total=total)
+        task = progress.add_task(in_one_line(label), total=total)
         yield lambda n: progress.advance(task, n)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from coral_lens.errors import CoralError
+from coral_lens.storage.escape import for_markdown
 from coral_lens.storage.files import read_json, write_atomic, write_json
 
 FILE = "cost.json"
@@ -168,10 +169,8 @@ NOTE = (
 def write_costs(rows: Sequence[MethodCost], folder: Path) -> Path:
     """Write the table of costs as Markdown and JSON; return the Markdown."""
     write_json(folder / "costs.json", {"methods": [asdict(row) for row in rows]})
-    lines = (
-        f"| {r.method} | {cell(r.training_seconds, 1)} | {cell(r.questions_per_second, 2)} | {cell(r.relative, 2)} |\n"
-        for r in rows
-    )
+    numbers = ((cell(r.training_seconds, 1), cell(r.questions_per_second, 2), cell(r.relative, 2)) for r in rows)
+    lines = (f"| {' | '.join((for_markdown(r.method), *n))} |\n" for r, n in zip(rows, numbers, strict=True))
     path = folder / "costs.md"
     write_atomic(path, (HEADING + "".join(lines) + NOTE).encode())
     return path

@@ -56,7 +56,14 @@ def draw_banded_curve(
     """Draw scores with their intervals as a band."""
     values, low, high = ([unit * s[part] for s in scores] for part in ("value", "low", "high"))
     axes.fill_between(x, low, high, color=look.colour, alpha=0.16, linewidth=0)
-    axes.plot(x, values, **look.dots, markersize=3.4, markevery=1 if len(x) <= 40 else len(x) // 8, label=label or None)
+    axes.plot(
+        x,
+        values,
+        **look.dots,
+        markersize=3.4,
+        markevery=1 if len(x) <= 40 else len(x) // 8,
+        label=clipped(label, 28) or None,
+    )
 
 
 def draw_level(axes: Any, score: Record, label: str, look: Look, *, unit: int = 100) -> None:
@@ -347,7 +354,15 @@ def draw_mean(axes: Any, groups: Mapping[str, Sequence[Record]], look: Look, lab
     middle = [averaged(group) for group in scores.values()]
     below, above = ([100 * abs(m["value"] - m[end]) for m in middle] for end in ("low", "high"))
     values = [100 * m["value"] for m in middle]
-    axes.errorbar(range(len(values)), values, yerr=(below, above), **look.dots, markersize=4, capsize=2.5, label=label)
+    axes.errorbar(
+        range(len(values)),
+        values,
+        yerr=(below, above),
+        **look.dots,
+        markersize=4,
+        capsize=2.5,
+        label=clipped(label, 28),
+    )
     for i, group in enumerate(scores.values()):
         # beside the bar, which would hide them
         axes.plot([i + 0.07] * len(group), [100 * s["value"] for s in group], ".", color=look.colour, markersize=4)

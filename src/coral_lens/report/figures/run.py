@@ -118,7 +118,7 @@ def reliability_picture(predictions: Predictions, metrics: Metrics, *, name: str
     look = look or looks_of([metrics.method])[metrics.method]
     ece, floor, accuracy = metrics.scores["ece"].value, metrics.ece_floor, metrics.scores["accuracy"].value
     mean = float((bins.confidence * bins.count).sum() / bins.count.sum())
-    title = f"{method_name(metrics.method)}: ECE {percent(ece)} (floor {percent(floor)})"
+    title = f"{clipped(method_name(metrics.method), 28)}: ECE {percent(ece)} (floor {percent(floor)})"
 
     def paint(figure: Figure) -> None:
         top, strip = panels(figure, 2, ratios=(3.2, 1.0))

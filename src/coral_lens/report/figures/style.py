@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from coral_lens.errors import need
 from coral_lens.report.figures.compact import compacted
 from coral_lens.report.names import method_name
+from coral_lens.storage.escape import in_one_line
 from coral_lens.storage.files import digest
 
 if TYPE_CHECKING:
@@ -48,6 +50,7 @@ RC = {
     "svg.fonttype": "none",
     "svg.hashsalt": "coral-lens",
     "text.color": INK,
+    "text.parse_math": False,  # a name with a dollar sign is a name
     "xtick.color": FAINT,
     "xtick.labelsize": 10,
     "ytick.color": FAINT,
@@ -144,7 +147,9 @@ class Picture:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
 
-        with matplotlib.rc_context(RC):  # type: ignore[arg-type]
+        with matplotlib.rc_context(RC), warnings.catch_warnings():  # type: ignore[arg-type]
+            # of SVG the reader's own fonts show such a name, and of PNG a box says that there is a letter
+            warnings.filterwarnings("ignore", "Glyph .* missing from font")
             figure = Figure(figsize=(WIDTH, self.height), layout="constrained")
             FigureCanvasAgg(figure)
             self.paint(figure)
@@ -155,9 +160,10 @@ def inline(svg: str, *, name: str, alt: str) -> str:
     """Return the bare `<svg>` element, with ids that do not clash with those of other figures in the same page."""
     from markupsafe import escape
 
+    said = escape(in_one_line(alt))
     head, rest = compacted(svg, prefix=prefix_of(name)).split(">", 1)
     size = re.compile(r'\s(?:width|height)="[\d.]+pt"')
-    return f'{size.sub("", head)} role="img" aria-label="{escape(alt)}">{rest}'.strip()
+    return f'{size.sub("", head)} role="img" aria-label="{said}">{rest}'.strip()
 
 
 def prefix_of(name: str) -> str:
@@ -185,5 +191,6 @@ def method_key(figure: Figure, looks: Mapping[str, Look], *, more: Sequence[Any]
 
 
 def clipped(text: str, limit: int) -> str:
-    """Return a name that fits a figure."""
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+    """Return a name of a user's as a figure shows it: in one line, short, and without what SVG may not hold."""
+    line = in_one_line(text)
+    return line if len(line) <= limit else f"{line[: limit - 1]}…"

@@ -26,6 +26,7 @@ from coral_lens.report.pages.templates import fill_template, leaves_of, text_of
 from coral_lens.report.runs import Evaluation, Run
 from coral_lens.report.tables import exports, formats
 from coral_lens.report.tables.run import COLUMNS, ResultsTable, TaskTable, in_order, results_table
+from coral_lens.storage.escape import for_markdown
 from coral_lens.storage.files import write_atomic
 
 SUMMARY = ("accuracy", "ece", "brier")
@@ -53,7 +54,7 @@ def write_report(run: Run, folder: Path, *, table: ResultsTable | None = None) -
     Findings under the folder's `analysis/` are gathered in the page.
     """
     table = table or results_table(run)
-    write_atomic(folder / "results.md", f"# {run.title}\n\n{formats.results_markdown(table)}".encode())
+    write_atomic(folder / "results.md", f"# {for_markdown(run.title)}\n\n{formats.results_markdown(table)}".encode())
     write_atomic(folder / "results.csv", exports.results_csv(table).encode())
     write_atomic(folder / "results.json", (json.dumps(exports.results_record(table), indent=1) + "\n").encode())
     page = folder / "report.html"

@@ -11,12 +11,13 @@ from typing import Any
 
 from coral_lens.report.tables.formats import kind_of
 from coral_lens.report.tables.run import Comparison, ResultsTable, TaskTable
+from coral_lens.storage.escape import for_csv
 
 
 def csv_text(lines: Iterable[Sequence[Any]]) -> str:
-    """Return lines as CSV; None becomes an empty field."""
+    """Return lines as CSV; None becomes an empty field, and no text starts a formula."""
     out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows(lines)
+    csv.writer(out, lineterminator="\n").writerows([for_csv(value) for value in line] for line in lines)
     return out.getvalue()
 
 

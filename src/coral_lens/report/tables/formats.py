@@ -12,6 +12,7 @@ from coral_lens.metrics.scores import METRICS, Metrics
 from coral_lens.report.names import method_name
 from coral_lens.report.tables.clear import RULE
 from coral_lens.report.tables.run import COLUMNS, ENOUGH, Comparison, ResultsTable, TaskTable
+from coral_lens.storage.escape import for_markdown
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,16 +154,22 @@ def results_markdown(table: ResultsTable) -> str:
     parts = []
     for task in table.tasks:
         heads = ["", *(column_label(task, m) for m in COLUMNS)]
-        lines = [f"### {task_heading(task)}", "", "| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+        lines = [
+            f"### {for_markdown(task_heading(task))}",
+            "",
+            "| " + " | ".join(heads) + " |",
+            "|---" * len(heads) + "|",
+        ]
         for row in table_rows(task):
-            lines.append("| " + " | ".join([row.label, *map(markdown_cell, row.cells.values())]) + " |")
+            lines.append("| " + " | ".join([for_markdown(row.label), *map(markdown_cell, row.cells.values())]) + " |")
         parts.append("\n".join(lines))
-    parts.append("\n".join(f"- {note}" for note in notes_of(table)))
+    parts.append("\n".join(f"- {for_markdown(note)}" for note in notes_of(table)))
     return "\n\n".join(parts) + "\n"
 
 
 def markdown_cell(cell: Cell) -> str:
     """Return `**28.7** [24.0 to 34.0] (note)`; Markdown has no underline of its own."""
-    value = f"**{cell.value}**" if cell.best else f"<u>{cell.value}</u>" if cell.second else cell.value
+    plain = for_markdown(cell.value)
+    value = f"**{plain}**" if cell.best else f"<u>{plain}</u>" if cell.second else plain
     parts = (cell.mark, cell.interval and f"[{cell.interval}]", cell.note and f"({cell.note})")
     return " ".join([value, *filter(None, parts)])

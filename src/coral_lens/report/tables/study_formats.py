@@ -33,6 +33,7 @@ from coral_lens.report.tables.study import (
     improvements,
     row_label,
 )
+from coral_lens.storage.escape import for_latex, for_markdown, in_one_line
 
 NOTES = (
     "All values × 100, with 95 % bootstrap intervals over questions (over articles, where several questions share one); ± is the "
@@ -153,16 +154,19 @@ def study_markdown(title: str, tables: Sequence[StudyTable], paper: Sequence[Pap
     rows = [[markdown_cell(cell) for cell in row] for row in improvement_rows(tables)]
     summary = markdown_table(IMPROVEMENT_HEADS, rows)
     parts = [
-        f"# {title}",
+        f"# {for_markdown(title)}",
         "## Relative improvement on the few-shot row",
         summary,
         "\n".join(f"- {note}" for note in SUMMARY_NOTES),
     ]
     for table in tables:
-        parts += [f"## {table_heading(table)}", markdown_results(column_labels(table), table_lines(table))]
+        parts += [
+            f"## {for_markdown(table_heading(table))}",
+            markdown_results(column_labels(table), table_lines(table)),
+        ]
     parts.append("\n".join(f"- {note}" for note in NOTES))
     for printed in paper:
-        parts += [f"## {printed.heading}", markdown_results(printed.heads, printed.rows)]
+        parts += [f"## {for_markdown(printed.heading)}", markdown_results(printed.heads, printed.rows)]
     if paper:
         parts.append("\n".join(f"- {note}" for note in PAPER_NOTES))
     return "\n\n".join(parts) + "\n"
@@ -170,7 +174,8 @@ def study_markdown(title: str, tables: Sequence[StudyTable], paper: Sequence[Pap
 
 def markdown_results(heads: dict[str, str], rows: Sequence[Row]) -> str:
     """Return a table of results."""
-    return markdown_table(["", *heads.values()], [[r.label, *map(markdown_cell, r.cells.values())] for r in rows])
+    lines = [[for_markdown(row.label), *map(markdown_cell, row.cells.values())] for row in rows]
+    return markdown_table(["", *heads.values()], lines)
 
 
 def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -181,20 +186,6 @@ def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 # ---------------------------------------------------------------------------------------------------------- LaTeX
 
-SPECIAL = {c: f"\\{c}" for c in "&%$#_{}"} | {
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "−": "$-$",
-    "×": r"$\times$",
-    "±": r"$\pm$",
-    "†": r"$^\dagger$",
-    "↑": r"$\uparrow$",
-    "↓": r"$\downarrow$",
-    "<": "$<$",
-}
-
-
 LATEX_NOTES = tuple(note.replace(f" {MARKED}", "") for note in NOTES)
 """Marks of differences are left out: they would need one more package."""
 
@@ -203,12 +194,12 @@ def study_latex(tables: Sequence[StudyTable]) -> str:
     """Return a `tabular` for each table, in the form of the paper's; needs booktabs."""
     parts = ["% needs \\usepackage{booktabs}", *(f"% {note}" for note in LATEX_NOTES)]
     for table in tables:
-        heads = " & ".join(["Method", *map(escaped, column_labels(table).values())])
+        heads = " & ".join(["Method", *map(for_latex, column_labels(table).values())])
         lines = [
-            f"% {table_heading(table)}",
+            f"% {in_one_line(table_heading(table))}",
             r"\begin{tabular}{@{}l" + "c" * len(COLUMNS) + r"@{}}",
             r"\toprule",
-            rf"\multicolumn{{{len(COLUMNS) + 1}}}{{c}}{{\textbf{{{escaped(table_heading(table))}}}}} \\",
+            rf"\multicolumn{{{len(COLUMNS) + 1}}}{{c}}{{\textbf{{{for_latex(table_heading(table))}}}}} \\",
             r"\midrule",
             rf"{heads} \\",
             r"\midrule",
@@ -217,22 +208,17 @@ def study_latex(tables: Sequence[StudyTable]) -> str:
         for i, row in enumerate(rows):
             if row.difference and not rows[i - 1].difference:
                 lines.append(r"\midrule")
-            lines.append(" & ".join([escaped(row.label), *map(latex_cell, row.cells.values())]) + r" \\")
+            lines.append(" & ".join([for_latex(row.label), *map(latex_cell, row.cells.values())]) + r" \\")
         parts.append("\n".join([*lines, r"\bottomrule", r"\end{tabular}"]))
     return "\n\n".join(parts) + "\n"
 
 
 def latex_cell(cell: Cell) -> str:
     r"""Return `\textbf{28.7} {\scriptsize [24.0 to 34.0]}`."""
-    value = escaped(cell.value)
+    value = for_latex(cell.value)
     value = rf"\textbf{{{value}}}" if cell.best else rf"\underline{{{value}}}" if cell.second else value
     note = f" {cell.note}" if cell.note else ""
-    return rf"{value} {{\scriptsize [{escaped(cell.interval)}]{escaped(note)}}}"
-
-
-def escaped(text: str) -> str:
-    """Return text with what LaTeX would take for its own."""
-    return "".join(SPECIAL.get(c, c) for c in text)
+    return rf"{value} {{\scriptsize [{for_latex(cell.interval)}]{for_latex(note)}}}"
 
 
 # --------------------------------------------------------------------------------------------------- for programs

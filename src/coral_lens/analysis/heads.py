@@ -235,7 +235,7 @@ class HeadShape:
 def shape_of(text: str, rows: int) -> HeadShape:
     """Return the shape of `30x32x128`: 30 blocks of 32 heads of 128 columns."""
     match = re.fullmatch(r"(\d{1,4})x(\d{1,4})x(\d{1,5})", text, re.ASCII)
-    if match is None or "0" in match.groups() or rows < 100:
+    if match is None or 0 in map(int, match.groups()) or rows < 100:
         raise CoralError(f"--shape must look like 30x32x128, with 100 rows or more. Got {text!r} and {rows} rows.")
     blocks, heads, head_dim = map(int, match.groups())
     return HeadShape(blocks, heads, head_dim, rows)

@@ -7,8 +7,12 @@ name its commands stand at the top (`coral fit`), with one they stand under it (
 from __future__ import annotations
 
 import errno
+import signal
 import sys
+import threading
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -17,6 +21,7 @@ from typer.core import TyperGroup
 
 from coral_lens.cli import analyse, cache, check, evaluate, fit, sae, study
 from coral_lens.errors import CoralError
+from coral_lens.storage.escape import for_terminal
 
 PANELS = {
     "First steps": "demo tasks show doctor assets cache",
@@ -26,7 +31,25 @@ PANELS = {
 }
 """The groups of `coral --help`, in its order, and the commands of each."""
 
+MOST_SHOWN = 200
+"""Characters of a file's name that a complaint repeats."""
 INTERRUPTED = "Interrupted. Finished work is kept; the same command goes on where it was."
+
+
+class Stopped(KeyboardInterrupt):
+    """A signal that ends a program: it unwinds like Ctrl-C, so that temporary folders are removed."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
+
+
+class InterruptionError(CoralError):
+    """The end of a command that was stopped from outside."""
+
+    def __init__(self, cause: KeyboardInterrupt) -> None:
+        super().__init__(INTERRUPTED)
+        self.code = 128 + cause.number if isinstance(cause, Stopped) else 2
 
 
 class Commands(TyperGroup):
@@ -46,8 +69,21 @@ class Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt:
-            raise CoralError(INTERRUPTED) from None
+        except KeyboardInterrupt as cause:
+            raise InterruptionError(cause) from None
+        except OSError as error:
+            raise disk_complaint(error) from error
+
+
+def disk_complaint(error: OSError) -> Exception:
+    """Return one sentence for what a disk or the name of a file refuses, and any other error as it is."""
+    if error.errno == errno.ENOSPC:
+        return CoralError("No space left on the disk. Finished work is kept; make room and run the same command again.")
+    if error.filename is None or error.strerror is None:
+        return error
+    name = str(error.filename)
+    shown = name if len(name) <= MOST_SHOWN else f"{name[:MOST_SHOWN]}..."
+    return CoralError(f"{shown} cannot be used: {error.strerror}. Check the name and its permissions.")
 
 
 def show_flags(command: Any) -> None:
@@ -93,22 +129,43 @@ def root(
     """Stand before every command: what is the same for all of them."""
 
 
-def main() -> None:
-    """Run the command line; a user's mistake is one sentence and exit code 2."""
-    warnings.showwarning = lambda message, *_: typer.secho(f"coral: {message}", fg="yellow", err=True)
+@contextmanager
+def signals_as_exceptions() -> Iterator[None]:
+    """Have SIGTERM and SIGHUP raise where the command is, and not end it on the spot; one that is ignored (nohup) stays so."""
+    names = [name for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    numbers = [n for n in (getattr(signal, name) for name in names) if signal.getsignal(n) is signal.SIG_DFL]
+    if threading.current_thread() is not threading.main_thread():
+        numbers = []  # Python lets only the main thread decide about signals
+
+    def stop(number: int, _: Any) -> None:
+        raise Stopped(number)
+
+    for number in numbers:
+        signal.signal(number, stop)
     try:
-        app()
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one sentence and exit code 2, a signal one and 128 and its number."""
+    warnings.showwarning = lambda message, *_: typer.secho(
+        f"coral: {for_terminal(str(message))}", fg="yellow", err=True
+    )
+    try:
+        with signals_as_exceptions():
+            app()
+    except InterruptionError as error:
+        fail(str(error), code=error.code)
     except CoralError as error:
         fail(str(error))
-    except KeyboardInterrupt:
-        fail(INTERRUPTED)
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise
-        fail("No space left on the disk. Finished work is kept; make room and run the same command again.")
+    except KeyboardInterrupt as cause:
+        fail(INTERRUPTED, code=InterruptionError(cause).code)
 
 
-def fail(message: str) -> None:
-    """Print one sentence and exit with code 2."""
-    typer.secho(f"coral: {message}", fg="red", err=True)
-    sys.exit(2)
+def fail(message: str, *, code: int = 2) -> None:
+    """Print one sentence and exit."""
+    typer.secho(f"coral: {for_terminal(message)}", fg="red", err=True)
+    sys.exit(code)

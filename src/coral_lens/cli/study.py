@@ -15,7 +15,7 @@ from coral_lens.cli.options import Machine, ModelChoice, beside, flat, folder_of
 from coral_lens.data.settings import Style
 from coral_lens.errors import CoralError, need
 from coral_lens.lens.settings import BaseRule
-from coral_lens.storage.settings import Count, Option, Range, Seed, Settings
+from coral_lens.storage.settings import Count, CountOrZero, Option, Seed, Settings
 
 if TYPE_CHECKING:
     from coral_lens.study.config import Study
@@ -160,7 +160,7 @@ class BaselineSettings(Settings):
     """An option of the method, as in a study: `questions=20`; may be given several times."""
     base: BaseRule = "token"
     """Score whose softmax is the base probability: `sum`, `token` (mean per token) or `char` (lm-eval's acc_norm)."""
-    num_fewshot: Annotated[int, Range(0)] = 0
+    num_fewshot: CountOrZero = 0
     """Worked examples before each question, as in lm-eval."""
     limit: Count | None = None
     """At most so many questions of each source, drawn at random."""
@@ -256,5 +256,5 @@ def parsed(text: str) -> tuple[str, Any]:
         raise CoralError(f"--set must look like questions=20. Got {text!r} instead.")
     try:
         return key.strip(), frozen(tomllib.loads(f"value = {value}")["value"])
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # no TOML, a number too long, or nested too deep
         return key.strip(), value.strip()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from coral_lens.storage.settings import NO_OPTION, Count, Option, Range, Settings
+from coral_lens.storage.settings import NO_OPTION, Count, CountOrZero, Option, Settings
 
 ChatTemplate = Callable[..., str]
 """Renders messages: `template(messages, add_generation_prompt=True)`, as `apply_chat_template` of an lm-eval model."""
@@ -43,7 +43,7 @@ class TaskOptions(SourceOptions):
 
     split: Annotated[str | None, NO_OPTION] = None
     """None: the split that lm-eval evaluates, which is test where there is one, else validation."""
-    num_fewshot: Annotated[int, Range(0)] | None = None
+    num_fewshot: CountOrZero | None = None
     """Worked examples before each question, as in lm-eval. By default as many as the task itself says, which is nearly always
     0; a task that insists on 0 keeps it."""
     chat_template: Annotated[ChatTemplate | None, NO_OPTION] = None

@@ -14,7 +14,7 @@ from coral_lens.data.settings import Style
 from coral_lens.engine.settings import TokenPlace
 from coral_lens.errors import CoralError
 from coral_lens.lens.settings import BaseRule, Criterion
-from coral_lens.storage.settings import NO_OPTION, Count, Counts, NotEmpty, Option, Range, Seed, Settings
+from coral_lens.storage.settings import NO_OPTION, Count, CountOrZero, Counts, NotEmpty, Option, Range, Seed, Settings
 
 SHARD_TOKENS = 16_384
 """Aimed-at tokens of a shard."""
@@ -34,7 +34,7 @@ class Sampling(Settings):
 
     layer: int
     """Layer whose residual stream is taken apart."""
-    tokens: Annotated[int, Range(0)] = 500_000
+    tokens: CountOrZero = 500_000
     """Collect so many states at least, if the questions have so many; 0: all. Ten thousand would be too few for thousands of
     features."""
     where: TokenPlace = "all"
@@ -55,7 +55,7 @@ class TrainingSettings(Settings):
     """Features per dimension of the states, trained side by side in one pass; by default the paper's three."""
     penalty: Annotated[float, Range(0)] = 4.0
     """The paper's lambda, for z-scored states and a squared error summed over dimensions."""
-    k: Annotated[int, Range(0), Option("--top-k")] = 0
+    k: Annotated[CountOrZero, Option("--top-k")] = 0
     """Above 0: keep so many features of a state (TopK), which needs no penalty."""
     learning_rate: Annotated[float, Range(above=0)] = 3e-3
     """Learning rate after warm-up."""
@@ -112,7 +112,7 @@ class Selecting(Settings):
     """How questions without a template of their own are asked."""
     layer: int | None = None
     """Layer of an autoencoder whose configuration does not say it."""
-    num_fewshot: int | None = None
+    num_fewshot: CountOrZero | None = None
     """Worked examples before each question; ablation and steering ask theirs after as many."""
     fixed_shots: bool = False
     """Whether all questions have the same worked examples; those of ablation and steering then do too."""
@@ -126,7 +126,7 @@ class AblationPlan(Settings):
     """Criterion whose selected features are ablated."""
     features: Count = 300
     """So many of the selected features, the best first."""
-    random: Annotated[int, Range(0)] = 100
+    random: CountOrZero = 100
     """Further features, drawn at random from those active often enough: they show what chance does."""
     where: AblationPlace = "all"
     """Patch `all` positions, as in the paper, or the `answer` tokens."""
@@ -144,9 +144,9 @@ class AblationPlan(Settings):
 class Weighing(Settings):
     """What an ablation's changes are worth."""
 
-    accuracy: Annotated[float, Option("--alpha-acc")] = 1.0
+    accuracy: Annotated[float, Range(), Option("--alpha-acc")] = 1.0
     """Weight of the change of accuracy, the paper's alpha_acc."""
-    calibration: Annotated[float, Option("--alpha-cal")] = 1.0
+    calibration: Annotated[float, Range(), Option("--alpha-cal")] = 1.0
     """Weight of the change of ECE, the paper's alpha_cal."""
 
 

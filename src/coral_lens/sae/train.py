@@ -9,6 +9,7 @@ bytes. First the weights and one step, which know nothing of files; then z-score
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -236,10 +237,24 @@ class TrainingPlan:
         return {"settings": settings, "states": digest(manifest), "threads": torch.get_num_threads()}
 
 
+def refuse_too_large(width: int, settings: TrainingSettings) -> None:
+    """Refuse autoencoders that this machine has not enough memory for, before any state is collected."""
+    n_features = width * sum(settings.expansions)
+    # weights, their gradients and Adam's two moments; codes of a batch, their gradients and what is computed on the way
+    needed = 4 * n_features * (4 * (2 * width + 1) + 3 * settings.batch_size)
+    available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > available:
+        raise CoralError(
+            f"Autoencoders of {n_features:,} features of width {width:,} need about {needed / 2**30:,.0f} GiB of memory, and "
+            f"this machine has {available / 2**30:,.0f}; give a smaller --expansion or --batch-size."
+        )
+
+
 def plan_training(source: StateSource, settings: TrainingSettings) -> TrainingPlan:
     """Measure the states and put them into an order; refuse more active features than there are."""
     ordinary = OrdinaryStates.of(source, settings.massive)
     statistics = statistics_of(ordinary)
+    refuse_too_large(len(statistics.mean), settings)
     fewest = len(statistics.mean) * min(settings.expansions)
     if settings.k and settings.k > fewest:
         raise CoralError(f"TopK of {settings.k} is more than the {fewest} features there are.")
@@ -358,6 +373,7 @@ def train_on_tokens(
 ) -> dict[str, Any]:
     """Collect token states, train on them and measure on what was held out; return the record in FOLDER/quality.json."""
     sampling = training.sampling
+    refuse_too_large(model.width, training.settings)
     store = collect(model, questions, folder / "tokens", sampling, bar=bar)
     saes = train(store, folder, training.settings, layer=sampling.layer, bar=bar)
     held_out = held_out_questions(model, questions, store, sampling)

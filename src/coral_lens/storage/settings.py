@@ -40,7 +40,7 @@ class Range:
     below: int | float = math.inf
 
     def __contains__(self, value: Any) -> bool:
-        number = isinstance(value, int | float)
+        number = isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
         return number and self.least <= value <= self.most and self.above < value < self.below
 
     def __str__(self) -> str:
@@ -48,6 +48,8 @@ class Range:
             return f"lie between {self.least} and {self.most}"
         if math.isfinite(self.above) and math.isfinite(self.below):
             return f"lie between {self.above} and {self.below}, both excluded"
+        if self == Range():
+            return "be a finite number"
         limits = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
         return "be " + " and ".join(f"{words} {limit}" for words, limit in limits.items() if math.isfinite(limit))
 
@@ -186,8 +188,13 @@ def classes_in(module: str) -> dict[str, list[ast.stmt]]:
 MOST_SEED = 2**32 - 1
 """The largest seed that every generator of random numbers takes; none takes one below 0."""
 
+MOST_COUNT = 2**31 - 1
+"""The largest number of anything: every library can count so far."""
+
 Seed = Annotated[int, Range(0, MOST_SEED)]
-Count = Annotated[int, Range(1)]
+Count = Annotated[int, Range(1), Range(most=MOST_COUNT)]
+CountOrZero = Annotated[int, Range(0), Range(most=MOST_COUNT)]
+"""A number that may be 0."""
 Counts = Annotated[tuple[Count, ...], NotEmpty()]
 """Numbers that are tried one after another."""
 

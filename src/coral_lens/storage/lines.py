@@ -11,8 +11,9 @@ import json
 import os
 import zlib
 from collections.abc import Iterator
+from io import BufferedIOBase
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from coral_lens.errors import CoralError
 
@@ -35,7 +36,7 @@ def iter_lines(path: Path) -> Iterator[tuple[int, bytes]]:
         raise CoralError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
 
 
-def expanded_lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
+def expanded_lines(file: BufferedIOBase, path: Path) -> Iterator[bytes]:
     """Yield the lines of an opened gzip file, until they are more than it may hold; one line may be all of them."""
     left = max(UNHARMED, expansion() * path.stat().st_size)
     while line := file.readline(left + 1):

@@ -200,7 +200,7 @@ DIFFERING = {
 def stored_layers(folder: Path, asked: tuple[int, ...]) -> tuple[int, ...]:
     """Return the layers of the store in a folder if those that are asked for are among them, else the latter."""
     path = folder / "manifest.json"
-    stored = read_json(path).get("layers") if path.exists() else None
+    stored = read_manifest(path).get("layers") if path.exists() else None
     return tuple(stored) if isinstance(stored, list) and set(asked) <= set(stored) else asked
 
 

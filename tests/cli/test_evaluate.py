@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from coral_lens.cli.evaluate import worked_examples
 from coral_lens.cli.options import Asking
 from coral_lens.data.leaks import REPEATED, SHOWN
 from coral_lens.data.questions import read_questions
+from coral_lens.errors import CoralError
 from coral_lens.lens.fit import fit
 from coral_lens.lens.settings import FitSettings
 from coral_lens.report.figures.style import Picture
@@ -94,3 +96,39 @@ def test_worked_examples_come_from_the_split_that_the_task_names_and_only_with_s
     assert len(worked_examples("arc_easy:test", asked)) == 8, "all of the split, however few are asked"
     assert worked_examples("arc_easy:test", Asking(data_dir=data)) == []
     assert worked_examples("my.jsonl", asked) == []
+
+
+# ------------------------------------------------------------------------------------------- files of somebody else
+
+
+def refused(*words: object) -> str:
+    result = CliRunner().invoke(app, [*map(str, words)])
+    assert isinstance(result.exception, CoralError | SystemExit)
+    assert result.exit_code
+    return str(result.exception) + result.output
+
+
+def test_predict_replaces_neither_its_questions_nor_anything_else_it_has_not_written(
+    folder: Path, tmp_path: Path
+) -> None:
+    own = shutil.copy(folder / "test.jsonl", tmp_path / "test.jsonl")
+    (tmp_path / "thesis.tex").write_text("years of work")
+    (tmp_path / "answers.work").mkdir()
+    (tmp_path / "answers.work" / "notes").write_text("mine")
+    words = ("predict", "--lens", folder / "lens", "--model", folder / "tiny", "--questions", own, "--out")
+    before = own.read_bytes()
+    assert "would be replaced" in refused(*words, own)
+    assert "not written by this command" in refused(*words, tmp_path / "thesis.tex")
+    assert own.read_bytes() == before
+    for _ in range(2):  # over what it wrote itself
+        result = CliRunner().invoke(app, [*map(str, words), str(tmp_path / "answers")], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+    assert (tmp_path / "answers.work" / "notes").read_text() == "mine"
+    assert (tmp_path / "thesis.tex").read_text() == "years of work"
+
+
+def test_eval_refuses_a_page_of_somebody_else_before_it_computes(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "report.html").write_text("mine")
+    words = ("eval", "--lens", folder / "lens", "--task", folder / "test.jsonl", "--out", tmp_path)
+    assert "exists and is not ours" in refused(*words)
+    assert [p.name for p in tmp_path.iterdir()] == ["report.html"]

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shutil
+from contextlib import suppress
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
@@ -146,11 +147,57 @@ def test_the_folder_holds_json_safetensors_and_a_card_and_nothing_else(saved: Pa
     assert ("It weakens them there by itself" in card) == (lens.tempering is not None)
 
 
-def test_an_older_lens_is_replaced(lens: Lens, copy: Path) -> None:
-    (copy / "left over.txt").write_text("x")
+def test_an_older_lens_is_replaced_and_all_else_in_its_folder_stays(lens: Lens, copy: Path) -> None:
+    (copy / "notes.txt").write_text("x")
+    (copy / ".git").mkdir()
     replace(lens, gamma=0.25).save(copy)
     assert load_lens(copy).gamma == 0.25
-    assert sorted(content(copy)) == ["README.md", "layers.safetensors", "lens.json", "lens.safetensors"]
+    assert "gamma 0.25" in (copy / "README.md").read_text("utf-8")
+    names = [".git", "README.md", "layers.safetensors", "lens.json", "lens.safetensors", "notes.txt"]
+    assert sorted(p.name for p in copy.iterdir()) == names
+
+
+def test_a_card_that_somebody_has_edited_is_kept_with_a_word(lens: Lens, copy: Path) -> None:
+    (copy / "README.md").write_text("mine", "utf-8")
+    for gamma in (0.25, 0.5):
+        with pytest.warns(UserWarning, match="README.md was edited, so it is kept"):
+            replace(lens, gamma=gamma).save(copy)
+    assert load_lens(copy).gamma == 0.5
+    assert (copy / "README.md").read_text("utf-8") == "mine"
+
+
+def test_a_card_that_is_a_link_is_neither_followed_nor_replaced(lens: Lens, copy: Path, tmp_path: Path) -> None:
+    (tmp_path / "diary").write_text("mine", "utf-8")
+    (copy / "README.md").unlink()
+    (copy / "README.md").symlink_to(tmp_path / "diary")
+    with pytest.warns(UserWarning, match="is kept"):
+        replace(lens, gamma=0.25).save(copy)
+    assert (copy / "README.md").is_symlink()
+    assert (tmp_path / "diary").read_text("utf-8") == "mine"
+
+
+@pytest.mark.parametrize("n_renames", range(8))
+def test_a_lens_is_under_its_name_whenever_a_second_save_is_killed(
+    lens: Lens, copy: Path, monkeypatch: pytest.MonkeyPatch, n_renames: int
+) -> None:
+    other = replace(lens, gamma=0.25, view=None if n_renames % 2 else lens.view)
+    real, left = Path.replace, [n_renames]
+
+    def killed(self: Path, target: Path) -> Path:
+        if not left[0]:
+            raise SystemExit
+        left[0] -= 1
+        return real(self, target)
+
+    with monkeypatch.context() as patch, suppress(SystemExit):
+        patch.setattr(Path, "replace", killed)
+        other.save(copy)
+    assert load_lens(copy).gamma in (lens.gamma, 0.25)
+    other.save(copy)
+    assert load_lens(copy).gamma == 0.25
+    assert "gamma 0.25" in (copy / "README.md").read_text("utf-8")
+    expected = {"README.md", "lens.json", "lens.safetensors"} | ({"layers.safetensors"} if other.view else set())
+    assert {p.name for p in copy.iterdir()} == expected
 
 
 def test_a_folder_that_is_not_a_lens_is_never_deleted(lens: Lens, tmp_path: Path) -> None:
@@ -196,7 +243,7 @@ def test_any_changed_byte_is_refused_or_harmless(saved: Path, tmp_path: Path, le
     folder = tmp_path / "fuzzed"
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(saved, folder)
-    path = folder / data.draw(st.sampled_from(["lens.json", "lens.safetensors"]))
+    path = folder / data.draw(st.sampled_from(["lens.json", "lens.safetensors", "layers.safetensors"]))
     raw = bytearray(path.read_bytes())
     raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
     path.write_bytes(raw)
@@ -211,6 +258,8 @@ def test_any_changed_byte_is_refused_or_harmless(saved: Path, tmp_path: Path, le
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
+        ("lens.json", b'{"a":' * 100_000),
+        ("lens.json", b'{"format": ' + b"9" * 5000 + b"}"),
         ("lens.json", b"{}"),
         ("lens.json", b"[1]"),
         ("lens.json", b'{"format": 1}'),

@@ -15,7 +15,7 @@ from coral_lens.errors import CoralError
 from coral_lens.metrics.scores import score
 from coral_lens.ragged import Options
 from coral_lens.records import Predictions, Question
-from coral_lens.report.runs import Evaluation, Run, load_run, save_run
+from coral_lens.report.runs import Evaluation, Run, load_run, refuse_other_run, save_run
 from coral_lens.storage.files import file_name
 
 LENS: dict[str, Any] = {
@@ -136,3 +136,52 @@ def test_a_run_prints_as_a_table_of_its_main_scores(tmp_path: Path) -> None:
     frame = run.to_frame()
     assert frame["accuracy"][0] == score(run.evaluations[0].predictions["base"], "accuracy")
     assert len(frame) == len(methods)
+
+
+def test_any_change_of_the_record_is_refused_and_one_of_an_earlier_version_is_read(tmp_path: Path) -> None:
+    save_run(a_run(), tmp_path)
+    path = tmp_path / "run.json"
+    record = json.loads(path.read_text("utf-8"))
+    path.write_text(json.dumps({**record, "title": "better"}), "utf-8")
+    with pytest.raises(CoralError, match="does not match its digest; run `coral eval` again"):
+        load_run(tmp_path)
+    del record["digest"]
+    path.write_text(json.dumps({**record, "title": "better"}), "utf-8")
+    assert load_run(tmp_path).title == "better"
+
+
+def test_a_run_names_files_of_its_own_folder_only(tmp_path: Path) -> None:
+    save_run(a_run(), tmp_path)
+    record = json.loads((tmp_path / "run.json").read_text("utf-8"))
+    del record["digest"]
+    next(iter(record["tasks"].values()))["file"] = "../../secret"
+    (tmp_path / "run.json").write_text(json.dumps(record), "utf-8")
+    with pytest.raises(CoralError, match="only files of its own folder"):
+        load_run(tmp_path)
+
+
+@pytest.mark.parametrize("key", ["tasks", "lens", "title", "provenance"])
+@pytest.mark.parametrize("value", [..., None, 3, [1], {"a": 1}])
+def test_a_record_that_is_not_that_of_a_run_is_one_sentence(tmp_path: Path, key: str, value: object) -> None:
+    save_run(a_run(), tmp_path)
+    record = json.loads((tmp_path / "run.json").read_text("utf-8"))
+    record = {k: v for k, v in record.items() if k != "digest" and (k != key or value is not ...)}
+    (tmp_path / "run.json").write_text(json.dumps(record | ({} if value is ... else {key: value})), "utf-8")
+    if key in ("title", "provenance") and value is not ...:
+        return  # for people only
+    with pytest.raises(CoralError, match="run"):
+        load_run(tmp_path)
+
+
+def test_a_folder_with_a_page_of_somebody_else_is_refused(tmp_path: Path) -> None:
+    refuse_other_run(tmp_path / "new")
+    (tmp_path / "notes.txt").write_text("mine")
+    refuse_other_run(tmp_path)
+    (tmp_path / "report.html").write_text("<title>Thesis</title>")
+    with pytest.raises(CoralError, match=r"report\.html exists and is not ours"):
+        refuse_other_run(tmp_path)
+    save_run(a_run(), tmp_path)
+    with pytest.raises(CoralError, match=r"report\.html exists and is not ours"):
+        refuse_other_run(tmp_path)
+    (tmp_path / "report.html").write_text("<title>mine · CORAL report</title>", "utf-8")
+    refuse_other_run(tmp_path)

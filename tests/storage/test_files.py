@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
@@ -21,10 +22,13 @@ from coral_lens.storage.files import (
     digest_bytes,
     digest_file,
     fresh_folder,
+    kept_record,
     read_json,
+    read_record,
     versions,
     write_atomic,
     write_json,
+    write_record,
 )
 
 json_values = st.recursive(
@@ -132,42 +136,79 @@ def test_a_file_in_place_of_a_folder_is_one_sentence(tmp_path: Path) -> None:
         pass
 
 
-def test_a_fresh_folder_replaces_the_old_one_only_when_it_is_complete(tmp_path: Path) -> None:
-    target = tmp_path / "lens"
+def test_a_fresh_folder_has_its_name_only_when_it_is_complete(tmp_path: Path) -> None:
+    target = tmp_path / "model"
+    with pytest.raises(ZeroDivisionError), fresh_folder(target) as folder:  # noqa: PT012
+        (folder / "one").write_text("1")
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
     with fresh_folder(target) as folder:
         (folder / "one").write_text("1")
         assert not target.exists()
     assert [p.name for p in target.iterdir()] == ["one"]
-
-    with pytest.raises(ZeroDivisionError), fresh_folder(target) as folder:  # noqa: PT012
-        (folder / "two").write_text("2")
-        raise ZeroDivisionError
-    assert [p.name for p in target.iterdir()] == ["one"]
-
-    with fresh_folder(target) as folder:
-        (folder / "two").write_text("2")
-    assert [p.name for p in target.iterdir()] == ["two"]
-    assert [p.name for p in tmp_path.iterdir()] == ["lens"]
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
 
 
-def test_the_old_folder_stays_if_the_new_one_cannot_take_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = tmp_path / "lens"
-    target.mkdir()
-    (target / "one").write_text("1")
-    real = Path.replace
-
-    def fails(self: Path, other: Path) -> Path:
-        if self.name.endswith(".tmp"):
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return real(self, other)
-
-    monkeypatch.setattr(Path, "replace", fails)
-    with pytest.raises(CoralError, match="Cannot write"), fresh_folder(target):
+def test_a_fresh_folder_never_takes_the_place_of_files(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "mine").write_text("1")
+    with pytest.raises(CoralError, match="Cannot write"), fresh_folder(tmp_path / "model"):
         pass
-    assert [p.name for p in target.iterdir()] == ["one"]
-    assert [p.name for p in tmp_path.iterdir()] == ["lens"]
+    assert [p.name for p in (tmp_path / "model").iterdir()] == ["mine"]
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+
+
+# ------------------------------------------------------------------------------------------------------ sealed records
+
+
+@given(st.dictionaries(st.text(max_size=5), json_values, max_size=5), st.data())
+def test_any_changed_byte_of_a_record_is_noticed_or_changes_nothing(
+    record: dict[str, Any], data: st.DataObject
+) -> None:
+    record.pop("digest", None)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "record.json"
+        write_record(path, record)
+        assert read_record(path) == json.loads(json.dumps(record))
+        raw = bytearray(path.read_bytes())
+        raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
+        path.write_bytes(raw)
+        found, complaint = None, ""
+        try:
+            found = read_record(path)
+        except CoralError as error:
+            complaint = str(error)
+        # else another key in place of the digest's own: all values are as they were
+        unchanged = found is not None and {k: found[k] for k in found if k in record} == json.loads(json.dumps(record))
+        assert str(path) in complaint or unchanged
+
+
+def test_numbers_for_keys_and_scores_that_do_not_exist_keep_their_seal(tmp_path: Path) -> None:
+    write_record(tmp_path / "r.json", {"layers": {9: 1, 10: 2}, "auroc": float("nan")})
+    assert read_record(tmp_path / "r.json")["layers"] == {"9": 1, "10": 2}
+
+
+def test_a_record_of_an_earlier_version_has_no_digest_and_is_read(tmp_path: Path) -> None:
+    write_json(tmp_path / "r.json", {"a": 1})
+    assert read_record(tmp_path / "r.json") == {"a": 1} == kept_record(tmp_path / "r.json")
+    with pytest.raises(CoralError, match="says nothing of b; do it again"):
+        read_record(tmp_path / "r.json", remedy="do it again", needs=("a", "b"))
+
+
+def test_what_can_be_done_again_is_none_where_it_is_missing_or_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    assert kept_record(path) is None
+    write_record(path, {"a": 1})
+    path.write_bytes(path.read_bytes().replace(b"1,", b"2,"))
+    assert kept_record(path) is None
+    with pytest.raises(CoralError, match="does not match its digest; make it again"):
+        read_record(path)
+
+
+def test_a_pipe_in_place_of_a_record_does_not_hang(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "r.json")
+    with pytest.raises(CoralError, match="not a plain file"):
+        read_json(tmp_path / "r.json")
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "1" * 5000, "{", "\ud800"])

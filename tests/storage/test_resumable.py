@@ -64,7 +64,7 @@ def test_an_undisturbed_run_leaves_a_manifest_a_journal_and_a_shard_for_each_pie
     whole: dict[str, bytes], tmp_path: Path
 ) -> None:
     shards = {f"shard-{i:05d}.safetensors" for i in range(4)}
-    assert set(whole) == {".lock", "manifest.json", "journal.jsonl", "note.txt"} | shards
+    assert set(whole) == {"manifest.json", "journal.jsonl", "note.txt"} | shards
     journal = Journal(tmp_path / "whole")
     assert [journal.tensors(i)["square"].tolist() for i in range(4)] == [[1, 4], [9], [16, 25, 36], [49]]
 
@@ -158,3 +158,18 @@ def test_a_file_is_locked_by_itself(tmp_path: Path) -> None:
             assert str(error.value).startswith(f"{place} is")
     with locked_file(tmp_path / "one.jsonl"):
         pass
+
+
+def test_a_folder_with_files_of_somebody_else_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "note.txt").write_text("mine")
+    with pytest.raises(CoralError, match=r"holds note\.txt and no manifest"):
+        Work(tmp_path).run()
+    assert content(tmp_path) == {"note.txt": b"mine"}
+
+
+@pytest.mark.parametrize("damage", [b"", b"{}", b"[]", b'{"what": "squares", "threads": 1, "digest": "0"}'])
+def test_a_damaged_manifest_is_one_sentence_that_says_what_to_do(tmp_path: Path, damage: bytes) -> None:
+    Work(tmp_path).run()
+    (tmp_path / "manifest.json").write_bytes(damage)
+    with pytest.raises(CoralError, match=str(tmp_path)):
+        Work(tmp_path).run()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from coral_lens.storage.files import write_json
 from coral_lens.study.costs import Cost, CostRecord, add_scoring, method_cost, read_steps, scoring_cost, write_costs
 
 SCORING = {"a": Cost(100, 20.0, 10.0), "b": Cost(50, 20.0, 10.0)}
@@ -63,3 +64,20 @@ def test_the_table_says_what_was_not_measured(tmp_path: Path) -> None:
     text = write_costs([base, method_cost("x", {}, {}, from_scores=True)], tmp_path).read_text("utf-8")
     assert "| base | — | 5.00 | 1.00 |" in text
     assert "| x | — | — | — |" in text
+
+
+def test_a_damaged_file_of_costs_is_said_to_be_one_and_a_step_may_have_any_name(tmp_path: Path) -> None:
+    record = CostRecord(tmp_path)
+    for step in ("training", "digest", "steps"):
+        with record.measuring(step, 4):
+            pass
+    assert set(read_steps(tmp_path / "cost.json")) == {"training", "digest", "steps"}
+    text = (tmp_path / "cost.json").read_text()
+    (tmp_path / "cost.json").write_text(text.replace('"questions": 4', '"questions": 5', 1))
+    with pytest.warns(UserWarning, match="damaged: what was measured there is shown as a dash"):
+        assert read_steps(tmp_path / "cost.json") == {}
+
+
+def test_costs_of_an_earlier_version_are_read(tmp_path: Path) -> None:
+    write_json(tmp_path / "cost.json", {"training": {"questions": 4, "seconds": 2.0, "cpu_seconds": 3.0}, "test": None})
+    assert read_steps(tmp_path / "cost.json") == {"training": Cost(4, 2.0, 3.0), "test": None}

@@ -19,10 +19,11 @@ from coral_lens.lens.artefact import Lens
 from coral_lens.lens.fit import fit
 from coral_lens.lens.settings import FitSettings
 from coral_lens.records import UNKNOWN, Question
+from coral_lens.report.figures.style import Picture
 from coral_lens.report.runs import load_run, save_run
 from coral_lens.storage.files import file_name
 from coral_lens.study import evaluate as module
-from coral_lens.study.evaluate import LEFT_OUT, evaluate
+from coral_lens.study.evaluate import LEFT_OUT, evaluate, write_run
 
 TRAINING = 24
 
@@ -223,3 +224,27 @@ def test_every_set_is_looked_at_before_anything_is_scored(lens: Lens, tiny: Mode
     with pytest.raises(CoralError, match="old: all 24"):
         evaluate(lens, tiny, {"new": toy_questions(4, seed=3), "old": toy_questions(TRAINING)}, work_dir=tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["report.html", "results.json", "results.csv", "figures"])
+def test_a_report_that_was_deleted_or_damaged_is_made_again_and_another_is_not(
+    lens: Lens, tiny: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr(Picture, "png", lambda self: b"\x89PNG")
+    monkeypatch.setattr(Picture, "svg", lambda self: "<svg></svg>")
+    run = evaluate([lens], tiny, toy_questions(8, seed=9))
+    write_run(run, tmp_path)
+
+    def content() -> dict[str, bytes]:
+        return {p.relative_to(tmp_path).as_posix(): p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+
+    first = content()
+    path = next(tmp_path.glob("figures/*")) if name == "figures" else tmp_path / name
+    path.write_bytes(b"other")
+    write_run(run, tmp_path)
+    assert content() == first
+    path.unlink()
+    write_run(run, tmp_path)
+    assert content() == first
+    monkeypatch.setattr("coral_lens.study.evaluate.write_report", lambda *_, **__: pytest.fail("it was as it was"))
+    write_run(run, tmp_path)

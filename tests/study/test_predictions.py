@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -94,3 +95,37 @@ def test_loading_the_model_is_no_cost_of_the_method_that_comes_first(
     monkeypatch.setitem(predicting.METHODS, "uniform", Method(no_options, fit))
     method_predictions(FitContext(load, sets[0], FitSettings(), tmp_path), MethodEntry(kind="uniform"), None, [sets[1]])
     assert read_steps(tmp_path / "cost.json") == {"training": Cost(30, 3.0, 6.0), "test": Cost(4, 5.0, 10.0)}
+
+
+@pytest.mark.parametrize("with_digest", [True, False])
+def test_kept_predictions_that_are_damaged_are_made_again(
+    tiny: Model,
+    sets: tuple[QuestionSet, QuestionSet],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    with_digest: bool,
+) -> None:
+    fitted: list[int] = []
+
+    def fit(context: FitContext, settings: None) -> Predict:
+        fitted.append(1)
+        return uniform(context, settings)
+
+    monkeypatch.setitem(predicting.METHODS, "uniform", Method(no_options, fit))
+    context = FitContext(lambda: tiny, sets[0], FitSettings(), tmp_path)
+
+    def predicted() -> Predictions:
+        return method_predictions(context, MethodEntry(kind="uniform"), None, [sets[1]])["test"]["uniform"]
+
+    first, (path,) = predicted(), tmp_path.glob("predictions/*.json")
+    whole = path.read_bytes()
+    record = json.loads(whole)
+    record["rows"][""] = [0.9, *record["rows"][""][1:]]
+    if not with_digest:
+        del record["digest"]  # as an earlier version wrote it: the probabilities no longer add up
+    path.write_text(json.dumps(record))
+    assert predicted().probs.tobytes() == first.probs.tobytes()
+    assert len(fitted) == 2
+    assert path.read_bytes() == whole
+    predicted()
+    assert len(fitted) == 2

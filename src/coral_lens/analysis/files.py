@@ -82,7 +82,7 @@ def parse_rows(line: bytes) -> tuple[str, Any] | None:
     try:
         entry = json.loads(line if line.endswith(b"\n") else b"")
         return (entry["key"], entry["rows"]) if digest(entry["rows"]) == entry["sha256"] else None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
 
 
@@ -131,7 +131,9 @@ class ArrayJournal:
 
 def arrays_digest(arrays: Mapping[str, np.ndarray]) -> str:
     """Return a digest of all arrays."""
-    return digest([[name, list(arrays[name].shape), digest_bytes(arrays[name].tobytes())] for name in sorted(arrays)])
+    return digest(
+        [[name, str(a.dtype), list(a.shape), digest_bytes(a.tobytes())] for name, a in sorted(arrays.items())]
+    )
 
 
 def jsonable(value: Any) -> Any:

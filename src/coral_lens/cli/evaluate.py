@@ -63,7 +63,8 @@ def evaluate(
     """
     from coral_lens.cli.printing import show_run
     from coral_lens.harness.logs import run_of_logs
-    from coral_lens.report.runs import save_run
+    from coral_lens.report.runs import refuse_other_run, save_run
+    from coral_lens.storage.outputs import refuse_inputs
 
     if more and not measured.lm_eval_samples:
         raise CoralError(f"Unexpected argument {more[0]!r}; tasks and files are given with --task.")
@@ -71,6 +72,8 @@ def evaluate(
         raise CoralError("Give --lens and --task, or --lm-eval-samples.")
     if measured.out:
         need("report", by="coral eval --out")
+        refuse_inputs(measured.out, (*measured.lens, *measured.task, *measured.lm_eval_samples))
+        refuse_other_run(measured.out)
     # a shell puts the first file of a pattern behind the option, and the others behind that
     logs = [*measured.lm_eval_samples, *(more or [])]
     run = run_of_logs(logs) if logs else run_of_lenses(measured, asking, model)
@@ -145,8 +148,10 @@ def predict(
     """
     from coral_lens.lens.artefact import load_lens
     from coral_lens.storage.files import write_atomic
+    from coral_lens.storage.outputs import output_file
     from coral_lens.storage.progress import questions_bar
 
+    file = output_file(out, is_ours=holds_answers, inputs=(questions, lens))
     fitted, target = load_lens(lens), beside(out)
     loaded = model.opener(fitted.model["name"])
     asking = Asking(limit=source.limit, data_dir=source.data_dir)
@@ -156,8 +161,18 @@ def predict(
     with work_for(target, fitted, loaded(), asked) as work:
         with questions_bar("answering", len(asked)) as advance:
             answers = fitted.predict(loaded(), asked, work_dir=work, progress=advance)
-        write_atomic(out, "".join(json.dumps(asdict(a), ensure_ascii=False) + "\n" for a in answers).encode())
+        write_atomic(file, "".join(json.dumps(asdict(a), ensure_ascii=False) + "\n" for a in answers).encode())
     typer.echo(f"{len(answers)} answers in {out}")
+
+
+def holds_answers(path: Path) -> bool:
+    """Return whether a file is what `coral predict` wrote."""
+    try:
+        with path.open("rb") as file:
+            first = json.loads(file.readline(2**20))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(first, dict) and {"id", "answer", "option", "confidence", "probs", "base_probs"} <= set(first)
 
 
 @app.command("lm-eval", add_help_option=False, context_settings={"ignore_unknown_options": True})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -63,8 +62,10 @@ def extract(
     Example: `coral extract commonsense_qa_cloze:validation --out states/csqa --layers 12-20`
     """
     from coral_lens.engine.extract import extract as run
+    from coral_lens.storage.outputs import refuse_inputs
     from coral_lens.storage.progress import questions_bar
 
+    refuse_inputs(out, source)
     loaded = model.opener()
     questions = asking.gather(source, chat=loaded if kept.style.chat else None)
     extraction = kept.extraction(loaded())
@@ -97,8 +98,10 @@ def fit(
     from coral_lens.lens.artefact import refuse_other_folder
     from coral_lens.lens.fit import check_questions
     from coral_lens.lens.fit import fit as run
+    from coral_lens.storage.outputs import refuse_inputs
     from coral_lens.storage.progress import shown
 
+    refuse_inputs(out, train)
     refuse_other_folder(out)
     work = beside(out)
     loaded = model.opener()
@@ -161,9 +164,10 @@ def push(
     """
     from coral_lens.lens.artefact import load_lens
     from coral_lens.lens.publish import push_to_hub
+    from coral_lens.storage.temporary import temporary_folder
 
-    with TemporaryDirectory(prefix="coral-") as temporary:
-        sent = Path(temporary) / "lens"
+    with temporary_folder() as temporary:
+        sent = temporary / "lens"
         load_lens(lens).public().save(sent)
         if (card := lens / "README.md").exists():
             shutil.copy(card, sent)

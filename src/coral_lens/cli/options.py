@@ -11,7 +11,6 @@ field's, and the help is the docstring under it.
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, is_dataclass, replace
@@ -337,11 +336,15 @@ def beside(out: Path) -> Path:
 
 @contextmanager
 def work_for(folder: Path, lens: Lens, model: Model, questions: Sequence[Question]) -> Iterator[Path | None]:
-    """Yield the folder in which a lens scores many questions, None for few; it is deleted once the block has ended well."""
+    """Yield the folder in which a lens scores many questions, None for few.
+
+    Once the block has ended well, the store in it is deleted, and nothing else.
+    """
+    from coral_lens.engine.activations import is_store, remove_store
     from coral_lens.engine.extract import is_small
 
-    if is_small(model, questions, lens.extraction) and not folder.exists():
+    if is_small(model, questions, lens.extraction) and not is_store(folder):
         yield None
     else:
         yield folder
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_store(folder)

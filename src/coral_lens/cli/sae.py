@@ -224,7 +224,7 @@ def report(
     from coral_lens.report.pages.features import write_features
     from coral_lens.sae.dashboard import ablations_of, dashboard_of
     from coral_lens.sae.folder import FeatureStudy
-    from coral_lens.storage.files import read_json
+    from coral_lens.storage.files import read_record
 
     need("report", by="coral sae report")
     features = FeatureStudy(study)
@@ -233,6 +233,6 @@ def report(
         study,
         dashboard_of(features, feature or ()),
         ablations=ablations_of(features),
-        steering=read_json(steering) if steering.exists() else None,
+        steering=read_record(steering, remedy="run `coral sae steer` again") if steering.exists() else None,
     )
     typer.echo(f"{page}")

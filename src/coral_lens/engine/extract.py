@@ -8,10 +8,9 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,10 +27,11 @@ from coral_lens.engine.scoring import TOKEN_BUDGET, score
 from coral_lens.engine.self_check import packing_of
 from coral_lens.errors import CoralError
 from coral_lens.records import Prompt, Question
-from coral_lens.storage.files import canonical, digest, read_json, versions
+from coral_lens.storage.files import canonical, digest, versions
 from coral_lens.storage.progress import Progress
-from coral_lens.storage.resumable import Resumable
+from coral_lens.storage.resumable import Resumable, read_manifest
 from coral_lens.storage.shards import Journal, compact
+from coral_lens.storage.temporary import temporary_folder
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
@@ -132,8 +132,8 @@ def score_questions(
     if folder is None and is_small(model, questions, extraction):
         yield score_in_memory(model, questions, extraction, progress=progress)
         return
-    with TemporaryDirectory(prefix="coral-") as temporary:
-        yield extract(model, questions, folder or Path(temporary), extraction=extraction, progress=progress)
+    with nullcontext(folder) if folder else temporary_folder() as place:
+        yield extract(model, questions, place, extraction=extraction, progress=progress)
 
 
 def is_small(model: Model, questions: Sequence[Question], extraction: Extraction) -> bool:
@@ -200,7 +200,7 @@ DIFFERING = {
 def stored_layers(folder: Path, asked: tuple[int, ...]) -> tuple[int, ...]:
     """Return the layers of the store in a folder if those that are asked for are among them, else the latter."""
     path = folder / "manifest.json"
-    stored = read_json(path).get("layers") if path.exists() else None
+    stored = read_manifest(path).get("layers") if path.exists() else None
     return tuple(stored) if isinstance(stored, list) and set(asked) <= set(stored) else asked
 
 
@@ -303,7 +303,7 @@ def refuse_layers(model: Model, layers: Sequence[int]) -> None:
 def fill_defaults(model: Model, folder: Path | None, extraction: Extraction) -> Extraction:
     """Fill in what was left open, by the results that are already in a folder: a resumed run does not choose again."""
     path = folder / "manifest.json" if folder else None
-    recorded = read_json(path) if path and path.exists() else {}
+    recorded = read_manifest(path) if path and path.exists() else {}
     packing = extraction.packing or recorded.get("packing") or packing_of(model)
     budget = extraction.token_budget or recorded.get("token_budget")
     if not budget:

@@ -6,6 +6,7 @@ filled in for weights that are missing.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ from coral_lens.engine.architectures import family_of, find_parts
 from coral_lens.engine.fingerprints import tokenizer_digest
 from coral_lens.engine.model import Model, wrap
 from coral_lens.errors import CoralError, nearest, need
-from coral_lens.storage.files import digest_file, fresh_folder
+from coral_lens.storage.bundles import is_intact, seal_files
+from coral_lens.storage.files import digest_file, disk_errors, fresh_folder
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -115,8 +117,11 @@ def resolve(name: str) -> Path | str:
 def converted(gguf: Path) -> Path:
     """Return a folder with the dense weights of a GGUF file, made once and kept in the cache under its content's digest."""
     folder = cache_dir() / "models" / digest_file(gguf)[:32]
-    if (folder / "config.json").exists():
+    if is_intact(folder):
         return folder
+    if folder.exists():  # in the cache, under a digest: it is ours, and damaged
+        with disk_errors(folder):
+            shutil.rmtree(folder)
     need("gguf", by="A GGUF file, such as the embedded model,")
     from transformers import AutoTokenizer, GgufConfig
 
@@ -131,6 +136,7 @@ def converted(gguf: Path) -> Path:
             del hf.config.quantization_config
         hf.save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
+        seal_files(temporary)
     return folder
 
 

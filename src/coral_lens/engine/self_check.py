@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from coral_lens.engine._machine import is_tiny, keep, kept_record, record_path
+from coral_lens.engine._machine import is_tiny, keep, record_path
 from coral_lens.engine.batches import Batch, collate
 from coral_lens.engine.hooks import Site
 from coral_lens.engine.in_use import in_use
@@ -26,6 +26,7 @@ from coral_lens.engine.scoring import NotFiniteError, ScoredBatch, score, score_
 from coral_lens.engine.trees import build_tree
 from coral_lens.errors import CoralError
 from coral_lens.records import Prompt
+from coral_lens.storage.files import kept_record
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -63,7 +64,7 @@ def packing_of(model: Model) -> Packing:
     if holds_for in known:
         return "tree"
     path = None if is_tiny(model) else record_path(model, "packings")
-    packing: Packing = "tree" if path and kept_record(path).get("packing") == "tree" else choose_packing(model)
+    packing: Packing = "tree" if path and (kept_record(path) or {}).get("packing") == "tree" else choose_packing(model)
     if packing == "tree":
         known.add(holds_for)
         if path and not path.exists():

@@ -2,7 +2,7 @@
 
     lens.json           layers, gamma, base rule, prompt style, fingerprints, how it was chosen
     lens.safetensors    standardiser, probe and shift model
-    README.md           a card for people
+    README.md           a card for people; one that somebody has edited is kept
     layers.safetensors  optional: what each layer would say, for people to look at (see `layer_view`)
 
 It refuses a model other than its own. Never pickle.
@@ -20,8 +20,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from safetensors.torch import save as save_tensors
 
 from coral_lens.data.leaks import KEYS, question_keys
@@ -29,8 +27,9 @@ from coral_lens.data.settings import Style
 from coral_lens.engine.extract import Extraction, score_questions
 from coral_lens.engine.fingerprints import identity_difference
 from coral_lens.errors import CoralError, nearest
+from coral_lens.lens.checks import LARGEST_RECORD, check_record, check_tensors, load_tensors
 from coral_lens.lens.correction import Correction
-from coral_lens.lens.layer_view import LayerView, load_view
+from coral_lens.lens.layer_view import VIEW_FILE, LayerView, load_view
 from coral_lens.lens.publish import card, local_folder, public_name, without_paths
 from coral_lens.lens.rules import RULES, apply_temperature, base_probs, scale_corrected
 from coral_lens.lens.settings import BaseRule
@@ -42,14 +41,18 @@ from coral_lens.metrics.display import Shown, Table, cell
 from coral_lens.ragged import Options
 from coral_lens.records import OptionTable, Predictions, Question, Scored, predictions_of
 from coral_lens.storage.arrays import side_by_side
-from coral_lens.storage.files import digest, digest_file, fresh_folder, read_json, write_atomic, write_json
+from coral_lens.storage.bundles import bundled, settle, write_bundle
+from coral_lens.storage.files import SEAL, digest_bytes, json_bytes, kept_record, read_record, sealed
 from coral_lens.storage.progress import Progress
+from coral_lens.storage.temporary import remove_abandoned
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
 
 
 FORMAT = 2
+RECORD, TENSORS, CARD = "lens.json", "lens.safetensors", "README.md"
+REMEDY = "fit or copy it again"
 KEYS_IN_ORDER = ("format", "kind", "rule", "layers", "inputs", "gamma", "base_weight", "base", "base_temperature",
                  "then_temperature", "style", "probe", "tempering", "temperature", "sets", "abstention", "keys", "model",
                  "training", "trace")  # fmt: skip
@@ -237,6 +240,11 @@ class Lens(Shown):
             self.plain_method: plain,
             self.method: self.tempered(p, plain, shifts, options),
         }
+        for values in (*probs.values(), shifts):
+            if not np.isfinite(values).all():
+                raise CoralError(
+                    "The lens gives answers that are not numbers: its own numbers are too large; fit or copy it again."
+                )
         return LensOutput(probs, shifts)
 
     def apply(self, store: Scored) -> dict[str, Float[np.ndarray, " row"]]:
@@ -262,6 +270,7 @@ class Lens(Shown):
         With `work_dir` they are kept there and an interrupted run goes on; without, they are thrown away afterwards.
         """
         self.check(model, questions)
+        self._check_shapes(model)
         folder = Path(work_dir) if work_dir else None
         with score_questions(model, questions, self.extraction, folder=folder, progress=progress) as store:
             yield store
@@ -341,14 +350,18 @@ class Lens(Shown):
                     f"Question {question.id!r} was rendered {have} the chat template, but the lens was fitted {want} it."
                 )
 
-    def adopted(self, model: Model) -> Lens:
-        """Return the lens for a model whose fingerprints differ, with the override on record; the shapes must fit."""
+    def _check_shapes(self, model: Model) -> None:
+        """Refuse a model that has not the layers, or not the width, that it reads."""
         width, wanted = int(model.hf.config.get_text_config().hidden_size), len(self.shift.standardiser.mean)
         if max(self.layers) > model.n_layers or width != wanted:
             raise CoralError(
                 f"The lens reads layer {max(self.layers)} of width {wanted}, but {model.name!r} has {model.n_layers} layers of "
                 f"width {width}: it cannot be used there."
             )
+
+    def adopted(self, model: Model) -> Lens:
+        """Return the lens for a model whose fingerprints differ, with the override on record; the shapes must fit."""
+        self._check_shapes(model)
         given = model.identity
         changed = [key for key, value in given.items() if identity_difference({key: self.model.get(key, value)}, given)]
         if not changed:
@@ -362,7 +375,10 @@ class Lens(Shown):
         return np.isin(question_keys(questions, version=self.keys), np.union1d(self.seen, self.calibrated_on))
 
     def save(self, folder: str | Path) -> None:
-        """Write the lens; an older one in the same folder is replaced only when the new one is complete."""
+        """Write the lens; an older one in the same folder is replaced in one moment, and all else there stays.
+
+        A card that was edited by hand stays too, with a warning: it tells of the older lens.
+        """
         target = Path(folder)
         refuse_other_folder(target)
         tensors = {
@@ -371,13 +387,23 @@ class Lens(Shown):
             **self.correction.tensors(),
             **self.shift.tensors(),
         }
-        with fresh_folder(target) as temporary:
-            write_atomic(temporary / "lens.safetensors", save_tensors(tensors))
-            record = self.record() | {"tensors": digest_file(temporary / "lens.safetensors")}
-            write_json(temporary / "lens.json", record | {"digest": digest(record)})
-            if self.view:
-                self.view.save(temporary)
-            write_atomic(temporary / "README.md", card(self).encode())
+        if older := kept_record(
+            target / RECORD
+        ):  # whose writing may have been killed before the last file had its name
+            settle(target, {TENSORS: str(older.get("tensors")), **older.get("sha256", {})})
+        others = {VIEW_FILE: self.view.content()} if self.view else {}
+        if is_own_card(target):
+            others[CARD] = card(self).encode()
+        else:
+            warnings.warn(
+                f"{target / CARD} was edited, so it is kept, and tells of the lens before; delete it to have a new one.",
+                stacklevel=2,
+            )
+        weights = save_tensors(tensors)
+        digests = {name: digest_bytes(data) for name, data in others.items()}
+        record = self.record() | {"tensors": digest_bytes(weights), "sha256": digests}
+        files = {TENSORS: weights, **others}
+        write_bundle(target, (RECORD, json_bytes(sealed(record))), files, gone=() if self.view else (VIEW_FILE,))
 
     def public(self) -> Lens:
         """Return the lens as others may see it: of local paths only the last part is left."""
@@ -417,32 +443,59 @@ def keys_of_fields() -> dict[str, str]:
 
 
 def refuse_other_folder(target: Path) -> None:
-    """Never replace a folder that is not a lens: a wrong --out must not delete somebody's files."""
-    if target.exists() and not (target / "lens.json").exists() and (not target.is_dir() or any(target.iterdir())):
+    """Never write a lens among somebody's files: a wrong --out must not replace them."""
+    if target.exists() and not (target / RECORD).is_file() and (not target.is_dir() or any(target.iterdir())):
         raise CoralError(f"{target} exists and is not a lens; choose another folder for --out.")
 
 
+def is_own_card(folder: Path) -> bool:
+    """Return whether the card in a folder is missing or as it was written there; that of an older version may be anybody's."""
+    path = folder / CARD
+    if not path.exists() and not path.is_symlink():
+        return True
+    record = kept_record(folder / RECORD) or {}
+    written = record.get("sha256", {}).get(CARD)
+    if written is None and path.is_file() and not path.is_symlink():
+        try:
+            written = digest_bytes(card(load_lens(folder)).encode())
+        except CoralError:
+            return False
+    return not path.is_symlink() and path.is_file() and digest_bytes(path.read_bytes()) == written
+
+
 def load_lens(folder: str | Path) -> Lens:
-    """Read a lens from a folder, or from the hub if it is an id like `owner/name`, and check that nothing was changed or lost."""
+    """Read a lens from a folder, or from the hub if it is an id like `owner/name`, and check that nothing was changed or lost.
+
+    Whoever made it, it is checked before it is used: no code of it runs, and what is not a lens is one sentence.
+    """
     source = local_folder(folder)
-    if not (source / "lens.json").exists():
+    path = source / RECORD
+    if not source.exists():
+        # an earlier version that was killed while it replaced a lens has left it under another name
+        remove_abandoned(source)
+    if not path.exists():
         hint = nearest(source.name, [path.parent.name for path in source.parent.glob("*/lens.json")])
         raise CoralError(
             f"{source} is not a lens: it has no lens.json; make one with `coral fit --out {source}`.{hint}"
         )
-    record = read_json(source / "lens.json")
-    if record.get("format") != FORMAT:
-        raise CoralError(f"{source} has lens format {record.get('format')!r}, but this version reads {FORMAT}.")
-    claimed = record.pop("digest", None)
-    path = source / "lens.safetensors"
-    try:
-        if digest(record) != claimed or digest_file(path) != record["tensors"]:
-            raise CoralError(f"{source} is damaged: its content does not match its digests; fit or copy it again.")
-        tensors = load_file(path)
-    except (OSError, ValueError, SafetensorError) as error:  # ValueError: a number that is no number any more
-        raise CoralError(f"{source} cannot be read ({error}); fit or copy the lens again.") from None
+    if path.is_file() and path.stat().st_size > LARGEST_RECORD:
+        raise CoralError(f"{path} has {path.stat().st_size:,} bytes, which is too large for a lens; {REMEDY}.")
+    record = read_record(path, remedy=REMEDY, needs=("format", SEAL))
+    if record["format"] != FORMAT:
+        raise CoralError(f"{source} has lens format {record['format']!r}, but this version reads {FORMAT}.")
     # lenses of older versions do not say which version of the keys they have: it is the first
-    return Lens.from_record({"keys": 1} | record, tensors, load_view(source))
+    record = {"keys": 1} | record
+    check_record(record, path)
+    weights = bundled(source, TENSORS, record["tensors"])
+    if weights is None:
+        raise CoralError(f"{source / TENSORS} is missing or damaged: it does not match its digest; {REMEDY}.")
+    tensors, _ = load_tensors(weights)
+    check_tensors(tensors, record, weights)
+    try:
+        return Lens.from_record(record, tensors, load_view(source, record.get("sha256")))
+    except (KeyError, TypeError, ValueError, RuntimeError) as error:  # of a network whose layers have other numbers
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise CoralError(f"{source} is not a lens that this version can read ({reason}); {REMEDY}.") from None
 
 
 def predict(

@@ -8,23 +8,25 @@ They were fitted on the training questions while the layer was being chosen, so 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 from jaxtyping import Float
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as save_tensors
 
 from coral_lens.errors import CoralError
+from coral_lens.lens.checks import load_tensors
 from coral_lens.lens.correction import Correction
+from coral_lens.lens.features import INPUTS
 from coral_lens.lens.probes.ridge import LinearProbe
 from coral_lens.lens.probes.standardise import Standardiser
 from coral_lens.lens.rules import RULES
 from coral_lens.records import Scored
-from coral_lens.storage.files import canonical, write_atomic
+from coral_lens.storage.bundles import bundled
+from coral_lens.storage.files import canonical
 
 VIEW_FILE = "layers.safetensors"
 
@@ -56,8 +58,8 @@ class LayerView:
             changes[i] = RULES[correction.rule].change(scores)
         return changes
 
-    def save(self, folder: Path) -> None:
-        """Write the file."""
+    def content(self) -> bytes:
+        """Return what the file holds."""
         probes = [c.probe for c in self.corrections if isinstance(c.probe, LinearProbe)]
         tensors = {
             "weight": torch.from_numpy(np.stack([p.weight.astype(np.float32) for p in probes])),
@@ -68,7 +70,7 @@ class LayerView:
         first = self.corrections[0]
         # one entry, because safetensors writes several in any order, and the same lens must be the same bytes
         about = {"view": canonical({"rule": first.rule, "inputs": first.inputs})}
-        write_atomic(folder / VIEW_FILE, save_tensors(tensors, metadata=about))
+        return save_tensors(tensors, metadata=about)
 
 
 def view_of(corrections: Sequence[Correction]) -> LayerView | None:
@@ -78,28 +80,42 @@ def view_of(corrections: Sequence[Correction]) -> LayerView | None:
     return LayerView(tuple(c.folded() for c in corrections))
 
 
-def load_view(folder: Path) -> LayerView | None:
-    """Read the file of a lens's folder; None where there is none."""
+def load_view(folder: Path, digests: Mapping[str, str] | None) -> LayerView | None:
+    """Read the file of a lens's folder; None where there is none. Older lenses have no digest of it, but always all shapes."""
     path = folder / VIEW_FILE
-    if not path.exists():
+    wanted = (digests or {}).get(VIEW_FILE)
+    if digests is not None and not wanted:
         return None
+    if wanted and (found := bundled(folder, VIEW_FILE, wanted)):
+        path = found
+    elif not path.exists():
+        return None
+    elif digests is not None:
+        raise CoralError(f"{path} is damaged: it does not match its digest; remove it: the lens works without it.")
+    tensors, metadata = load_tensors(path)
     try:
-        with safe_open(path, framework="numpy") as file:
-            about = json.loads(file.metadata()["view"])
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError, TypeError, ValueError, KeyError) as error:
+        about = json.loads(metadata["view"])
+        rule, inputs, layers = about["rule"], tuple(about["inputs"]), tensors["layers"].tolist()
+        n, width = tensors["weight"].shape
+        shapes = {"weight": (n, width), "bias": (n,), "base_weight": (n,), "layers": (n,)}
+        wrong = [name for name, shape in shapes.items() if tuple(tensors[name].shape) != shape]
+        if wrong or not n or rule not in RULES or not set(inputs) <= set(INPUTS):
+            raise ValueError(f"{wrong[0]} has another shape" if wrong else "it is of another kind of lens")
+        if not all(isinstance(layer, int) and layer >= 0 for layer in layers):
+            raise ValueError("layers are no numbers of layers")
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise CoralError(f"{path} cannot be read ({error}); remove it: the lens works without it.") from None
-    weights = tensors["weight"].astype(np.float64)
+    weights, biases, base = (tensors[name].double().numpy() for name in ("weight", "bias", "base_weight"))
     return LayerView(
         tuple(
             Correction(
-                rule=about["rule"],
-                layers=(int(layer),),
-                inputs=tuple(about["inputs"]),
-                standardiser=Standardiser.identity(weights.shape[1]),
-                probe=LinearProbe(weights[i], float(tensors["bias"][i])),
-                base_weight=float(tensors["base_weight"][i]),
+                rule=rule,
+                layers=(layer,),
+                inputs=inputs,
+                standardiser=Standardiser.identity(width),
+                probe=LinearProbe(weights[i], float(biases[i])),
+                base_weight=float(base[i]),
             )
-            for i, layer in enumerate(tensors["layers"])
+            for i, layer in enumerate(layers)
         )
     )

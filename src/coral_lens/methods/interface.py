@@ -30,7 +30,7 @@ from coral_lens.lens.settings import FitSettings
 from coral_lens.lens.training_data import TrainingData
 from coral_lens.methods.entry import MethodEntry
 from coral_lens.records import Predictions, Question, Scored
-from coral_lens.storage.files import canonical, digest, read_json, write_json
+from coral_lens.storage.files import canonical, digest, kept_record, write_record
 from coral_lens.storage.progress import Bar, silent
 from coral_lens.storage.settings import refuse_wrong
 
@@ -110,8 +110,8 @@ class FitContext:
     def note(self, name: str, remark: dict[str, Any]) -> None:
         """Keep a remark for the record of the run: what was chosen, how often something failed."""
         path = self.folder / NOTES
-        notes = read_json(path) if path.exists() else {}
-        write_json(path, notes | {name: remark})
+        notes = kept_record(path) or {}
+        write_record(path, notes | {name: remark})
 
 
 Predict = Callable[[QuestionSet], dict[str, Predictions]]

@@ -22,7 +22,8 @@ from typing import Any
 from coral_lens.errors import CoralError
 from coral_lens.report.figures.style import Picture
 from coral_lens.report.tables.exports import csv_text
-from coral_lens.storage.files import fresh_folder, write_atomic
+from coral_lens.storage.files import write_atomic
+from coral_lens.storage.temporary import remove_abandoned
 
 FOLDER = "analysis"
 """Where in a run's folder its findings are."""
@@ -45,15 +46,41 @@ class Finding:
 
 
 def write_findings(findings: Iterable[Finding], folder: Path) -> list[str]:
-    """Write findings into a folder that holds nothing else, and return their names; those of an earlier run are replaced."""
-    if folder.exists() and any(path.suffix not in KINDS for path in folder.iterdir()):
+    """Write findings into a folder that holds nothing else, and return their names; those of an earlier run are replaced.
+
+    A figure that somebody else has put there stays.
+    """
+    remove_abandoned(folder)
+    if folder.exists() and any(path.suffix not in KINDS for path in folder.iterdir() if path.name[0] != "."):
         raise CoralError(f"{folder} holds other files than findings; choose another folder for --out.")
+    earlier = written_before(folder)
     names = []
-    with fresh_folder(folder) as temporary:
-        for finding in findings:
-            write_finding(finding, temporary)
-            names.append(finding.name)
+    for finding in findings:
+        write_finding(finding, folder)
+        names.append(finding.name)
+    for name in earlier - set(names):
+        for kind in KINDS:
+            (folder / f"{name}{kind}").unlink(missing_ok=True)
     return names
+
+
+def written_before(folder: Path) -> set[str]:
+    """Return the names of the findings of ours in a folder: those with all four files and our words in the JSON."""
+    names = {path.name.removesuffix(".json") for path in folder.glob("*.json")} if folder.is_dir() else set()
+    whole = {name for name in names if all((folder / f"{name}{kind}").is_file() for kind in KINDS)}
+    return {
+        name
+        for name in whole
+        if {"title", "caption", "alt", "columns", "rows"} <= set(loose_record(folder / f"{name}.json"))
+    }
+
+
+def loose_record(path: Path) -> dict[str, Any]:
+    """Return a JSON record, or an empty one where a file is none."""
+    try:
+        return read_record(path)
+    except CoralError:
+        return {}
 
 
 def write_finding(finding: Finding, folder: Path) -> None:
@@ -96,7 +123,10 @@ class Gathered:
 def gather_findings(run_folder: Path) -> list[Gathered]:
     """Return the findings under a run's `analysis/`, in the order of their names: every figure, and tables without one."""
     top = run_folder / FOLDER
-    stems = sorted({path.with_suffix("") for kind in ("svg", "csv") for path in top.rglob(f"*.{kind}")})
+    found = [path for kind in ("svg", "csv") for path in top.rglob(f"*.{kind}")]
+    # a name that begins with a dot is what a killed command left behind
+    hidden = [path for path in found if any(part.startswith(".") for part in path.relative_to(top).parts)]
+    stems = sorted({path.with_suffix("") for path in found if path not in hidden})
     return [read_finding(stem, top) for stem in stems]
 
 
@@ -139,7 +169,7 @@ def read_record(path: Path) -> dict[str, Any]:
         return {}
     try:
         record = json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CoralError(f"{path} is not valid JSON ({error}); make the analysis again, or remove the file.") from None
     return record if isinstance(record, dict) else {}
 

@@ -9,6 +9,7 @@ report.html                 made from the two above by `coral report`
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -23,7 +24,16 @@ from coral_lens.metrics.scores import score
 from coral_lens.ragged import Options
 from coral_lens.records import Predictions, Question, groups_of
 from coral_lens.report.names import task_names
-from coral_lens.storage.files import canonical, digest_file, file_name, read_json, write_atomic, write_json
+from coral_lens.storage.files import (
+    canonical,
+    digest_file,
+    file_name,
+    read_json,
+    read_record,
+    write_atomic,
+    write_record,
+)
+from coral_lens.storage.outputs import refuse_replacing
 
 FORMAT = 1
 SHOWN = ("accuracy", "ece", "brier", "nll")
@@ -99,7 +109,7 @@ def save_run(run: Run, folder: Path) -> None:
             write_atomic(path, canonical(view_record(evaluation.view)).encode())
             files[evaluation.name]["view"] = {"file": path.name, "sha256": digest_file(path)}
     record = {"format": FORMAT, "title": run.title, "lens": run.lens, "provenance": run.provenance, "tasks": files}
-    write_json(folder / "run.json", record)
+    write_record(folder / "run.json", record)
 
 
 def prediction_lines(evaluation: Evaluation) -> list[str]:
@@ -134,7 +144,7 @@ def view_record(view: View) -> dict[str, Any]:
 def read_view(folder: Path, about: dict[str, Any]) -> View | None:
     """Read a task's view; None where the run has none, or it was deleted: it is for looking only."""
     kept = about.get("view")
-    if not kept or not (path := folder / "views" / kept["file"]).exists():
+    if not kept or not (path := inside(folder / "views", kept["file"])).exists():
         return None
     if digest_file(path) != kept["sha256"]:
         raise CoralError(f"{path} was changed after the run; remove it, or run `coral eval` again.")
@@ -145,14 +155,25 @@ def read_view(folder: Path, about: dict[str, Any]) -> View | None:
 
 
 def load_run(folder: str | Path) -> Run:
-    """Read a run and check its predictions against their digests."""
+    """Read a run and check its record and its predictions against their digests."""
     folder = Path(folder)
-    record = read_json(folder / "run.json")
-    if record.get("format") != FORMAT:
-        raise CoralError(f"{folder} has run format {record.get('format')!r}, but this version reads {FORMAT}.")
+    record = read_record(folder / "run.json", remedy="run `coral eval` again", needs=("format",))
+    if record["format"] != FORMAT:
+        raise CoralError(f"{folder} has run format {record['format']!r}, but this version reads {FORMAT}.")
+    try:
+        return read_run(folder, record)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, AssertionError, RecursionError) as error:
+        # the record has no digest, because an earlier version wrote it, or somebody else did
+        raise CoralError(
+            f"{folder} cannot be read as a run ({type(error).__name__}: {error}); run `coral eval` again."
+        ) from None
+
+
+def read_run(folder: Path, record: dict[str, Any]) -> Run:
+    """Make a run of its record and the files that it names."""
     evaluations = []
     for name, about in record["tasks"].items():
-        path = folder / "predictions" / about["file"]
+        path = inside(folder / "predictions", about["file"])
         if not path.exists() or digest_file(path) != about["sha256"]:
             raise CoralError(f"{path} is missing or was changed after the run; run `coral eval` again.")
         # bytes, because str.splitlines would also cut at U+2028 and its like, which a question may hold
@@ -160,6 +181,31 @@ def load_run(folder: str | Path) -> Run:
         read = read_evaluation(name, lines, model=record["lens"]["model"]["name"], trained_on=about["trained_on"])
         evaluations.append(replace(read, view=read_view(folder, about)))
     return Run(record["title"], tuple(evaluations), record["lens"], record["provenance"])
+
+
+RESULTS = ("report.html", "results.md", "results.csv", "results.json")
+"""What is made of a run, beside it."""
+
+
+def refuse_other_run(folder: Path) -> None:
+    """Refuse a folder in which a run would replace what it has not written: a page of somebody else, results of no run."""
+    if folder.exists() and not folder.is_dir():
+        raise CoralError(f"{folder} is a file, not a folder for a run; choose another --out.")
+    is_run = (folder / "run.json").exists()
+    refuse_replacing(folder, RESULTS, is_ours=lambda path: is_run and (path.suffix != ".html" or is_page(path)))
+
+
+def is_page(path: Path) -> bool:
+    """Return whether a page is one of ours: its title ends in what kind of page it is, in every version."""
+    with path.open("rb") as file:
+        return bool(re.search(rb"<title>.*\xc2\xb7 CORAL \w+</title>", file.read(2**16), re.DOTALL))
+
+
+def inside(folder: Path, name: str) -> Path:
+    """Return a file of a folder; a name that leads out of it is refused."""
+    if Path(name).name != name:
+        raise CoralError(f"{folder} has no file called {name!r}: a run names only files of its own folder.")
+    return folder / name
 
 
 def read_evaluation(name: str, lines: Sequence[dict[str, Any]], *, model: str, trained_on: bool) -> Evaluation:

@@ -38,7 +38,7 @@ from coral_lens.sae.codes import sae_digest
 from coral_lens.sae.effects import AblationScores, effects
 from coral_lens.sae.folder import FeatureSelection, FeatureStudy
 from coral_lens.sae.settings import AblationPlace, AblationPlan
-from coral_lens.storage.files import write_json
+from coral_lens.storage.files import write_record
 from coral_lens.storage.progress import Bar, Progress, silent
 from coral_lens.storage.resumable import Resumable
 from coral_lens.storage.shards import Journal
@@ -346,7 +346,7 @@ def ablate_features(
         "tasks": sorted({f"{q.task}:{q.split}" if q.split else q.task for q in questions}),
         **changes,
     }
-    write_json(study.folder / f"ablation-{plan.name}.json", result)
+    write_record(study.folder / f"ablation-{plan.name}.json", result)
     return result
 
 

@@ -11,7 +11,6 @@ the model's own units, and an autoencoder that SAELens trained is used in the sa
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -28,12 +27,15 @@ from torch import Tensor
 
 from coral_lens.engine.fingerprints import identity_difference
 from coral_lens.errors import CoralError
-from coral_lens.storage.files import fresh_folder, read_json, write_atomic, write_json
+from coral_lens.storage.bundles import bundled, write_bundle
+from coral_lens.storage.files import SEAL, digest_bytes, json_bytes, read_json, seal_of
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
 
 
+DIGESTS = "sha256"
+"""Under `metadata.coral`: the digests of the other files. Beside it, the digest of the whole configuration without itself."""
 CONFIG, WEIGHTS, STATISTICS = "cfg.json", "sae_weights.safetensors", "statistics.safetensors"
 SAELENS = "6.0.0"
 """The version whose layout this is; without it SAELens would look for the metadata where older ones had it."""
@@ -176,15 +178,18 @@ class Autoencoder:
     # ------------------------------------------------------------------------------------------------------ folder
 
     def save(self, folder: Path) -> None:
-        """Write the folder whole or not at all."""
+        """Write the folder; an older autoencoder in it is replaced in one moment, and all else there stays."""
         tensors = {"W_enc": self.w_enc, "b_enc": self.b_enc, "W_dec": self.w_dec, "b_dec": self.b_dec}
         if self.threshold is not None:
             tensors["threshold"] = self.threshold
-        with fresh_folder(folder) as temporary:
-            write_atomic(temporary / WEIGHTS, save_tensors({n: t.contiguous() for n, t in tensors.items()}))
-            write_json(temporary / CONFIG, self.config())
-            if self.statistics:
-                write_atomic(temporary / STATISTICS, save_tensors(self.statistics))
+        files = {WEIGHTS: save_tensors({n: t.contiguous() for n, t in tensors.items()})}
+        if self.statistics:
+            files[STATISTICS] = save_tensors(self.statistics)
+        config = self.config()
+        config["metadata"]["coral"][DIGESTS] = {name: digest_bytes(data) for name, data in files.items()}
+        config["metadata"]["coral"][SEAL] = seal_of(config)
+        gone = () if self.statistics else (STATISTICS,)
+        write_bundle(folder, (CONFIG, json_bytes(config)), files, gone=gone)
 
     def config(self) -> dict[str, Any]:
         """Return SAELens' configuration; what is ours is in its metadata, which takes any key."""
@@ -223,8 +228,9 @@ def layer_of(name: str) -> int | None:
 def load_autoencoder(folder: Path, *, layer: int | None = None) -> Autoencoder:
     """Read a folder in SAELens' layout; `layer` says where it belongs if its configuration does not."""
     config = read_json(folder / CONFIG)
-    metadata = {**config, **config.get("metadata", {})}  # before SAELens 6 all keys were at the top
-    tensors = read_weights(folder / WEIGHTS)
+    metadata = {**config, **(config.get("metadata") or {})}  # before SAELens 6 all keys were at the top
+    digests = take_digests(config, folder)
+    tensors = read_weights(checked(folder, WEIGHTS, digests))
     architecture = config.get("architecture", "standard")
     k = config.get("k") or (config.get("activation_fn_kwargs") or {}).get("k", 0)
     if architecture == "standard" and k:
@@ -239,7 +245,8 @@ def load_autoencoder(folder: Path, *, layer: int | None = None) -> Autoencoder:
             f"{folder} is of {metadata.get('hook_name')!r}, which is not a layer of the residual stream; choose another, "
             "or say --layer if it is."
         )
-    about = dict(config.get("metadata", {}).get("coral") or {})
+    about = dict((config.get("metadata") or {}).get("coral") or {})
+    statistics = checked(folder, STATISTICS, digests)
     sae = Autoencoder(
         w_enc=tensors["W_enc"],
         b_enc=tensors["b_enc"],
@@ -251,7 +258,7 @@ def load_autoencoder(folder: Path, *, layer: int | None = None) -> Autoencoder:
         threshold=tensors.get("threshold"),
         norm_limit=about.pop("norm_limit", None),
         about=about,
-        statistics=load_tensors((folder / STATISTICS).read_bytes()) if (folder / STATISTICS).exists() else {},
+        statistics=read_tensors(statistics) if statistics.exists() else {},
     )
     if config.get("rescale_acts_by_decoder_norm", False):
         sae = with_unit_rows(sae)
@@ -266,14 +273,40 @@ def with_unit_rows(sae: Autoencoder) -> Autoencoder:
     return replace(sae, w_enc=sae.w_enc * norms, b_enc=sae.b_enc * norms, w_dec=sae.w_dec / norms[:, None])
 
 
+def take_digests(config: dict[str, Any], folder: Path) -> dict[str, str]:
+    """Take our digests out of a configuration and return those of the files; others, and older ones of ours, have none."""
+    coral = (config.get("metadata") or {}).get("coral") or {}
+    claimed = coral.pop(SEAL, None)
+    if claimed is not None and claimed != seal_of(config):
+        raise CoralError(f"{folder / CONFIG} is damaged: its content does not match its digest; make it again.")
+    return dict(coral.pop(DIGESTS, None) or {})
+
+
+def checked(folder: Path, name: str, digests: dict[str, str]) -> Path:
+    """Return a file of the folder; one that does not match its digest is refused."""
+    if name not in digests:
+        return folder / name
+    path = bundled(folder, name, digests[name])
+    if path is None:
+        raise CoralError(f"{folder / name} is missing or damaged: it does not match its digest; make it again.")
+    return path
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read the tensors of a file."""
+    try:
+        return load_tensors(path.read_bytes())
+    except (OSError, SafetensorError, ValueError) as error:
+        raise CoralError(f"{path} cannot be read ({error}); it is missing or damaged, make it again.") from None
+
+
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Read the tensors in float32, or refuse a file that is not an autoencoder's."""
-    try:
-        tensors = {name: t.float() for name, t in load_tensors(path.read_bytes()).items()}
-    except (OSError, SafetensorError, ValueError, json.JSONDecodeError) as error:
-        raise CoralError(f"{path} cannot be read ({error}); it is missing or damaged, make it again.") from None
+    tensors = {name: t.float() for name, t in read_tensors(path).items()}
     if missing := {"W_enc", "b_enc", "W_dec", "b_dec"} - set(tensors):
         raise CoralError(f"{path} has no {sorted(missing)[0]}; it is not an autoencoder in SAELens' layout.")
+    if tensors["W_enc"].ndim != 2:
+        raise CoralError(f"{path}: W_enc is not a matrix; the file is damaged, make it again.")
     width, n_features = tensors["W_enc"].shape
     if tensors["W_dec"].shape != (n_features, width):
         raise CoralError(

@@ -25,9 +25,9 @@ from coral_lens.errors import CoralError
 from coral_lens.records import Question
 from coral_lens.sae.autoencoder import CHUNK, Autoencoder
 from coral_lens.sae.states import iter_states
-from coral_lens.storage.files import digest, read_json
+from coral_lens.storage.files import digest
 from coral_lens.storage.progress import Progress
-from coral_lens.storage.resumable import Resumable
+from coral_lens.storage.resumable import Resumable, read_manifest
 from coral_lens.storage.shards import Journal, digest_tensor
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ class CodeStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.manifest = read_json(folder / "manifest.json")
+        self.manifest = read_manifest(folder / "manifest.json", needs=("n_shards", "n_features", "ids", "sizes"))
         self._journal = Journal(folder)
         if len(self._journal.entries) != self.manifest["n_shards"]:
             raise CoralError(f"{folder} is not finished; run the same command again and it goes on where it was.")

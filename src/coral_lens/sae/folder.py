@@ -22,7 +22,7 @@ from coral_lens.errors import CoralError
 from coral_lens.records import UNKNOWN, Question
 from coral_lens.sae.autoencoder import Autoencoder, load_autoencoder
 from coral_lens.sae.codes import sae_digest
-from coral_lens.storage.files import digest, read_json
+from coral_lens.storage.files import digest, read_record
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
@@ -77,7 +77,7 @@ class FeatureStudy:
         path = self.folder / "selection.json"
         if not path.exists():
             raise CoralError(f"{self.folder} holds no selection of features; run `coral sae select` first.")
-        record = read_json(path)
+        record = read_record(path, remedy="run `coral sae select` again")
         if missing := [name for name in BOUND if name not in record]:
             raise CoralError(
                 f"{path} says nothing of {missing[0]}, because an earlier version wrote it; run `coral sae select` again."
@@ -126,7 +126,7 @@ class FeatureStudy:
 
     def _read(self, name: str) -> dict[str, Any]:
         path = self.folder / f"ablation-{name}.json"
-        record = read_json(path)
+        record = read_record(path, remedy="run `coral sae ablate` again, which computes no score twice")
         if "of" not in record:
             raise CoralError(f"{path} was written by an earlier version; run `coral sae ablate` again.")
         return record

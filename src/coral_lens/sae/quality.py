@@ -23,7 +23,7 @@ from coral_lens.errors import CoralError
 from coral_lens.records import Prompt
 from coral_lens.sae.autoencoder import CHUNK, Autoencoder
 from coral_lens.sae.states import StateSource
-from coral_lens.storage.files import read_json, write_json
+from coral_lens.storage.files import kept_record, write_record
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
@@ -152,7 +152,7 @@ def measure_quality(
 ) -> dict[str, Any]:
     """Return FOLDER/quality.json, after adding what it lacks: measures on held-out states, and the loss on questions."""
     path = folder / "quality.json"
-    record = read_json(path) if path.exists() else {}
+    record = kept_record(path) or {}
     for expansion, sae in saes.items():
         about = {"steps": sae.about["training"], "questions": list(loss.ids) if loss else []}
         if record.get(f"{expansion}x", {}).get("about") == about:
@@ -161,5 +161,5 @@ def measure_quality(
         recovered = loss.recover(sae) if loss else None
         patched = {**asdict(recovered), "share": recovered.share} if recovered else {}
         record[f"{expansion}x"] = {"n_features": sae.n_features, **measures, "loss": patched, "about": about}
-        write_json(path, record)
+        write_record(path, record)
     return record

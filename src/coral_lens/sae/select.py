@@ -27,7 +27,7 @@ from coral_lens.sae.autoencoder import Autoencoder, load_autoencoder
 from coral_lens.sae.codes import CodeStore, Encoding, collect_codes, sae_digest
 from coral_lens.sae.folder import LEAST_ACTIVE, LEAST_FREQUENCY, FeatureSelection, FeatureStudy
 from coral_lens.sae.settings import Selecting
-from coral_lens.storage.files import versions, write_json
+from coral_lens.storage.files import versions, write_record
 from coral_lens.storage.progress import Bar, silent
 
 if TYPE_CHECKING:
@@ -183,7 +183,7 @@ def select_features(
         "selection": chosen.record(),
         "versions": versions(),
     }
-    write_json(folder / "selection.json", record)
+    write_record(folder / "selection.json", record)
     return FeatureStudy(folder)
 
 

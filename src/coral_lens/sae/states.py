@@ -33,9 +33,9 @@ from coral_lens.engine.trees import build_tree
 from coral_lens.errors import CoralError
 from coral_lens.records import Prompt, Question
 from coral_lens.sae.settings import Sampling
-from coral_lens.storage.files import digest, read_json
+from coral_lens.storage.files import digest
 from coral_lens.storage.progress import Bar, Progress, silent
-from coral_lens.storage.resumable import Resumable
+from coral_lens.storage.resumable import Resumable, read_manifest
 from coral_lens.storage.shards import Journal, compact
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ class TokenStore:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.manifest = read_json(folder / "manifest.json")
+        self.manifest = read_manifest(folder / "manifest.json", needs=("n_shards",))
         self._journal = Journal(folder)
         self.n_shards = len(self._journal.entries)
         if self.n_shards != self.manifest["n_shards"]:

@@ -30,7 +30,7 @@ from coral_lens.sae.effects import AblationScores
 from coral_lens.sae.folder import FeatureStudy, without_known
 from coral_lens.sae.settings import STEERING_GAMMAS, STEERING_SIZES, SteerPlan, Weighing
 from coral_lens.sae.sweep import Sweep, best_of, run_sweep, scores_by
-from coral_lens.storage.files import digest, write_json
+from coral_lens.storage.files import digest, write_record
 from coral_lens.storage.progress import Bar, silent
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ def steer_by_features(
             for i, steered in zip(tested, predictions, strict=True)
         ],
     }
-    write_json(study.folder / "steering.json", result)
+    write_record(study.folder / "steering.json", result)
     return result
 
 

@@ -28,7 +28,7 @@ from coral_lens.sae.autoencoder import Autoencoder, top_k
 from coral_lens.sae.quality import PatchedLoss, loss_recovered, measure_quality
 from coral_lens.sae.settings import Sampling, TrainingSettings
 from coral_lens.sae.states import Minibatches, OrdinaryStates, PooledStates, StateSource, TokenStore, collect
-from coral_lens.storage.files import digest, digest_bytes, read_json, versions, write_atomic, write_json
+from coral_lens.storage.files import digest, digest_bytes, kept_record, versions, write_atomic, write_record
 from coral_lens.storage.progress import Bar, silent
 from coral_lens.storage.resumable import locked, thread_count
 
@@ -315,7 +315,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path, about: dict[str, Any]) -> None:
         self.folder, self.path, self.about = folder, folder / "checkpoint.json", about
-        self._record = read_json(self.path) if self.path.exists() else {}
+        self._record = kept_record(self.path) or {}  # one that is damaged: training begins anew
         if self._record:
             for part in ("settings", "states"):
                 if self._record.get(part) != about[part]:
@@ -347,7 +347,7 @@ class Checkpoints:
             files[str(expansion)] = [f"{step}-{expansion}x.safetensors", digest_bytes(raw)]
             write_atomic(self.folder / files[str(expansion)][0], raw)
         self._record = {**self.about, "threads": self.threads, "step": step, "files": files}
-        write_json(self.path, self._record)
+        write_record(self.path, self._record)
         names = {name for name, _ in files.values()}
         for path in self.folder.glob("*x.safetensors"):
             if path.name not in names:

@@ -7,14 +7,14 @@ import hashlib
 import json
 import os
 import re
-import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from coral_lens.errors import CoralError
+from coral_lens.storage.temporary import file_beside, folder_beside
 
 TRACED_PACKAGES = ("coral-lens", "torch", "transformers", "lm_eval", "numpy", "scikit-learn")
 """Packages whose version can change a result."""
@@ -74,6 +74,8 @@ def disk_errors(path: Path) -> Iterator[None]:
             errno.EACCES: "permission denied",
             errno.EROFS: "the disk is read-only",
             errno.ENOTDIR: "not a folder",
+            errno.ELOOP: "it is a link, which is not followed",
+            errno.ENXIO: "it is not a plain file",
         }
         reason = reasons.get(error.errno or 0, error.strerror or str(error))
         raise CoralError(
@@ -82,23 +84,26 @@ def disk_errors(path: Path) -> Iterator[None]:
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Write a file under a temporary name, flush it to the disk and rename it: a reader sees all of it or nothing."""
-    temporary = path.with_name(f".{path.name}.tmp")
+    """Write a file under a temporary name, flush it to the disk and rename it: a reader sees all of it or nothing.
+
+    A link under its name is replaced; what it points to is not touched.
+    """
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with temporary.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+        with file_beside(path) as (file, temporary):
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+            if os.name == "nt":  # an open file has no other name there
+                file.close()
             temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
 
 
 def append_line(path: Path, line: bytes) -> None:
     """Add a line to a file and flush it to the disk: a killed run has all of the lines before it, and perhaps a part of it."""
-    with disk_errors(path), path.open("ab") as file:
+    with disk_errors(path):
+        number = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    with disk_errors(path), os.fdopen(number, "ab") as file:
         file.write(line)
         file.flush()
         os.fsync(file.fileno())
@@ -112,13 +117,20 @@ def lines_of(path: Path) -> list[bytes]:
 
 def write_json(path: Path, value: Any) -> None:
     """Write a readable JSON file atomically; keys stay in their order, so a record reads back as it was."""
-    write_atomic(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
+    write_atomic(path, json_bytes(value))
+
+
+def json_bytes(value: Any) -> bytes:
+    """Return a value as readable JSON."""
+    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON record of ours; a damaged or missing one is named."""
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        if path.exists() and not path.is_file():
+            raise CoralError(f"{path} is not a plain file; remove it, or choose another folder.")
+        record = json.loads(path.read_bytes().decode())
     except FileNotFoundError:
         raise CoralError(f"{path} does not exist; check the folder's name.") from None
     except (ValueError, RecursionError) as error:  # RecursionError: nested too deep
@@ -130,25 +142,61 @@ def read_json(path: Path) -> dict[str, Any]:
     return record
 
 
+# ------------------------------------------------------------------------------------------------------ sealed records
+
+SEAL = "digest"
+"""The last key of a record: the digest of all others. What earlier versions wrote without it is read as it is."""
+
+
+def seal_of(record: Mapping[str, Any]) -> str:
+    """Return the digest of a record as it reads back from JSON; equal to `digest`, but a score may be nan."""
+    plain = json.loads(json.dumps(record))
+    return digest_bytes(json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode())
+
+
+def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record with its digest."""
+    assert SEAL not in record, "this key is for the digest"
+    return {**record, SEAL: seal_of(record)}
+
+
+def write_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Write a record that will be read back, with its digest."""
+    write_json(path, sealed(record))
+
+
+def read_record(path: Path, *, remedy: str = "make it again", needs: Iterable[str] = ()) -> dict[str, Any]:
+    """Return a record without its digest; one that does not match it, or lacks a key that it needs, is refused."""
+    record = read_json(path)
+    if missing := [key for key in needs if key not in record]:
+        raise CoralError(f"{path} is damaged: it says nothing of {missing[0]}; {remedy}.")
+    claimed = record.pop(SEAL, None)
+    if claimed is not None and claimed != seal_of(record):
+        raise CoralError(f"{path} is damaged: its content does not match its digest; {remedy}.")
+    return record
+
+
+def kept_record(path: Path) -> dict[str, Any] | None:
+    """Return a record of work that can be done again: None where it is missing or damaged."""
+    try:
+        return read_record(path) if path.exists() else None
+    except CoralError:
+        return None
+
+
+# ------------------------------------------------------------------------------------------------------------- folders
+
+
 @contextmanager
 def fresh_folder(target: Path) -> Iterator[Path]:
-    """Yield an empty temporary folder that becomes `target` when the block ends without an error."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    old = target.with_name(f".{target.name}.{os.getpid()}.old")
-    with disk_errors(target):
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-    try:
+    """Yield an empty temporary folder that becomes `target`, which must not exist or be empty, when the block ends well."""
+    with ExitStack() as stack:
+        with disk_errors(target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            temporary = stack.enter_context(folder_beside(target))
         yield temporary
         with disk_errors(target):
-            if target.exists():
-                target.replace(old)  # deleted only when the new one is in its place
             temporary.replace(target)
-            shutil.rmtree(old, ignore_errors=True)
-    finally:
-        if old.exists() and not target.exists():
-            old.replace(target)
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def size_of(path: Path) -> int:

@@ -8,8 +8,8 @@ again. Knows nothing of the work itself.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
@@ -17,8 +17,9 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 import torch
 
 from coral_lens.errors import CoralError
-from coral_lens.storage.files import canonical, disk_errors, dotted_keys, read_json, write_atomic, write_json
+from coral_lens.storage.files import canonical, disk_errors, dotted_keys, read_record, write_atomic, write_record
 from coral_lens.storage.progress import Progress
+from coral_lens.storage.temporary import lock_file
 
 Piece = TypeVar("Piece")
 Result = TypeVar("Result")
@@ -114,9 +115,10 @@ def open_manifest(path: Path, wanted: dict[str, Any], differing: Mapping[str, st
     `differing` says for people what the folder holds where a key differs, the first that applies.
     """
     if not path.exists():
-        write_json(path, wanted)
+        refuse_foreign(path.parent)
+        write_record(path, wanted)
         return wanted
-    recorded, words = read_json(path), differing or {}
+    recorded, words = read_manifest(path), differing or {}
     defaults = {"edited": "", "readings": ""}
     here, asked = defaults | dotted_keys(recorded), defaults | dotted_keys(wanted)
     if any(key.startswith(MAY_LACK) for key in asked) and not any(key.startswith(MAY_LACK) for key in here):
@@ -147,6 +149,21 @@ def differs(key: str, here: dict[str, Any], asked: dict[str, Any]) -> bool:
     return not {key, key.split(".")[0]} & MAY_DIFFER and here[key] != asked[key]
 
 
+def read_manifest(path: Path, *, needs: Iterable[str] = ()) -> dict[str, Any]:
+    """Return the manifest of a folder, whole; without it nobody knows what the results depend on."""
+    return read_record(path, remedy=f"restore it from a copy, or delete {path.parent} and make it again", needs=needs)
+
+
+def refuse_foreign(folder: Path) -> None:
+    """Refuse a folder that holds anything but has no manifest: it is somebody else's, or nobody knows what of."""
+    others = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    if others:
+        raise CoralError(
+            f"{folder} holds {others[0]} and no manifest, so it is not a folder of ours, or what it depends on is lost; choose "
+            "another folder, or delete this one."
+        )
+
+
 def shorten(value: Any, most: int = 80) -> str:
     """Return a value as short text for an error."""
     text = canonical(value)
@@ -173,21 +190,12 @@ def locked_file(path: Path) -> Iterator[None]:
 @contextmanager
 def hold_lock(lock: Path, place: Path) -> Iterator[None]:
     """Hold a lock, where the system can lock files; an error says that `place` is being written."""
-    try:
-        import fcntl
-    except ImportError:  # not on Windows
-        yield
-        return
-    with disk_errors(place):
-        lock.parent.mkdir(parents=True, exist_ok=True)
-        file = lock.open("w")
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise CoralError(
-                f"{place} is being written by another process; wait for it or choose another folder."
-            ) from None
+    with ExitStack() as stack:
+        with disk_errors(lock):
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            is_free = stack.enter_context(lock_file(lock))
+        if not is_free:
+            raise CoralError(f"{place} is being written by another process; wait for it or choose another folder.")
         yield
 
 

@@ -90,7 +90,7 @@ def parse_entry(line: bytes) -> tuple[int, dict[str, str]] | None:
     try:
         entry = json.loads(line)
         return (int(entry["shard"]), dict(entry["sha256"])) if line.endswith(b"\n") else None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

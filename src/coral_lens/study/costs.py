@@ -7,6 +7,7 @@ run is killed cannot be known, so a step that was interrupted has no cost rather
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -15,7 +16,7 @@ from typing import TypeVar
 
 from coral_lens.errors import CoralError
 from coral_lens.storage.escape import for_markdown
-from coral_lens.storage.files import read_json, write_atomic, write_json
+from coral_lens.storage.files import read_record, write_atomic, write_json, write_record
 
 FILE = "cost.json"
 Loaded = TypeVar("Loaded")
@@ -70,6 +71,10 @@ def now() -> tuple[float, float]:
     return time.perf_counter(), time.process_time()
 
 
+STEPS = "steps"
+"""The key of the costs in their file."""
+
+
 class CostRecord:
     """The costs of a method, step by step (`training`, and each test set by its name), in a file beside its results."""
 
@@ -100,14 +105,24 @@ class CostRecord:
 
     def _write(self, step: str, cost: Cost | None) -> None:
         self.steps[step] = cost
-        write_json(self._path, {name: asdict(c) if c else None for name, c in self.steps.items()})
+        write_steps(self._path, self.steps)
+
+
+def write_steps(path: Path, steps: Mapping[str, Cost | None]) -> None:
+    """Write the cost of each step."""
+    write_record(path, {STEPS: {name: asdict(cost) if cost else None for name, cost in steps.items()}})
 
 
 def read_steps(path: Path) -> dict[str, Cost | None]:
-    """Return the costs that a file holds, None for steps that were interrupted; none at all where there is no file."""
+    """Return the costs that a file holds, None for steps that were interrupted; none at all where it is missing or damaged."""
+    if not path.exists():
+        return {}
     try:
-        return {name: Cost(**cost) if cost else None for name, cost in read_json(path).items()}
-    except (CoralError, TypeError):
+        record = read_record(path)
+        steps = record[STEPS] if set(record) == {STEPS} else record  # earlier versions had the steps themselves
+        return {name: Cost(**cost) if cost else None for name, cost in steps.items()}
+    except (CoralError, TypeError, AttributeError):
+        warnings.warn(f"{path} is damaged: what was measured there is shown as a dash.", stacklevel=2)
         return {}
 
 
@@ -115,7 +130,7 @@ def add_scoring(folder: Path, cost: Cost) -> None:
     """Add the cost of scoring some more questions of a store to what its other questions took."""
     if cost.questions:
         known = scoring_cost(folder)
-        write_json(folder / FILE, {"scoring": asdict(known + cost if known else cost)})
+        write_steps(folder / FILE, {"scoring": known + cost if known else cost})
 
 
 def scoring_cost(folder: Path) -> Cost | None:

@@ -25,7 +25,8 @@ from coral_lens.report.figures.run import write_run_pictures
 from coral_lens.report.pages.run import write_report
 from coral_lens.report.runs import Evaluation, Run, View, save_run
 from coral_lens.report.tables.run import results_table
-from coral_lens.storage.files import digest, digest_file, file_name, read_json, versions, write_json
+from coral_lens.storage.bundles import is_whole
+from coral_lens.storage.files import digest, digest_file, file_name, kept_record, versions, write_record
 from coral_lens.storage.progress import Bar, bar_of
 
 if TYPE_CHECKING:
@@ -250,11 +251,14 @@ FORMAT = 2
 def write_run(run: Run, folder: Path) -> None:
     """Save a run, and make its tables, figures and page unless they were made of the very same run before and are as then."""
     save_run(run, folder)
-    mark, results = folder / "finished.json", folder / "results.json"
-    key = digest([FORMAT, digest_file(folder / "run.json")])
-    if mark.exists() and results.exists() and read_json(mark) == {"run": key, "results": digest_file(results)}:
+    mark, key = folder / "finished.json", digest([FORMAT, digest_file(folder / "run.json")])
+    made = kept_record(mark) or {}
+    digests = made.get("files") or {}
+    if made.get("run") == key and digests and all(is_whole(folder / name, wanted) for name, wanted in digests.items()):
         return
     table = results_table(run)
     write_run_pictures(run, table, folder / "figures")
     write_report(run, folder, table=table)
-    write_json(mark, {"run": key, "results": digest_file(results)})
+    written = sorted((*folder.glob("results.*"), *folder.glob("figures/*"), folder / "report.html"))
+    files = {path.relative_to(folder).as_posix(): digest_file(path) for path in written if path.is_file()}
+    write_record(mark, {"run": key, "files": files})

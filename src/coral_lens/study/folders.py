@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from coral_lens.errors import CoralError
-from coral_lens.storage.files import file_name, read_json, write_json
+from coral_lens.storage.files import file_name, read_record, write_record
 
 
 @dataclass(frozen=True)
@@ -37,13 +37,16 @@ def check_folders(folders: Folders, *, holds: str, kind: str) -> None:
         if not nearest.is_dir():
             raise CoralError(f"{folder} cannot be a folder for results: {nearest} is a file; choose another place.")
     out = folders.out
-    if out.exists() and any(out.iterdir()) and not (out / holds).exists():
+    if out.exists() and any(p.name[0] != "." for p in out.iterdir()) and not (out / holds).exists():
         raise CoralError(f"{out} is not empty and holds no {kind}; choose another --out.")
 
 
 def claim(folder: Path, record: dict[str, Any]) -> None:
     """Write the study's record, unless the folder belongs to another study."""
     path = folder / "study.json"
-    if path.exists() and (other := read_json(path).get("name")) != record["name"]:
+    if (
+        path.exists()
+        and (other := read_record(path, remedy="delete it and run the study again").get("name")) != record["name"]
+    ):
         raise CoralError(f"{folder} holds the study {other!r}, not {record['name']!r}; choose another --out.")
-    write_json(path, record)
+    write_record(path, record)

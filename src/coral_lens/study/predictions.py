@@ -15,7 +15,7 @@ from coral_lens.methods.interface import FitContext, QuestionSet, prompts_digest
 from coral_lens.methods.lens import OF_THE_STUDY
 from coral_lens.methods.registry import METHODS
 from coral_lens.records import Predictions, predictions_of
-from coral_lens.storage.files import canonical, digest, file_name, read_json, write_atomic
+from coral_lens.storage.files import canonical, digest, file_name, kept_record, sealed, write_atomic
 from coral_lens.study.costs import CostRecord
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def method_predictions(context: FitContext, entry: MethodEntry, settings: Any, t
             with costs.measuring(test.name, len(test.states.questions)):
                 rows = predict(test)
             record = {"key": keys[test.name], "rows": {k: p.probs.tolist() for k, p in rows.items()}}
-            write_atomic(paths[test.name], canonical(record).encode())
+            write_atomic(paths[test.name], canonical(sealed(record)).encode())
             kept[test.name] = rows
     return {
         name: {f"{entry.row}{k}": p.renamed(f"{entry.row}{k}") for k, p in (rows or {}).items()}
@@ -75,7 +75,17 @@ def plain(settings: Any) -> Any:
 
 
 def read_rows(path: Path, key: str, test: QuestionSet) -> dict[str, Predictions] | None:
-    """Return predictions that were made before; None where there are none, or others than are asked for."""
-    if not path.exists() or (record := read_json(path)).get("key") != key:
+    """Return predictions that were made before; None where there are none, damaged ones, or others than are asked for."""
+    record = kept_record(path)
+    if record is None or record.get("key") != key:
         return None
-    return {k: predictions_of(k, test.states, np.array(probs)) for k, probs in record["rows"].items()}
+    try:
+        return {k: predictions_of(k, test.states, np.array(probs)) for k, probs in record["rows"].items()}
+    except (
+        AssertionError,
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+    ):  # damage that an older version left no digest of
+        return None

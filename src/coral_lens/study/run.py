@@ -30,7 +30,7 @@ from coral_lens.records import predictions_of
 from coral_lens.report.pages.study import ReportedRun, write_study
 from coral_lens.report.runs import Run, load_run
 from coral_lens.report.tables.run import ABOUT_ALL, subject_of
-from coral_lens.storage.files import digest, file_name, read_json, versions, write_json
+from coral_lens.storage.files import digest, file_name, read_record, versions, write_record
 from coral_lens.storage.progress import Bar, bar_of, silent
 from coral_lens.study.config import Study, load_study
 from coral_lens.study.costs import FILE as COST_FILE
@@ -182,7 +182,7 @@ class StudyRun:
             if entry.kind == "base":
                 results.add(self._without_shots(tests), shown=True)
         write_run(self._measurement(plan, results, work).run(tests, self._provenance(plan, work)), folder)
-        write_json(folder / "seeds.json", {"seeds": list(self.study.seeds), "scores": results.scores})
+        write_record(folder / "seeds.json", {"seeds": list(self.study.seeds), "scores": results.scores})
         self._write_costs(work, folder)
         return folder
 
@@ -238,7 +238,7 @@ class StudyRun:
     def _notes(self, work: Path) -> dict[str, Any]:
         """Return what methods remarked."""
         paths = {row: folder / NOTES for row, folder in self._first_seed(work).items()}
-        return {row: read_json(path) for row, path in paths.items() if path.exists()}
+        return {row: read_record(path, remedy=again(path.parent)) for row, path in paths.items() if path.exists()}
 
     def _lens(self, work: Path, results: Results) -> dict[str, Any]:
         """Return the record of the lens that the report is about; where no method is a lens, of the model alone."""
@@ -246,7 +246,8 @@ class StudyRun:
         subject = (subject_of(rows) or "").removesuffix(" tempered")
         folder = self._first_seed(work).get(subject)
         if folder and (record := folder / "lens" / "lens.json").exists():
-            return {k: v for k, v in read_json(record).items() if k not in ("tensors", "digest")}
+            known = read_record(record, remedy=again(folder))
+            return {k: v for k, v in known.items() if k not in ("tensors", "sha256")}
         return {"model": test.states.manifest["model"], "base": self.study.base}
 
     def _write_costs(self, work: Path, folder: Path) -> None:
@@ -263,6 +264,11 @@ class StudyRun:
             for entry, _ in self.prepared.methods
         ]
         write_costs(rows, folder)
+
+
+def again(folder: Path) -> str:
+    """Return what to do about a damaged record of a method."""
+    return f"delete {folder} and run the study again: only this method is fitted anew"
 
 
 class Results:

@@ -23,7 +23,7 @@ from coral_lens.engine.fingerprints import identity_difference
 from coral_lens.errors import CoralError
 from coral_lens.methods.interface import QuestionSet, prompts_digest
 from coral_lens.records import Question
-from coral_lens.storage.files import digest, file_name, read_json, write_json
+from coral_lens.storage.files import digest, file_name, kept_record, write_record
 from coral_lens.storage.progress import Bar, silent
 from coral_lens.study.config import Source, Study
 from coral_lens.study.costs import Stopwatch, add_scoring
@@ -102,13 +102,13 @@ class StudyStates:
             return [q for q in load(source) if only is None or q.id in only]
 
         mark, key = folder / "finished.json", digest([identity, prompts_digest(wanted(self._load))])
-        if mark.exists() and read_json(mark).get("key") == key:
+        if (kept_record(mark) or {}).get("key") == key:
             if is_younger(self.name, mark):
                 self.model()  # which is compared with the store
             store = ActivationStore(folder)
         else:
             store = self._extract(wanted(self._asked), folder, label=source.label, states=only is None)
-            write_json(mark, {"key": key})
+            write_record(mark, {"key": key})
         self._check_same(store.manifest["model"], str(folder))
         return store
 

@@ -335,7 +335,13 @@ class SearchJournal:
 
     def _read(self, line: bytes) -> bool:
         try:
-            rung, trial, epochs, r2, probe = json.loads(line if line.endswith(b"\n") else b"")
+            values = json.loads(line if line.endswith(b"\n") else b"")
+            *entry, claimed = (
+                values if len(values) == 6 else (*values, digest(values))
+            )  # earlier versions had no digest
+            if claimed != digest(entry):
+                return False
+            rung, trial, epochs, r2, probe = entry
             self.entries.setdefault(int(rung), {})[int(trial)] = Standing(int(epochs), float(r2), str(probe))
         except (ValueError, TypeError):
             return False
@@ -343,8 +349,8 @@ class SearchJournal:
 
     def add(self, rung: int, trial: int, standing: Standing) -> None:
         """Write a line."""
-        line = canonical([rung, trial, standing.epochs, standing.r2, standing.probe]) + "\n"
-        append_line(self.path, line.encode())
+        entry = [rung, trial, standing.epochs, standing.r2, standing.probe]
+        append_line(self.path, (canonical([*entry, digest(entry)]) + "\n").encode())
 
     def save_probe(self, probe: NetworkProbe) -> str:
         """Write the probe and return its digest."""

@@ -46,7 +46,7 @@ from coral_lens.methods.ccps.perturbation import (
 )
 from coral_lens.methods.interface import FitContext, Method, Predict, QuestionSet, options_of
 from coral_lens.records import Predictions, Question, predictions_of
-from coral_lens.storage.files import digest, file_name, read_json, write_atomic, write_json
+from coral_lens.storage.files import digest, digest_bytes, file_name, kept_record, write_atomic, write_record
 from coral_lens.storage.settings import Count, Counts, NotEmpty, Range, Settings
 
 FEWEST_OPTIONS = 10
@@ -267,17 +267,20 @@ def load_or_fit_ccps(context: FitContext, settings: CcpsSettings) -> Ccps:
     """Return the networks in the method's folder if they were fitted on the same questions, else fit and keep them."""
     path, tensors = context.folder / "ccps.json", context.folder / "ccps.safetensors"
     key = digest([context.train.states.manifest, context.common.validation, context.common.seed])
-    if path.exists() and tensors.exists() and (record := read_json(path)).get("key") == key:
+    record, data = kept_record(path), tensors.read_bytes() if tensors.exists() else b""
+    # earlier versions kept no digest of the networks
+    if record and data and record.get("key") == key and record.get("tensors", digest_bytes(data)) == digest_bytes(data):
         context.note("chosen", record["chosen"])
-        return load_ccps(load_tensors(tensors.read_bytes()), record["chosen"], settings)
+        return load_ccps(load_tensors(data), record["chosen"], settings)
     split = split_options(context, read_features(context, context.train.name, context.train.prompted(), settings))
     with context.bar("training", n_steps(settings), "steps") as advance:
         trainer = Trainer(split, settings.radii, seed=context.common.seed, on_step=advance)
         chosen = choose_design(trainer, settings)
     fitted = trainer.fits[chosen][1]
-    write_atomic(tensors, save_tensors(fitted.tensors()))
+    data = save_tensors(fitted.tensors())
+    write_atomic(tensors, data)
     tried = [design.record() | {"auroc": auroc} for design, (auroc, _) in trainer.fits.items()]
-    write_json(path, {"key": key, "chosen": chosen.record(), "tried": tried})
+    write_record(path, {"key": key, "chosen": chosen.record(), "tried": tried, "tensors": digest_bytes(data)})
     context.note("chosen", chosen.record())
     return fitted
 

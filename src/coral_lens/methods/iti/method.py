@@ -32,7 +32,7 @@ from coral_lens.methods.interface import FitContext, Method, Predict, QuestionSe
 from coral_lens.methods.iti.head_probes import accuracies, class_weights, fit_probes, mean_difference, spreads, unit
 from coral_lens.metrics.scores import metric_named
 from coral_lens.records import Predictions, predictions_of
-from coral_lens.storage.files import digest, digest_bytes, file_name, read_json, write_atomic, write_json
+from coral_lens.storage.files import digest, digest_bytes, file_name, kept_record, write_atomic, write_record
 from coral_lens.storage.settings import Count, Counts, NotEmpty, Settings
 
 if TYPE_CHECKING:
@@ -252,12 +252,15 @@ def load_or_choose(context: FitContext, settings: ItiSettings) -> Intervention:
     """Return the intervention in the method's folder if it was chosen on the same questions, else choose and keep one."""
     path, tensors = context.folder / "iti.json", context.folder / "iti.safetensors"
     key = digest([context.train.states.manifest, context.common.base, context.common.validation, context.common.seed])
-    if path.exists() and tensors.exists() and (record := read_json(path)).get("key") == key:
-        context.note("chosen", record["chosen"])
-        return Intervention(load_tensors(tensors.read_bytes())["directions"].numpy(), record["chosen"]["alpha"])
+    kept, data = kept_record(path), tensors.read_bytes() if tensors.exists() else b""
+    # earlier versions kept no digest of the shift
+    if kept and data and kept.get("key") == key and kept.get("tensors", digest_bytes(data)) == digest_bytes(data):
+        context.note("chosen", kept["chosen"])
+        return Intervention(load_tensors(data)["directions"].numpy(), kept["chosen"]["alpha"])
     intervention, record = choose_intervention(context, settings)
-    write_atomic(tensors, save_tensors({"directions": torch.from_numpy(intervention.directions)}))
-    write_json(path, {"key": key, **record})
+    data = save_tensors({"directions": torch.from_numpy(intervention.directions)})
+    write_atomic(tensors, data)
+    write_record(path, {"key": key, **record, "tensors": digest_bytes(data)})
     context.note("chosen", record["chosen"])
     return intervention
 

@@ -18,13 +18,14 @@ from coral_lens.report.pages.contents import Contents
 from coral_lens.report.pages.glance import glance_parts
 from coral_lens.report.pages.run import SUMMARY, provenance_of
 from coral_lens.report.pages.templates import fill_template
-from coral_lens.report.runs import Run
+from coral_lens.report.runs import Run, is_page
 from coral_lens.report.tables import formats
 from coral_lens.report.tables.averages import HEADLINE
 from coral_lens.report.tables.exports import clean, csv_text, difference_numbers
 from coral_lens.report.tables.pairing import B_MINUS_A, Matched, joint_run, match_runs
 from coral_lens.report.tables.run import COLUMNS, Comparison, ResultsTable, TaskTable, results_table, subject_of
 from coral_lens.storage.files import write_atomic
+from coral_lens.storage.outputs import refuse_replacing
 
 COMPARISON_HEAD = ("task", "n_questions", "method", "against", "metric", "value", "low", "high", "p_holm")
 """The columns of comparison.csv."""
@@ -37,6 +38,7 @@ def write_comparison(a: Run, b: Run, folder: Path, *, n_boot: int = 1000) -> Pat
     by_name = {task.name: task for task in joint.tasks}
     tasks = tuple(by_name[m.both.name] for m in matched)
     table = replace(joint, tasks=tasks)
+    refuse_replacing(folder, ("report.html",), is_ours=is_page)
     write_atomic(folder / "comparison.csv", comparison_csv(table).encode())
     record = {
         "a": a.title,

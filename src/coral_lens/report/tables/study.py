@@ -18,7 +18,7 @@ from coral_lens.report.names import method_name
 from coral_lens.report.tables.averages import Z
 from coral_lens.report.tables.clear import verdict_of
 from coral_lens.report.tables.run import ABOUT_ALL, may_rank
-from coral_lens.storage.files import read_json
+from coral_lens.storage.files import read_json, read_record
 
 COLUMNS = ABOUT_ALL.columns
 """The metrics of a study's tables."""
@@ -89,7 +89,7 @@ class Improvement:
 
 def read_tables(folder: Path, *, model: str, mixture: str) -> list[StudyTable]:
     """Return the tables of one run from its report's files."""
-    results, seeds = read_json(folder / "results.json"), read_json(folder / "seeds.json")["scores"]
+    results, seeds = read_json(folder / "results.json"), read_record(folder / "seeds.json")["scores"]
     tables = []
     for task in results["tasks"]:
         rows = tuple(

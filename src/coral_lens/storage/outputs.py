@@ -1,0 +1,39 @@
+"""What may be written where: nothing that somebody else has put there is replaced, and no output is its own input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from coral_lens.errors import CoralError
+
+
+def refuse_inputs(out: Path, inputs: Iterable[str | Path]) -> None:
+    """Refuse an output that is one of the inputs, by whatever name; an input that is no file or folder is a task or a hub id."""
+    for given in inputs:
+        source = Path(given)
+        try:
+            same = source.exists() and out.exists() and out.samefile(source)
+        except OSError:
+            same = False
+        if same:
+            raise CoralError(f"--out {out} is {given}, which is read: it would be replaced; choose another place.")
+
+
+def output_file(path: Path, *, is_ours: Callable[[Path], bool], inputs: Iterable[str | Path] = ()) -> Path:
+    """Return the file to write for `path`; what a link points to is meant. Refuse what is not a new file or one of ours."""
+    refuse_inputs(path, inputs)
+    target = path.resolve() if path.is_symlink() else path
+    if target.exists() and not target.is_file():
+        raise CoralError(f"--out {path} is a folder, a pipe or a device, not a plain file; choose another place.")
+    if target.exists() and target.stat().st_size and not is_ours(target):
+        raise CoralError(f"--out {path} exists and was not written by this command; choose another name, or remove it.")
+    return target
+
+
+def refuse_replacing(folder: Path, names: Iterable[str], *, is_ours: Callable[[Path], bool]) -> None:
+    """Refuse a folder in which one of these files would be replaced although it is not ours."""
+    for name in names:
+        path = folder / name
+        if path.is_symlink() or (path.exists() and not is_ours(path)):
+            raise CoralError(f"{path} exists and is not ours; choose another folder for --out, or move it away.")

@@ -22,16 +22,29 @@ from coral_lens.errors import CoralError
 from coral_lens.report.tables.exports import csv_text
 
 ROOT = Path(__file__).parents[1]
-FILES = sorted(p for top in ("src", "bench", "docs", "examples") for p in (ROOT / top).rglob("*.py")) + [ROOT / "setup.py"]
+TOPS = ("src", "bench", "docs", "examples")
+FILES = [*sorted(p for top in TOPS for p in (ROOT / top).rglob("*.py")), ROOT / "setup.py"]
 
 # ------------------------------------------------------------------------------------------------- calls that could
 
-MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "runpy", "code", "subprocess", "pty"}
+MODULES = {
+    "pickle",
+    "cPickle",
+    "dill",
+    "cloudpickle",
+    "joblib",
+    "marshal",
+    "shelve",
+    "runpy",
+    "code",
+    "subprocess",
+    "pty",
+}
 NAMES = {"eval", "exec", "compile", "__import__"}
 """Of Python itself; a method of the same name is another thing."""
 METHODS = {
-    "import_module", "load_module", "exec_module", "system", "popen", "unsafe_load", "full_load", "load_dataset", "from_pretrained",
-    "from_config", "snapshot_download", "hf_hub_download", "extractall", "Markup",
+    "import_module", "load_module", "exec_module", "system", "popen", "unsafe_load", "full_load", "load_dataset",
+    "from_pretrained", "from_config", "snapshot_download", "hf_hub_download", "extractall", "Markup",
 }  # fmt: skip
 LOADERS = {"torch.load", "np.load", "numpy.load", "yaml.load", "jit.load", "hub.load"}
 KEYWORDS = {"shell", "weights_only", "allow_pickle", "trust_remote_code", "autoescape"}
@@ -39,13 +52,12 @@ KEYWORDS = {"shell", "weights_only", "allow_pickle", "trust_remote_code", "autoe
 ALLOWED = {
     "src/coral_lens/__init__.py import_module": "loads the module of a public name when that is first asked for",
     "src/coral_lens/data/assets.py subprocess": "calls pip with a list of words, no shell; what it fetches has its digest here",
-    "src/coral_lens/data/assets.py extractall": "unpacks what was checked by its digest",
-    "src/coral_lens/data/task_data.py load_dataset": "data only: the library runs no scripts, and the option for them is taken away",
+    "src/coral_lens/data/task_data.py load_dataset": "data only: it runs no scripts, and the option for them is taken away",
+    "src/coral_lens/data/task_data.py trust_remote_code": "takes the option away from what a task file says",
     "src/coral_lens/engine/loading.py from_pretrained": "takes trust_remote_code from the caller, who must say it",
     "src/coral_lens/engine/loading.py from_config": "as above, and without weights",
     "src/coral_lens/engine/loading.py trust_remote_code": "passes on what the caller said; its default is False",
     "src/coral_lens/harness/model.py trust_remote_code": "passes on what lm-eval was told; its default is False",
-    "src/coral_lens/harness/model.py from_pretrained": "as loading.py",
     "src/coral_lens/lens/publish.py snapshot_download": "fetches only the files of a lens, by their names",
     "src/coral_lens/report/pages/contents.py Markup": "an SVG of our own drawing, and an <img>, in which no script runs",
     "src/coral_lens/report/pages/run.py Markup": "our script, its digest, and data that was escaped for a script",

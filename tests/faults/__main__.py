@@ -1,7 +1,7 @@
 """`make torture`: all faults, as many as wanted, and a table of how they ended. It exits with 1 if any ended wrongly.
 
-    python -m faults                      everything
-    python -m faults kills questions=50   some of it; a number says how many
+python -m faults                      everything
+python -m faults kills questions=50   some of it; a number says how many
 """
 
 from __future__ import annotations

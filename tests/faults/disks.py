@@ -40,7 +40,9 @@ class FullDisk:
     def _see(self, event: str, arguments: tuple[Any, ...]) -> None:
         if self.left is None or event != "open" or not isinstance(arguments[2], int) or not arguments[2] & WRITING:
             return
-        if isinstance(arguments[0], str | os.PathLike) and Path(os.path.abspath(arguments[0])).is_relative_to(self.folder):
+        if isinstance(arguments[0], str | os.PathLike) and Path(os.path.abspath(arguments[0])).is_relative_to(
+            self.folder
+        ):
             self.left -= 1
             if self.left < 0:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(arguments[0]))

@@ -15,14 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from faults.hostile import NUMBERS, TEXTS, as_json, spoiled, spoiled_bytes
-from faults.outcomes import Tally, call, coral
-from faults.workshop import Step, Workshop
 from typer.main import get_command
 
 from coral_lens.cli import app
 from coral_lens.data.questions import read_questions
 from coral_lens.records import UNKNOWN, Question
+from faults.hostile import NUMBERS, TEXTS, as_json, spoiled, spoiled_bytes
+from faults.outcomes import Tally, call, coral
+from faults.workshop import Step, Workshop
 
 # ---------------------------------------------------------------------------------------------------------- questions
 
@@ -37,7 +37,9 @@ def question_rows(rng: random.Random) -> list[dict[str, Any]]:
         n = rng.randint(2, 5)
         options = [str(k + rng.randint(0, 1)) for k in range(n)] if digits else rng.sample(WORDS, n)
         options = list(dict.fromkeys(options)) if len(set(options)) > 1 else ["1", "2"]
-        rows.append({"id": f"q{i}", "question": f"{i}: which?", "options": options, "answer": rng.randrange(len(options))})
+        rows.append(
+            {"id": f"q{i}", "question": f"{i}: which?", "options": options, "answer": rng.randrange(len(options))}
+        )
     return rows
 
 
@@ -94,7 +96,21 @@ def hostile_questions(home: Path, n: int) -> Tally:
 
 # ------------------------------------------------------------------------------------------------------------ studies
 
-TOML_VALUES = ('""', "-1", "0", "1e999", "nan", "true", "[]", "{}", "[[]]", '["x", 1]', "9" * 400, "[" * 5000, "1979-05-27")
+TOML_VALUES = (
+    '""',
+    "-1",
+    "0",
+    "1e999",
+    "nan",
+    "true",
+    "[]",
+    "{}",
+    "[[]]",
+    '["x", 1]',
+    "9" * 400,
+    "[" * 5000,
+    "1979-05-27",
+)
 
 
 def study_file(text: str, rng: random.Random) -> bytes:

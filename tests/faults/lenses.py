@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from faults.hostile import hostile_value, spoiled, spoiled_bytes
-from faults.outcomes import Tally, call
 from safetensors.torch import load_file
 from safetensors.torch import save as save_tensors
 
@@ -25,6 +23,8 @@ from coral_lens.data.questions import read_questions
 from coral_lens.engine.loading import load_model
 from coral_lens.lens.artefact import load_lens
 from coral_lens.storage.files import digest_file
+from faults.hostile import hostile_value, spoiled, spoiled_bytes
+from faults.outcomes import Tally, call
 
 Tensors = dict[str, torch.Tensor]
 N_QUESTIONS = 3
@@ -55,7 +55,7 @@ def spoil_record(record: dict[str, Any], rng: random.Random) -> dict[str, Any]:
     """Change one value of the record, more often one that steers."""
     if rng.random() < 0.6:
         key = rng.choice(["kind", "rule", "layers", "inputs", "gamma", "base_weight", "base", "base_temperature",
-                          "then_temperature", "style", "probe", "tempering", "temperature", "sets", "abstention", "keys"])  # fmt: skip
+                          "then_temperature", "style", "probe", "tempering", "temperature", "sets", "keys"])  # fmt: skip
         return record | {key: hostile_value(rng)}
     changed = spoiled(record, rng)
     return changed if isinstance(changed, dict) else record
@@ -121,6 +121,8 @@ def hostile_lenses(lens: Path, folder: Path, home: Path, n: int) -> Tally:
         shutil.copytree(lens, target)
         spoil_folder(target, random.Random(seed))
         # the name of the model is a folder of the machine that it was fitted on
-        outcome = call(lambda target=target, answers=answers: answers.extend(load_lens(target).predict(model, questions)))
+        outcome = call(
+            lambda target=target, answers=answers: answers.extend(load_lens(target).predict(model, questions))
+        )
         tally.judge(f"lens folder {seed}", outcome, difference=wrong_answers(answers) if outcome.code == 0 else "")
     return tally

@@ -7,6 +7,7 @@ the pages in Chromium too, beside a page without any defence, which shows that t
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import threading
@@ -18,9 +19,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from faults.outcomes import Tally
-from faults.workshop import GOLDEN
-
 from coral_lens.records import Predictions
 from coral_lens.report.findings import Gathered
 from coral_lens.report.pages.compare import write_comparison
@@ -30,8 +28,9 @@ from coral_lens.report.pages.study import render_study
 from coral_lens.report.runs import Evaluation, Run, load_run
 from coral_lens.report.tables.run import results_table
 from coral_lens.report.tables.study import StudyTable, read_tables
+from faults.outcomes import Tally
+from faults.workshop import GOLDEN
 
-HARMLESS = "harmless"
 HARM = "harmed"
 """The title of a page in which a script ran."""
 MEANT = {"base", "temperature"}
@@ -48,6 +47,9 @@ def hostile_text(url: str = "http://127.0.0.1:9/leak") -> str:
     )
 
 
+HARMLESS = re.sub("[<>\"'&]", "x", hostile_text())
+"""The same text without what makes markup; as long, since pages shorten what is long."""
+
 # -------------------------------------------------------------------------------------------------------------- pages
 
 
@@ -55,7 +57,11 @@ def hostile_run(text: str) -> Run:
     """Return a run in which every text of a user's is this one: title, lens, tasks, questions, methods, provenance."""
     run = load_run(GOLDEN / "run")
     lens = run.lens | {"model": run.lens["model"] | {"name": text, "dtype": text}}
-    lens["training"] = lens["training"] | {"tasks": {f"{text}:train": 3}, "terms": {text: text}, "versions": {text: text}}
+    lens["training"] = lens["training"] | {
+        "tasks": {f"{text}:train": 3},
+        "terms": {text: text},
+        "versions": {text: text},
+    }
     evaluations = tuple(hostile_evaluation(e, f"{text} {i}") for i, e in enumerate(run.evaluations))
     return Run(text, evaluations, lens, run.provenance | {text: text, "lens": text, "command": [text, {text: text}]})
 
@@ -68,7 +74,13 @@ def hostile_evaluation(evaluation: Evaluation, text: str) -> Evaluation:
 
     questions = tuple(
         replace(
-            q, id=f"{text}{i}", group=text, text=text, task=text, split=text, options=tuple(f"{text}{j}" for j in range(len(q.options)))
+            q,
+            id=f"{text}{i}",
+            group=text,
+            text=text,
+            task=text,
+            split=text,
+            options=tuple(f"{text}{j}" for j in range(len(q.options))),
         )
         for i, q in enumerate(evaluation.questions)
     )
@@ -105,7 +117,13 @@ def study_page(text: str, _: Path) -> str:
 
     tables = [renamed(t) for t in read_tables(folder, model=text, mixture=text)]
     about = {"source": text, text: {text: [text]}}
-    record = {"name": text, "mixtures": {text: about}, "tests": {text: about}, "study": {text: text}, "versions": {text: text}}
+    record = {
+        "name": text,
+        "mixtures": {text: about},
+        "tests": {text: about},
+        "study": {text: text},
+        "versions": {text: text},
+    }
     return render_study(record, tables, [], [(text, "runs/model/mine/report.html")])
 
 
@@ -140,7 +158,9 @@ class Looked(HTMLParser):
         if values.get("http-equiv") == "Content-Security-Policy":
             self.policy = values["content"]
         for name in {"src", "href", "action", "srcset", "style"} & values.keys():
-            inside = values[name].startswith(("#", "data:image/", "runs/")) or (name == "style" and "url" not in values[name])
+            inside = values[name].startswith(("#", "data:image/", "runs/")) or (
+                name == "style" and "url" not in values[name]
+            )
             self.out += [] if inside else [f"{tag} {name}={values[name]}"]
         self.out += [f"{tag} {name}" for name in values if name.startswith("on")]
 
@@ -176,7 +196,7 @@ def listening() -> Iterator[tuple[str, list[str]]]:
     asked: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:  # noqa: N802  (its name)
+        def do_GET(self) -> None:
             asked.append(self.path)
             self.send_response(204)
             self.end_headers()

@@ -21,11 +21,11 @@ from typing import Any
 
 import pytest
 import torch
-from faults.outcomes import Outcome, coral
 from typer.main import get_command
 
 from coral_lens.cli import app
 from coral_lens.report.figures.style import Picture
+from faults.outcomes import Outcome, coral
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 STUDY = """

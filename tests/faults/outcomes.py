@@ -19,8 +19,8 @@ from coral_lens.errors import CoralError
 
 End = Literal["same bytes", "one sentence", "traceback", "silent"]
 ENDS: tuple[End, ...] = ("same bytes", "one sentence", "traceback", "silent")
-PATIENCE = 60
-"""Seconds after which a command counts as hanging."""
+PATIENCE, SHORT = 60, 10
+"""Seconds after which a command, or a call, counts as hanging."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def coral(folder: Path, *arguments: str) -> Outcome:
 def call(function: Callable[[], Any]) -> Outcome:
     """Call a function of ours as a command does: a CoralError is a sentence, anything else a traceback."""
     try:
-        with at_most(PATIENCE), warnings.catch_warnings():
+        with at_most(SHORT), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             function()
     except CoralError as error:

@@ -108,6 +108,8 @@ WITHOUT_WORK = {
 
 TIMED = ("*cost.json", "*costs.json", "*costs.md", "study/report.html", "cache/*")
 """Files that hold seconds, which no two runs have in common."""
+ROWS = "analysis.work/*.jsonl"
+"""Journals in which a row is found by its key: one that is made again stands last, and the results are the same."""
 DRAWN = {"png": lambda self: b"\x89PNG", "svg": lambda self: "<svg></svg>"}
 
 
@@ -173,7 +175,8 @@ def content(folder: Path) -> dict[str, bytes]:
             path = Path(place) / name
             key = path.relative_to(folder).as_posix()
             if not name.endswith(".lock") and not any(fnmatchcase(key, pattern) for pattern in TIMED):
-                found[key] = path.read_bytes()
+                data = path.read_bytes()
+                found[key] = b"".join(sorted(data.splitlines(keepends=True))) if fnmatchcase(key, ROWS) else data
     return found
 
 

@@ -11,6 +11,7 @@ import random
 import re
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 
 from faults.outcomes import Tally, coral
@@ -65,6 +66,7 @@ FOLDERS = {"ANSWERS": "answers.jsonl", "WORK": "states"}
 """What the workshop calls a folder of that page, where it is not its name in small letters."""
 
 
+@cache
 def patterns() -> list[str]:
     """Return the files that the reference names, as the workshop calls them; tests/end_to_end/test_files.py checks it."""
     named = re.findall(r"^\| `([A-Z]+)([^`]*)` \|", PAGE.read_text("utf-8"), flags=re.MULTILINE)
@@ -103,7 +105,7 @@ def damaged_again(shop: Workshop, step: Step, name: str, rng: random.Random) -> 
 
 def damaged_read(shop: Workshop, reader: Step, name: str, rng: random.Random) -> Iterator[tuple[str, Tally]]:
     """Damage one file in each way, and run a command that reads it, as if for the first time."""
-    wanted = {n: data for n, data in content(reader.after).items() if n in reader.written}
+    wanted = reader.written
     for damage, harm in DAMAGES.items():
         tally, folder = Tally(f"{damage}, read"), shop.bench(reader.before)
         harm(folder / name, rng)

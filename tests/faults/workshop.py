@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -201,11 +202,16 @@ class Step:
     def arguments(self) -> list[str]:
         return shlex.split(self.line)
 
-    @property
-    def written(self) -> list[str]:
+    @cached_property
+    def result(self) -> dict[str, bytes]:
+        """Every file that is there after it."""
+        return content(self.after)
+
+    @cached_property
+    def written(self) -> dict[str, bytes]:
         """The files that it made or changed."""
-        before, after = content(self.before), content(self.after)
-        return [name for name, data in after.items() if before.get(name) != data]
+        before = content(self.before)
+        return {name: data for name, data in self.result.items() if before.get(name) != data}
 
     def reads(self, name: str) -> bool:
         """Whether its line names the folder of a file."""
@@ -242,4 +248,4 @@ class Workshop:
     def again(self, step: Step, folder: Path) -> tuple[Outcome, str]:
         """Run a command in a folder; return how it ended and what differs from the undisturbed run."""
         outcome = coral(folder, *step.arguments)
-        return outcome, difference(content(folder), content(step.after))
+        return outcome, difference(content(folder), step.result)

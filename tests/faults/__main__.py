@@ -70,7 +70,8 @@ def main() -> int:
     with quiet(), tempfile.TemporaryDirectory(prefix="torture-") as temporary:
         home = Path(temporary)
         if "kills" in asked:
-            shop, found = kills.kill_all(home / "kills", kills.Recorder(), large=True, most=asked["kills"])
+            most = asked["kills"] if asked["kills"] < MANY["kills"] else None
+            shop, found = kills.kill_all(home / "kills", kills.Recorder(), large=True, most=most)
             tallies += found
         else:
             shop = Workshop.make(home / "shop", large=len(asked) == len(MANY))

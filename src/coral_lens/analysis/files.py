@@ -17,7 +17,6 @@ from safetensors.numpy import load, save
 from coral_lens.report.tables.exports import csv_text
 from coral_lens.storage.files import (
     append_line,
-    canonical,
     digest,
     digest_bytes,
     lines_of,
@@ -74,7 +73,9 @@ class RowJournal:
 
     def _line(self, name: str) -> bytes:
         rows = self.entries[name]
-        return (canonical({"key": name, "rows": rows, "sha256": digest(rows)}) + "\n").encode()
+        # not canonical: keys stay in their order, which is that of the columns of a table that is made of kept rows
+        line = json.dumps({"key": name, "rows": rows, "sha256": digest(rows)}, ensure_ascii=False, allow_nan=False)
+        return f"{line}\n".encode()
 
 
 def parse_rows(line: bytes) -> tuple[str, Any] | None:

@@ -1,0 +1,254 @@
+"""Hostile inputs: files of questions, studies, logs of lm-eval, and command lines. Each is accepted as meant, or refused.
+
+Where the generator knows what a file means, another reading is silence: an answer that is not the one that was written.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import random
+import shlex
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from typer.main import get_command
+
+from coral_lens.cli import app
+from coral_lens.data.questions import read_questions
+from coral_lens.records import UNKNOWN, Question
+from faults.hostile import NUMBERS, TEXTS, as_json, spoiled, spoiled_bytes
+from faults.outcomes import Tally, call, coral
+from faults.workshop import Step, Workshop
+
+# ---------------------------------------------------------------------------------------------------------- questions
+
+WORDS = ("red", "a blue whale", "A", "b", "true", "0.5", "ä", "yes|no", "=2", "3/4", "None")
+
+
+def question_rows(rng: random.Random) -> list[dict[str, Any]]:
+    """Return sound questions; the options of some files are numbers, whose answers are easily taken for their places."""
+    digits = rng.random() < 0.3
+    rows = []
+    for i in range(rng.randint(1, 6)):
+        n = rng.randint(2, 5)
+        options = [str(k + rng.randint(0, 1)) for k in range(n)] if digits else rng.sample(WORDS, n)
+        options = list(dict.fromkeys(options)) if len(set(options)) > 1 else ["1", "2"]
+        rows.append(
+            {"id": f"q{i}", "question": f"{i}: which?", "options": options, "answer": rng.randrange(len(options))}
+        )
+    return rows
+
+
+def written_as_csv(rows: list[dict[str, Any]]) -> bytes:
+    """Return the questions as CSV, with the options as a JSON list and the answers as their places."""
+    text = io.StringIO()
+    table = csv.writer(text)
+    table.writerow(rows[0])
+    table.writerows([as_json(v) if isinstance(v, list) else v for v in row.values()] for row in rows)
+    return text.getvalue().encode()
+
+
+def written_as_jsonl(rows: list[Any]) -> bytes:
+    """Return the questions as JSON lines."""
+    return "".join(as_json(row) + "\n" for row in rows).encode("utf-8", "surrogatepass")
+
+
+def wrong_reading(questions: list[Question], rows: list[dict[str, Any]] | None) -> str:
+    """Say what is wrong with what was read: no question at all, or another than was written."""
+    for q in questions:
+        if not q.text.strip() or len(q.options) < 2 or not (q.answer == UNKNOWN or 0 <= q.answer < len(q.options)):
+            return f"accepted {q}"
+    if rows is None:
+        return ""
+    found = [(q.id, q.answer) for q in questions]
+    wanted = [(row["id"], row["answer"]) for row in rows]
+    return "" if found == wanted else f"read {found} where {wanted} was written"
+
+
+def question_file(rng: random.Random) -> tuple[str, bytes, list[dict[str, Any]] | None]:
+    """Return the name and content of a file, and what it means if it was not spoiled."""
+    rows = question_rows(rng)
+    if rng.random() < 0.4:
+        as_csv = rng.random() < 0.7
+        return ("q.csv", written_as_csv(rows), rows) if as_csv else ("q.jsonl", written_as_jsonl(rows), rows)
+    if rng.random() < 0.5:
+        return "q.jsonl", written_as_jsonl(spoiled(rows, rng)), None
+    name, write = rng.choice([("q.csv", written_as_csv), ("q.jsonl", written_as_jsonl)])
+    data = spoiled_bytes(write(rows), rng)
+    return (f"{name}.gz", spoiled_bytes(gzip.compress(data), rng), None) if rng.random() < 0.2 else (name, data, None)
+
+
+def hostile_questions(home: Path, n: int) -> Tally:
+    """Read so many files of questions."""
+    tally, home = Tally("question files"), fresh(home / "questions")
+    for seed in range(n):
+        name, data, rows = question_file(random.Random(seed))
+        path, read = home / name, list[Question]()
+        path.write_bytes(data)
+        outcome = call(lambda path=path, read=read: read.extend(read_questions(path)))
+        tally.judge(f"question file {seed}", outcome, difference=wrong_reading(read, rows) if read else "")
+    return tally
+
+
+# ------------------------------------------------------------------------------------------------------------ studies
+
+TOML_VALUES = (
+    '""',
+    "-1",
+    "0",
+    "1e999",
+    "nan",
+    "true",
+    "[]",
+    "{}",
+    "[[]]",
+    '["x", 1]',
+    "9" * 400,
+    "[" * 5000,
+    "1979-05-27",
+)
+
+
+def study_file(text: str, rng: random.Random) -> bytes:
+    """Return a study of which one line was spoiled."""
+    lines = text.strip().splitlines()
+    at = rng.randrange(len(lines))
+    key, equals, _ = lines[at].partition(" = ")
+    match rng.randrange(5):
+        case 0:
+            del lines[at]
+        case 1:
+            lines.insert(at, rng.choice(lines))
+        case 2 if equals:
+            lines[at] = f"{key} = {as_json(rng.choice(TEXTS))}"
+        case 3:
+            return spoiled_bytes(text.encode(), rng)
+        case _:
+            lines[at] = f"{key} = {rng.choice(TOML_VALUES)}"
+    return "\n".join(lines).encode()
+
+
+def hostile_studies(shop: Workshop, n: int) -> Tally:
+    """Ask of so many studies what they would run."""
+    tally, folder = Tally("study files"), shop.bench(shop.steps[0].before)
+    text = (folder / "study.toml").read_text("utf-8")
+    for seed in range(n):
+        (folder / "hostile.toml").write_bytes(study_file(text, random.Random(seed)))
+        tally.judge(f"study file {seed}", coral(folder, "run", "hostile.toml", "--check"))
+    return tally
+
+
+NAMED = """
+name = {name}
+models = ["model"]
+layers = [1]
+mixture = [{{ name = {name}, sources = [{{ task = "train.jsonl", shots = 0 }}] }}]
+test = [{{ task = "test.jsonl", name = {name}, shots = 0 }}]
+
+[[method]]
+kind = "isotonic"
+name = {name}
+"""
+
+
+def hostile_names(shop: Workshop, n: int) -> Tally:
+    """Run a whole study in which every name is hostile."""
+    tally = Tally("names")
+    for name in TEXTS[:n]:
+        folder = shop.bench(shop.steps[0].before)
+        (folder / "named.toml").write_text(NAMED.format(name=as_json(name).replace("\\u001b", "\\u001B")), "utf-8")
+        outcome = coral(folder, "run", "named.toml", "--out", "study", "--work", "states")
+        outside = sorted(p.name for p in folder.parent.iterdir() if not p.name.startswith(("at-", "now")))
+        tally.judge(f"name {name[:40]!r}", outcome, difference=", ".join(f"{p} is outside" for p in outside))
+    return tally
+
+
+# --------------------------------------------------------------------------------------------------------------- logs
+
+
+def log_records() -> list[dict[str, Any]]:
+    """Return what lm-eval logs of three questions."""
+    return [
+        {
+            "doc_id": i,
+            "doc": {"question": f"{i}?", "choices": ["a", "b"]},
+            "target": str(i % 2),
+            "arguments": {f"gen_args_{j}": {"arg_0": f"{i}?", "arg_1": f" {o}"} for j, o in enumerate("ab")},
+            "resps": [[[str(-1.0 - j), "False"]] for j in range(2)],
+            "filtered_resps": [[str(-1.0 - j), "False"] for j in range(2)],
+            "filter": "none",
+            "metrics": ["acc", "acc_norm"],
+            "acc": float(i % 2 == 0),
+            "acc_norm": float(i % 2 == 0),
+        }
+        for i in range(3)
+    ]
+
+
+def hostile_logs(home: Path, n: int) -> Tally:
+    """Measure so many logs of lm-eval."""
+    tally = Tally("lm-eval logs")
+    for seed in range(n):
+        rng, folder = random.Random(seed), fresh(home / "logs")
+        data = written_as_jsonl(spoiled(log_records(), rng))
+        path = folder / "model" / f"samples_{rng.choice(['toy', '[b]', '..', 'x' * 200])}.jsonl"
+        path.parent.mkdir()
+        path.write_bytes(spoiled_bytes(data, rng) if rng.random() < 0.3 else data)
+        outcome = coral(folder, "eval", "--lm-eval-samples", str(path), "--out", "out")
+        tally.judge(f"log {seed}", outcome, difference="NaN is shown" if " nan" in outcome.out else "")
+    return tally
+
+
+# ------------------------------------------------------------------------------------------------------ command lines
+
+VALUES = (*TEXTS, *map(str, NUMBERS), "1" * 50, "0-9999", "9-1", "1,,2", "cuda:99", "meta", "float8", "nowhere/at/all")
+NOT_ASKED = {"--help", "--version", "--public"}
+
+
+def options_of(command: str) -> list[Any]:
+    """Return the options of a command, as the command line knows them."""
+    found = get_command(app)
+    for word in command.split():
+        found = found.commands[word]  # type: ignore[attr-defined]
+    return [p for p in found.params if p.param_type_name == "option" and not NOT_ASKED & set(p.opts)]
+
+
+def hostile_line(step: Step, command: str, rng: random.Random) -> tuple[list[str], bool]:
+    """Return a line with one hostile value, and whether that is a number that no option can mean."""
+    words = shlex.split(step.line)
+    option, value = rng.choice(options_of(command)), rng.choice(VALUES)
+    flag = option.opts[0]
+    if option.is_flag:
+        return [*words, flag, value], False
+    while flag in words:
+        at = words.index(flag)
+        del words[at : at + 2]
+    kind = str(getattr(option, "type_descriptor", None) or option.type).lower()  # versions of typer call it otherwise
+    negative, no_number = value.startswith("-") and value[1:].isdigit(), value.lower() == "nan"
+    return [*words, f"{flag}={value}"], ("'int'" in kind and negative) or ("'float'" in kind and no_number)
+
+
+def hostile_lines(shop: Workshop, n: int, command_of: Callable[[str], str]) -> Tally:
+    """Run so many command lines with one hostile value each."""
+    tally = Tally("command lines")
+    for seed in range(n):
+        rng = random.Random(seed)
+        step = rng.choice(shop.steps)
+        words, impossible = hostile_line(step, command_of(step.line), rng)
+        folder = shop.bench(step.before)
+        if any("\x00" in word for word in words):
+            words = [word.replace("\x00", "") for word in words]  # no shell could give it
+        outcome = coral(folder, *words)
+        tally.judge(f"`{shlex.join(words)[:300]}`", outcome, difference="accepted" if impossible else "")
+    return tally
+
+
+def fresh(folder: Path) -> Path:
+    """Return an empty folder."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder

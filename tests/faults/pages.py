@@ -1,0 +1,245 @@
+"""Pages with hostile text in every field: no element, no attribute and no script comes of it.
+
+The same page is made with harmless text and with hostile text, and both must have the same elements. `open_in_browser` opens
+the pages in Chromium too, beside a page without any defence, which shows that the text does harm where it can.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from html.parser import HTMLParser
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from coral_lens.records import Predictions
+from coral_lens.report.findings import Gathered
+from coral_lens.report.pages.compare import write_comparison
+from coral_lens.report.pages.features import render_features
+from coral_lens.report.pages.run import render_report
+from coral_lens.report.pages.study import render_study
+from coral_lens.report.runs import Evaluation, Run, load_run
+from coral_lens.report.tables.run import results_table
+from coral_lens.report.tables.study import StudyTable, read_tables
+from faults.outcomes import Tally
+from faults.workshop import GOLDEN
+
+HARM = "harmed"
+"""The title of a page in which a script ran."""
+MEANT = {"base", "temperature"}
+"""Methods that a report knows by their names."""
+
+
+def hostile_text(url: str = "http://127.0.0.1:9/leak") -> str:
+    """Return text that would become a script, a request or an attribute wherever it is not escaped."""
+    script = f"document.title='{HARM}';fetch('{url}')"
+    return (
+        f"</title></style></script></textarea></table><script>{script}</script><img src='{url}' onerror=\"{script}\">"
+        f"<svg onload=\"{script}\">\"onload=\"{script}\"' autofocus onfocus='{script}'<link rel=stylesheet href='{url}'>"
+        f"<a href='javascript:{script}'>x</a><base href='{url}'>\u2028\u2029<!-- ]]> {{{{ 7 * 7 }}}} ${{7}} &lt;b&gt; \\u003cb"
+    )
+
+
+HARMLESS = re.sub("[<>\"'&]", "x", hostile_text())
+"""The same text without what makes markup; as long, since pages shorten what is long."""
+
+# -------------------------------------------------------------------------------------------------------------- pages
+
+
+def hostile_run(text: str) -> Run:
+    """Return a run in which every text of a user's is this one: title, lens, tasks, questions, methods, provenance."""
+    run = load_run(GOLDEN / "run")
+    lens = run.lens | {"model": run.lens["model"] | {"name": text, "dtype": text}}
+    lens["training"] = lens["training"] | {
+        "tasks": {f"{text}:train": 3},
+        "terms": {text: text},
+        "versions": {text: text},
+    }
+    evaluations = tuple(hostile_evaluation(e, f"{text} {i}") for i, e in enumerate(run.evaluations))
+    return Run(text, evaluations, lens, run.provenance | {text: text, "lens": text, "command": [text, {text: text}]})
+
+
+def hostile_evaluation(evaluation: Evaluation, text: str) -> Evaluation:
+    """Return an evaluation with this text in every field."""
+
+    def name_of(method: str) -> str:
+        return method if method in MEANT else f"{method} {text}"
+
+    questions = tuple(
+        replace(
+            q,
+            id=f"{text}{i}",
+            group=text,
+            text=text,
+            task=text,
+            split=text,
+            options=tuple(f"{text}{j}" for j in range(len(q.options))),
+        )
+        for i, q in enumerate(evaluation.questions)
+    )
+    predictions: dict[str, Predictions] = {
+        name_of(m): replace(p, method=name_of(m), model=text, task=text, split=text, ids=tuple(q.id for q in questions))
+        for m, p in evaluation.predictions.items()
+    }
+    view = replace(evaluation.view, method=name_of(evaluation.view.method)) if evaluation.view else None
+    return replace(evaluation, name=text, questions=questions, predictions=predictions, view=view)
+
+
+def run_page(text: str, _: Path) -> str:
+    """The page of `coral eval`."""
+    svg = f'<svg xmlns="http://www.w3.org/2000/svg"><script>document.title="{HARM}"</script></svg>'.encode()
+    finding = Gathered(text, text, text, text, text, svg, (text, text), ((text, text),), 9)
+    run = hostile_run(text)
+    return render_report(run, table=results_table(run, n_boot=20), findings=[finding, replace(finding, svg=b"")])
+
+
+def comparison_page(text: str, home: Path) -> str:
+    """The page of `coral report RUN OTHER`."""
+    run = hostile_run(text)
+    other = replace(run, title=f"{text} b", provenance={text: f"{text} b"})
+    return write_comparison(run, other, home / "compared", n_boot=20).read_text("utf-8")
+
+
+def study_page(text: str, _: Path) -> str:
+    """The page of `coral run`."""
+    folder = GOLDEN / "study" / "runs" / "model" / "mine"
+
+    def renamed(table: StudyTable) -> StudyTable:
+        rows = tuple(replace(r, method=r.method if r.method in MEANT else f"{r.method} {text}") for r in table.rows)
+        return replace(table, test=text, rows=rows, comparisons=())
+
+    tables = [renamed(t) for t in read_tables(folder, model=text, mixture=text)]
+    about = {"source": text, text: {text: [text]}}
+    record = {
+        "name": text,
+        "mixtures": {text: about},
+        "tests": {text: about},
+        "study": {text: text},
+        "versions": {text: text},
+    }
+    return render_study(record, tables, [], [(text, "runs/model/mine/report.html")])
+
+
+def features_page(text: str, _: Path) -> str:
+    """The page of `coral sae report`."""
+    effect = {"accuracy": {"value": 0.0}, "ece": {"value": 0.0, "low": 0.0, "high": 0.0}}
+    top = [{"text": text, "option": text, "is_answer": True, "value": 1.0}]
+    shown = {"feature": 3, "r": 0.1, "frequency": 0.5, "effects": [(text, effect)], "top": top}
+    dashboard = {"title": text, "lead": [text], "features": [shown], "names": {text: text}, "foot": text}
+    return render_features(dashboard, {})
+
+
+PAGES = {"run": run_page, "comparison": comparison_page, "study": study_page, "features": features_page}
+
+# -------------------------------------------------------------------------------------------------------------- looks
+
+
+@dataclass
+class Looked(HTMLParser):
+    """The elements of a page with the names of their attributes, its policy, and whatever leads out of it."""
+
+    elements: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
+    policy: str = ""
+    out: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, tuple(name for name, _ in attrs)))
+        values = {name: value or "" for name, value in attrs}
+        if values.get("http-equiv") == "Content-Security-Policy":
+            self.policy = values["content"]
+        for name in {"src", "href", "action", "srcset", "style"} & values.keys():
+            inside = values[name].startswith(("#", "data:image/", "runs/")) or (
+                name == "style" and "url" not in values[name]
+            )
+            self.out += [] if inside else [f"{tag} {name}={values[name]}"]
+        self.out += [f"{tag} {name}" for name in values if name.startswith("on")]
+
+
+def looked_at(page: str) -> Looked:
+    """Return what a page is made of."""
+    found = Looked()
+    found.feed(page)
+    found.close()
+    return found
+
+
+def wrong_page(harmless: str, hostile: str) -> str:
+    """Say what the text of a page became, other than text."""
+    plain, found = looked_at(harmless), looked_at(hostile)
+    if found.elements != plain.elements:
+        pairs = zip(found.elements, plain.elements, strict=False)
+        first = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(found.elements), len(plain.elements)))
+        return f"element {first} is {found.elements[first : first + 1]}, not {plain.elements[first : first + 1]}"
+    if found.out:
+        return f"leads out: {found.out[0][:200]}"
+    return "" if "default-src 'none'" in found.policy else f"policy {found.policy!r}"
+
+
+# ------------------------------------------------------------------------------------------------------------ browser
+
+CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
+
+
+@contextmanager
+def listening() -> Iterator[tuple[str, list[str]]]:
+    """Yield an address of this machine, and what is asked of it."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/leak", asked
+    finally:
+        server.shutdown()
+
+
+def opened(browser: str, page: Path) -> str:
+    """Return the page as the browser has it after its scripts ran."""
+    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000", "--dump-dom"]
+    profile = f"--user-data-dir={page.parent / 'profile'}"
+    return subprocess.run(
+        [*command, profile, page.as_uri()], capture_output=True, text=True, timeout=120, check=True
+    ).stdout
+
+
+def open_in_browser(home: Path) -> Tally:
+    """Open every page in Chromium: no script runs, no request leaves."""
+    tally, browser = Tally("pages in Chromium"), next(filter(None, map(shutil.which, CHROMIUM)), None)
+    if browser is None:
+        print("no Chromium is installed: pages were only looked at")
+        return tally
+    home.mkdir(exist_ok=True)
+    with listening() as (url, asked):
+        text = hostile_text(url)
+        pages = {name: make(text, home) for name, make in PAGES.items()}
+        for name, page in {"undefended": f"<title>x</title>{text}", **pages}.items():
+            path = home / f"{name}.html"
+            path.write_text(page, "utf-8")
+            asked.clear()
+            ran = f"<title>{HARM}" in opened(browser, path)
+            print(f"{name}: {'a script ran' if ran else 'no script ran'}, {len(asked) or 'no'} requests left")
+            if name == "undefended":
+                assert ran, "the text is harmless, so this shows nothing"
+                assert asked, "no request is seen, so this shows nothing"
+            else:
+                tally.add(name, "silent" if ran or asked else "same bytes", json.dumps([ran, asked]))
+    return tally

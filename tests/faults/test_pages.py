@@ -1,0 +1,31 @@
+"""Pages with hostile text in every field have the elements of pages with harmless text, and their policy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from faults.pages import HARMLESS, PAGES, hostile_text, wrong_page
+from faults.workshop import quiet
+
+
+@pytest.fixture(autouse=True, scope="module")
+def calm() -> Iterator[None]:
+    with quiet():
+        yield
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_text_stays_text(name: str, tmp_path: Path) -> None:
+    hostile = PAGES[name](hostile_text(), tmp_path)
+    assert wrong_page(PAGES[name](HARMLESS, tmp_path), hostile) == ""
+    assert "harmed" in hostile, "the text is on the page"
+
+
+@pytest.mark.parametrize("hole", ["{}", "<p title='{}'>", '<p title="{}">', "<p {}>", "<style>{}</style>"])
+def test_a_hole_is_seen(hole: str) -> None:
+    policy = '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'">'
+    assert wrong_page(policy + hole.format(HARMLESS), policy + hole.format(hostile_text()))
+    assert wrong_page(hole.format(HARMLESS), hole.format(HARMLESS)), "a page without a policy"

@@ -7,7 +7,6 @@ processes share the suite.
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -22,20 +21,9 @@ KILLS = 2
 KINDS = 4
 """Kinds of files that are damaged, of all kinds."""
 
-KNOWN: dict[str, str] = {
-    r"\.\d+\.(tmp|old)/": "temporary folders of a killed process stay",
-    r"\.tmp is new": "temporary files of a killed process stay",
-    r"calibrate .*kill-\d+\): one sentence: .*is not a lens": "a kill between two renames leaves no lens under its name",
-    r"^lens folder \d+: (traceback|silent)": "a record of wrong types under right digests is not refused in a sentence",
-    r"^question file \d+: silent: read": "numbers as options in CSV, with places as answers",
-}
-"""Patterns of wrong ends that are not mended yet, with the reason: they do not fail the tests. To be empty."""
 
-
-def unknown(tallies: Iterable[Tally]) -> list[str]:
-    """Return the wrong ends that no pattern of the list above excuses."""
-    wrong = [line for tally in tallies for line in tally.wrong]
-    return [line for line in wrong if not any(re.search(pattern, line) for pattern in KNOWN)]
+def wrong_ends(tallies: Iterable[Tally]) -> list[str]:
+    return [line for tally in tallies for line in tally.wrong]
 
 
 def test_every_command_is_killed_or_says_why_a_kill_costs_nothing() -> None:
@@ -54,7 +42,7 @@ def test_kills_damage_and_full_disks_end_with_the_same_bytes_or_one_sentence(tmp
         tallies.append(inputs.hostile_studies(shop, 20))
         tallies.append(inputs.hostile_lines(shop, 10, command_of))
         tallies += [kills.real(shop, shop.steps[0], renames=[1])]
-    assert unknown(tallies) == [], table(tallies)
+    assert wrong_ends(tallies) == [], table(tallies)
 
 
 # ---------------------------------------------------------------------------------------------- the suite can fail

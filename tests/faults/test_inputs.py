@@ -11,7 +11,7 @@ import pytest
 from coral_lens.data.questions import read_questions
 from faults import inputs, lenses
 from faults.outcomes import Tally, table
-from faults.test_commands import unknown
+from faults.test_commands import wrong_ends
 from faults.workshop import GOLDEN, quiet
 
 
@@ -22,7 +22,7 @@ def calm() -> Iterator[None]:
 
 
 def assert_right(tally: Tally) -> None:
-    assert unknown([tally]) == [], table([tally])
+    assert wrong_ends([tally]) == [], table([tally])
 
 
 def test_question_files(tmp_path: Path) -> None:

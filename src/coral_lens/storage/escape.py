@@ -57,9 +57,11 @@ def for_latex(text: str) -> str:
 
 def for_csv(value: Any) -> Any:
     """Return a value for a cell of CSV: a text that a spreadsheet would compute gets an apostrophe, a number stays one."""
-    if not isinstance(value, str) or not _FORMULA.match(value) or _is_number(value):
+    if not isinstance(value, str):
         return value
-    return f"'{value}"
+    # a lone carriage return is not quoted by the csv module, and would end the row
+    text = value.replace("\r\n", "\n").replace("\r", "\n")
+    return f"'{text}" if _FORMULA.match(value) and not _is_number(value) else text
 
 
 def _is_number(text: str) -> bool:

@@ -59,7 +59,8 @@ def test_latex_is_escaped() -> None:
 
 @pytest.mark.parametrize("text", ["=1+1", "+cmd", "-x", "@sum", "\t=1", "\r=1", " =1"])
 def test_no_cell_starts_a_formula(text: str) -> None:
-    assert for_csv(text) == f"'{text}"
+    # a lone carriage return would end the row
+    assert for_csv(text) == "'" + text.replace("\r", "\n")
 
 
 @pytest.mark.parametrize("value", [-1.5, -3, "-1.5", "+2", "-1e-05", "", "a=b", None, float("nan"), True])

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from safetensors import safe_open
+from support.studies import study_text
 from typer.testing import CliRunner
 
 from coral_lens.cli import app
@@ -19,43 +20,6 @@ from coral_lens.report.figures.style import Picture
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "reference" / "files.md"
-STUDY = """
-name = "own"
-models = ["model"]
-layers = [1]
-mixture = [{ name = "mine", sources = [{ task = "train.jsonl", shots = 0 }] }]
-test = [{ task = "test.jsonl", shots = 0 }]
-
-[[method]]
-kind = "mlp"
-
-[[method]]
-kind = "iti"
-heads = [2]
-alphas = [1.0]
-directions = ["mean"]
-
-[[method]]
-kind = "ccps"
-search = false
-steps = 5
-
-[[method]]
-kind = "steerconf"
-prompts = ["vanilla"]
-thinking = [false]
-temperatures = [1.0]
-samples = [1]
-screening = 1
-questions = 2
-max_new_tokens = 2
-
-[[method]]
-kind = "corrsteer"
-sae = "SAE/4x"
-features = [1]
-alphas = [0.0, 1.0]
-"""
 COMMANDS = """
 extract train.jsonl --model model --heads all --out STORE
 fit --model model --train train.jsonl --out LENS
@@ -95,7 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for i in range(60)
     ]
     (folder / "more.jsonl").write_text("".join(json.dumps(row) + "\n" for row in more), "utf-8")
-    (folder / "study.toml").write_text(STUDY, "utf-8")
+    (folder / "study.toml").write_text(study_text(keeping=True, sae="SAE/4x"), "utf-8")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setenv("CORAL_CACHE", str(folder / "CACHE"))

@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.studies import study_text
 from typer.main import get_command
 
 from coral_lens.cli import app
@@ -28,49 +29,6 @@ from coral_lens.report.figures.style import Picture
 from faults.outcomes import Outcome, coral
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-STUDY = """
-name = "own"
-models = ["model"]
-layers = [1]
-mixture = [{ name = "mine", sources = [{ task = "train.jsonl", shots = 0 }] }]
-test = [{ task = "test.jsonl", shots = 0 }]
-
-[[method]]
-kind = "mlp"
-
-[[method]]
-kind = "isotonic"
-"""
-LARGE_STUDY = """
-[[method]]
-kind = "iti"
-heads = [2]
-alphas = [1.0]
-directions = ["mean"]
-
-[[method]]
-kind = "ccps"
-search = false
-steps = 5
-
-[[method]]
-kind = "steerconf"
-prompts = ["vanilla"]
-thinking = [false]
-temperatures = [1.0]
-samples = [1]
-screening = 1
-questions = 2
-max_new_tokens = 2
-
-[[method]]
-kind = "corrsteer"
-sae = "sae/4x"
-features = [1]
-alphas = [0.0, 1.0]
-"""
-"""What the study of `make torture` has besides: every method that keeps work of its own."""
-
 LINES = """
 extract train.jsonl --model model --heads all --out store
 fit --model model --train train.jsonl --out lens
@@ -159,7 +117,7 @@ def furnish(folder: Path, *, large: bool) -> Path:
         for i in range(60)
     ]
     (folder / "more.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
-    (folder / "study.toml").write_text(STUDY + (LARGE_STUDY if large else ""), "utf-8")
+    (folder / "study.toml").write_text(study_text(keeping=large, sae="sae/4x"), "utf-8")
     return folder
 
 

@@ -390,8 +390,21 @@ def test_where_nothing_can_be_guaranteed_it_abstains_on_everything_and_says_so()
     fitted = fit_abstention(np.linspace(0, 1, 200), np.arange(200) % 2 == 0, risk=0.1)
     assert fitted.threshold is None
     assert abstains(fitted, np.array([0.0, 1.0])).all()
-    assert str(fitted).startswith("always abstains: 200 held-out questions cannot show an error rate of at most 0.1")
+    assert str(fitted).startswith(
+        "always abstains: these 200 held-out questions cannot show an error rate of at most 0.1"
+    )
     assert fit_abstention(np.zeros(0), np.zeros(0, bool), risk=0.1).abstains_always
+
+
+@pytest.mark.parametrize(
+    ("n", "why"), [(40, "and too many of the surest answers were wrong"), (10, "single error; give")]
+)
+def test_it_says_how_many_answers_without_an_error_a_promise_takes(n: int, why: str) -> None:
+    fitted = fit_abstention(np.linspace(0, 1, n), np.zeros(n, bool), risk=0.2)
+    assert "it takes at least 11 answers without a single error" in str(fitted), "0.8^11 <= 0.1 < 0.8^10"
+    assert why in str(fitted)
+    assert not fit_abstention(np.ones(11), np.ones(11, bool), risk=0.2).abstains_always
+    assert fit_abstention(np.ones(10), np.ones(10, bool), risk=0.2).abstains_always
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.booleans()), max_size=80), st.floats(0.05, 0.6))

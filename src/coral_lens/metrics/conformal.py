@@ -312,8 +312,11 @@ class Abstention:
         promise = f"an error rate of at most {self.risk:g} with certainty {1 - self.delta:g}"
         if self.threshold is None:
             needed = flawless_needed(self.risk, delta=self.delta)
-            few = f" (it takes {needed} without a single error)" if self.n_questions < needed else ""
-            return f"always abstains: {self.n_questions} held-out questions cannot show {promise}{few}"
+            found = "" if self.n_questions < needed else ", and too many of the surest answers were wrong"
+            return (
+                f"always abstains: these {self.n_questions} held-out questions cannot show {promise}: it takes at least "
+                f"{needed} answers without a single error{found}; give more questions or allow a higher risk"
+            )
         share = f"{self.n_answered} of {self.n_questions} held-out questions, {self.n_wrong} of them wrongly"
         return f"answers above a confidence of {self.threshold:.4g}: {promise}; it answered {share}"
 

@@ -235,7 +235,17 @@ def test_answers_of_probability_zero_are_counted_beside_nll() -> None:
     table = results_table(Run("r", (task("t", probs, [0, 1, 1]),), LENS), n_boot=20)
     assert formats.method_row(table.tasks[0], "coral").cells["nll"].note == "1 zero"
     assert formats.method_row(table.tasks[0], "base").cells["nll"].note == ""
-    assert "1 of 3 questions CORAL gave the correct option probability 0" in " ".join(details(table))
+    assert "1 of 3 questions the paper's correction (CORAL) gave the correct option probability 0" in " ".join(
+        details(table)
+    )
+
+
+def test_a_control_that_ruled_out_the_truth_is_called_a_control() -> None:
+    probs = {"base": [[0.5, 0.5]] * 3, "coral": [[1.0, 0.0]] * 3, "listwise": [[0.5, 0.5]] * 3}
+    said = " ".join(details(results_table(Run("r", (task("t", probs, [0, 1, 1]),), LENS), n_boot=20)))
+    assert (
+        "On 2 of 3 questions the paper's correction (CORAL), here a control beside “listwise”, gave the correct" in said
+    )
 
 
 def test_percent_has_a_true_minus_and_no_negative_zero() -> None:

@@ -14,7 +14,7 @@ from coral_lens.report.names import method_name
 from coral_lens.report.tables.averages import HEADLINE, Average, averages
 from coral_lens.report.tables.clear import Verdict, overall
 from coral_lens.report.tables.formats import interval_text, kind_of, percent
-from coral_lens.report.tables.run import ResultsTable, TaskTable
+from coral_lens.report.tables.run import CONTROLS, ResultsTable, TaskTable
 
 MEANINGS = {
     "accuracy": "how often it is right, in percent",
@@ -42,6 +42,8 @@ TRUST = {
     "not clear": "is not clearly better or worse than before",
 }
 """What is said of its confidence, by what Brier score and ECE did on average."""
+PAPERS = "the paper's correction (CORAL)"
+"""What a sentence calls the method of the paper, whose row is only its name."""
 MOST_NAMED = 4
 """More tasks than this are counted instead of named."""
 
@@ -175,10 +177,17 @@ def zero_sentences(table: ResultsTable) -> list[str]:
         total = sum(t.n_questions for t in table.tasks if method in t.metrics)
         if n:
             sentences.append(
-                f"On {n:,} of {total:,} questions {method_name(method)} gave the correct option probability 0, for which its "
-                "NLL pays dearly."
+                f"On {n:,} of {total:,} questions {in_words(method, table)} gave the correct option probability 0, for "
+                "which its NLL pays dearly."
             )
     return sentences
+
+
+def in_words(method: str, table: ResultsTable) -> str:
+    """Return what a method is for a reader who has seen no table yet; of a control, that it is one."""
+    name = PAPERS if method == "coral" else f"“{method_name(method)}”"
+    is_control = method in CONTROLS and method != table.subject and table.subject in table.methods
+    return f"{name}, here a control beside “{method_name(table.subject)}”," if is_control else name
 
 
 # --- each task at a glance ------------------------------------------------------------------------------------------------

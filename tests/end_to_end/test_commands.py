@@ -459,8 +459,8 @@ Answer:
   0  " fire"
 * 1  " water"
 """
-    assert coral("show", path, "--n", "1").out == text
-    with_tokens = coral("show", path, "--n", "1", "--model", model).out
+    assert coral("show", path, "--limit", "1").out == text
+    with_tokens = coral("show", path, "--limit", "1", "--model", model).out
     assert with_tokens.startswith(text)
     assert "option 0: 5 tokens" in with_tokens, "the tiny tokenizer reads bytes"
     assert "A. fire" in coral("show", path, "--style", "letters").out

@@ -83,7 +83,7 @@ def tasks(
 class Looked(Asking):
     """Which questions are shown, and after how many worked examples."""
 
-    limit: Annotated[Count, Option("--n")] = 3
+    limit: Count = 3
     """Show so many questions, the first ones."""
 
 
@@ -110,7 +110,7 @@ def show(
     """Show the exact prompt of each question and what is scored for each option, and with a model the tokens of both.
 
     The right option is marked by a star. What is shown is what `coral fit`, `eval` and `predict` send to the model.
-    Example: `coral show questions.jsonl`, or `coral show arc_easy:validation --n 1 --model smollm2`
+    Example: `coral show questions.jsonl`, or `coral show arc_easy:validation --limit 1 --model smollm2`
     """
     from coral_lens.engine.prompts import prepare, render
 

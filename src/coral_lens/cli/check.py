@@ -13,7 +13,7 @@ from coral_lens.cli.options import Asking, DataDir, Machine, flat, folder_of_dat
 from coral_lens.data.settings import Style
 from coral_lens.errors import CoralError, nearest
 from coral_lens.storage.escape import for_terminal
-from coral_lens.storage.settings import Count, Option, Settings
+from coral_lens.storage.settings import Count, Settings
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model

@@ -536,8 +536,11 @@ def test_a_lens_fits_on_a_screen_and_says_how_it_did() -> None:
     lines = str(lens).splitlines()
     assert lines[0] == f"Lens for model: {lens.name}"
     assert lines[1].split()[:2] == ["method", "accuracy"]
-    assert [line.split()[0] for line in lines[2:-1]] == [m.split()[0] for m in lens.trace.validation]
-    assert "48 of questions" in lines[-1]
+    assert [line.split()[0] for line in lines[2:-2]] == [m.split()[0] for m in lens.trace.validation]
+    assert lines[-2:] == [
+        "48 questions of “questions”: fitted on 38, chosen on 10 others.",
+        "The scores are fractions, of the questions it was chosen on.",
+    ]
     assert len(repr(lens)) < 2000
     assert lens.to_frame()["accuracy"][0] == lens.trace.validation["base"]["accuracy"].value
     assert lens._repr_html_().count("<tr>") == 1 + len(lens.trace.validation)

@@ -140,6 +140,20 @@ def test_questions_that_calibrated_become_seen(lens: Lens) -> None:
     assert not lens.is_seen(store.questions).any()
 
 
+def test_a_lens_in_the_place_of_a_calibrated_one_says_that_its_promises_are_gone(lens: Lens, tmp_path: Path) -> None:
+    sets, _ = calibrate_on(lens, store_of(150, 1), Guarantees(coverage=0.8))
+    both, _ = calibrate_on(sets, store_of(150, 1), Guarantees(risk=0.3))
+    for saved in (lens, sets, both):  # nothing is lost, so nothing is said: a warning is an error here
+        saved.save(tmp_path)
+    for dropping in (sets, lens):
+        with pytest.warns(
+            UserWarning, match="was calibrated; that was dropped with the old lens: run `coral calibrate`"
+        ):
+            dropping.save(tmp_path)
+    assert load_lens(tmp_path).sets is None
+    lens.save(tmp_path)
+
+
 def test_a_lens_may_be_calibrated_again_on_the_same_questions(lens: Lens) -> None:
     store = store_of(120, 2)
     before, _ = calibrate_on(lens, store, Guarantees(coverage=0.8))

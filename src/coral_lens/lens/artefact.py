@@ -30,7 +30,7 @@ from coral_lens.errors import CoralError, nearest
 from coral_lens.lens.checks import LARGEST_RECORD, check_record, check_tensors, load_tensors
 from coral_lens.lens.correction import Correction
 from coral_lens.lens.layer_view import VIEW_FILE, LayerView, load_view
-from coral_lens.lens.publish import card, local_folder, public_name, without_paths
+from coral_lens.lens.publish import card, local_folder, public_name, training_sentence, without_paths
 from coral_lens.lens.rules import RULES, apply_temperature, base_probs, scale_corrected
 from coral_lens.lens.settings import BaseRule
 from coral_lens.lens.shift import ShiftModel
@@ -168,9 +168,12 @@ class Lens(Shown):
         validation = self.trace.validation
         metrics = tuple(next(iter(validation.values()), {}))
         rows = tuple((method, *(scores[m].value for m in metrics)) for method, scores in validation.items())
-        tasks = ", ".join(f"{n} of {task}" for task, n in self.training.tasks.items())
         promises = tuple(str(promise) for promise in (self.sets, self.abstention) if promise)
-        notes = (f"Fitted on {tasks}; scores of {self.training.n_validation} validation questions.", *promises)
+        notes = (
+            training_sentence(self.training),
+            "The scores are fractions, of the questions it was chosen on.",
+            *promises,
+        )
         return Table(f"Lens for {self.model['name']}: {self.name}", ("method", *metrics), rows, notes)
 
     @property
@@ -404,6 +407,11 @@ class Lens(Shown):
         record = self.record() | {"tensors": digest_bytes(weights), "sha256": digests}
         files = {TENSORS: weights, **others}
         write_bundle(target, (RECORD, json_bytes(sealed(record))), files, gone=() if self.view else (VIEW_FILE,))
+        if older and any(older.get(promise) and not record[promise] for promise in ("sets", "abstention")):
+            warnings.warn(
+                f"{target} was calibrated; that was dropped with the old lens: run `coral calibrate` again.",
+                stacklevel=2,
+            )
 
     def public(self) -> Lens:
         """Return the lens as others may see it: of local paths only the last part is left."""

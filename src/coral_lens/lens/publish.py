@@ -83,6 +83,12 @@ def split_phrase(training: Training) -> str:
     return f"chosen on {training.n_validation} others"
 
 
+def training_sentence(training: Training) -> str:
+    """Say how many questions a lens is from, and how many of them fitted and chose it."""
+    sources = ", ".join(f"{n} questions of “{source}”" for source, n in training.tasks.items())
+    return f"{sources or 'Questions'}: fitted on {training.n_train}, {split_phrase(training)}."
+
+
 def override_lines(training: Training) -> str:
     """Say which fingerprints were overridden, if any."""
     lines = [f"- **Overridden**: {for_markdown(without_paths(note))}" for note in training.overrides]

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 import coral_lens.storage.progress as progress
-from coral_lens.storage.progress import Pace, bar_of, duration, in_notebook, shown, silent, watched
+from coral_lens.storage.progress import Pace, bar_of, done_before, duration, in_notebook, shown, silent, watched
 
 
 class Clock:
@@ -62,11 +62,40 @@ def test_a_log_gets_a_line_at_the_start_every_half_minute_and_at_the_end(
 
 def test_what_an_earlier_run_left_does_not_count_as_speed(clock: Clock) -> None:
     pace = Pace(1000, "questions")
-    pace.advance(800)
+    pace.advance(100)
+    clock.wait(1)
+    pace.before(700)
     assert pace.rate is None
     clock.wait(10)
     pace.advance(20)
     assert str(pace) == "820 of 1,000 questions, 2.0 questions/s, 2 min left"
+
+
+def test_a_log_says_what_an_earlier_run_left(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    with shown("extracting", 300, "questions") as advance:
+        done_before(advance, 28)
+        clock.wait(31)
+        advance(31)
+    assert capsys.readouterr().err.splitlines() == [
+        "extracting: 300 questions",
+        "extracting: 28 of 300 questions were done before",
+        "extracting: 59 of 300 questions, 1.0 questions/s, 4 min left",
+        "extracting: 59 of 300 questions in 31 s",
+    ]
+
+
+def test_a_bar_starts_where_an_earlier_run_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with shown("extracting", 300, "questions") as advance:
+        done_before(advance, 28)
+    assert " 28/300" in terminal.getvalue()
+
+
+def test_a_progress_that_only_counts_counts_what_an_earlier_run_left() -> None:
+    told: list[int] = []
+    done_before(told.append, 28)
+    assert told == [28]
 
 
 def test_the_rate_is_that_of_the_last_minute(clock: Clock) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from coral_lens.errors import CoralError
-from coral_lens.storage.progress import Progress
+from coral_lens.storage.progress import Progress, shown
 from coral_lens.storage.resumable import Resumable, locked, locked_file, thread_count
 from coral_lens.storage.shards import Journal, shard_path
 
@@ -27,6 +27,7 @@ class Work:
         self.folder, self.tells = folder, tells
         self.computed: list[tuple[int, ...]] = []
         self.told: list[int] = []
+        self.advance: Progress = self.told.append
         self.threads: set[int] = set()
         self.stop_at = 0
 
@@ -46,7 +47,7 @@ class Work:
         work = Resumable(
             self.folder, identity, PIECES, self.squares, size=len, form=Journal, other_files={"note.txt": b"squares\n"}
         )
-        work.run(self.told.append)
+        work.run(self.advance)
         return self
 
 
@@ -113,6 +114,18 @@ def test_progress_comes_to_the_size_of_all_pieces_whether_or_not_a_piece_tells_o
     work.run()
     assert work.told[0] == 3, "what is done already is told first"
     assert sum(work.told) == 7
+
+
+def test_a_log_says_how_much_of_stopped_work_was_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    work = Work(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        work.run(stop_at=5)
+    with shown("squaring", 7, "numbers") as work.advance:
+        work.run()
+    assert capsys.readouterr().err.splitlines()[:2] == [
+        "squaring: 7 numbers",
+        "squaring: 3 of 7 numbers were done before",
+    ]
 
 
 def test_work_goes_on_with_the_number_of_threads_that_it_began_with(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """How far long work is, on standard error: a bar in a terminal, one line that changes in a notebook, lines in a log.
 
-A log gets a line at the start, one every half minute, and one at the end; nothing else. Knows nothing of the work.
+A log gets a line at the start, one that says what an earlier run has left, one every half minute, and one at the end; nothing
+else. Knows nothing of the work.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 
 from coral_lens.storage.escape import in_one_line
 
@@ -18,6 +20,26 @@ Progress = Callable[[int], None]
 
 Bar = Callable[[str, int, str], AbstractContextManager[Progress]]
 """Opens a bar for a label, a total and a unit, and gives the function that advances it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Advance:
+    """A Progress that tells apart what is done now and what an earlier run has left."""
+
+    now: Progress
+    before: Progress
+
+    def __call__(self, n: int) -> None:
+        self.now(n)
+
+
+def done_before(progress: Progress, n: int) -> None:
+    """Tell what an earlier run has left; a Progress that does not tell it apart counts it like the rest."""
+    if isinstance(progress, Advance):
+        progress.before(n)
+    else:
+        progress(n)
+
 
 LOG_SECONDS = 30.0
 """Between two lines of a log."""
@@ -73,7 +95,6 @@ class Pace:
 
     def __init__(self, total: int, unit: str) -> None:
         self.total, self.unit, self.done, self.start = total, unit, 0, time.monotonic()
-        # the first advance starts the clock: it may be what an earlier run left, which took no time
         self._past: deque[tuple[float, int]] = deque()
 
     def advance(self, n: int) -> None:
@@ -82,6 +103,11 @@ class Pace:
         self._past.append((time.monotonic(), self.done))
         while len(self._past) > 2 and self._past[0][0] < time.monotonic() - WINDOW:
             self._past.popleft()
+
+    def before(self, n: int) -> None:
+        """Count n more that an earlier run has left: they took no time, so the clock of the rate starts here."""
+        self._past.clear()
+        self.advance(n)
 
     @property
     def rate(self) -> float | None:
@@ -130,9 +156,14 @@ def logged(label: str, total: int, unit: str) -> Iterator[Progress]:
             said = time.monotonic()
             tell(str(pace))
 
+    def before(n: int) -> None:
+        pace.before(n)
+        if n:
+            tell(f"{n:,} of {total:,} {unit} were done before")
+
     tell(f"{total:,} {unit}")
     try:
-        yield advance
+        yield Advance(advance, before)
     finally:
         tell(f"{pace.done:,} of {total:,} {unit} in {duration(pace.seconds)}")
 
@@ -154,8 +185,12 @@ def rewritten(label: str, total: int, unit: str) -> Iterator[Progress]:
             said = time.monotonic()
             tell(str(pace))
 
+    def before(n: int) -> None:
+        pace.before(n)
+        tell(str(pace))
+
     try:
-        yield advance
+        yield Advance(advance, before)
     finally:
         tell(f"{pace.done:,} of {total:,} {unit} in {duration(pace.seconds)}", end="\n")
 
@@ -191,4 +226,9 @@ def drawn(label: str, total: int, unit: str) -> Iterator[Progress]:
     )
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task(in_one_line(label), total=total)
-        yield lambda n: progress.advance(task, n)
+
+        def before(n: int) -> None:
+            # the bar starts there, and its clock too: what took no time is no speed
+            progress.reset(task, completed=int(progress.tasks[task].completed) + n)
+
+        yield Advance(lambda n: progress.advance(task, n), before)

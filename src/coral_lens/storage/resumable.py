@@ -18,7 +18,7 @@ import torch
 
 from coral_lens.errors import CoralError
 from coral_lens.storage.files import canonical, disk_errors, dotted_keys, read_record, write_atomic, write_record
-from coral_lens.storage.progress import Progress
+from coral_lens.storage.progress import Progress, done_before
 from coral_lens.storage.temporary import lock_file
 
 Piece = TypeVar("Piece")
@@ -72,7 +72,7 @@ class Resumable(Generic[Piece, Result]):
 
     def _complete(self, finished: FinishedPieces[Result], counted: Counted) -> None:
         done = finished.intact()
-        counted(sum(self.size(piece) for number, piece in enumerate(self.pieces) if number in done))
+        counted.before(sum(self.size(piece) for number, piece in enumerate(self.pieces) if number in done))
         for number, piece in enumerate(self.pieces):
             if number not in done:
                 due = counted.total + self.size(piece)
@@ -92,6 +92,12 @@ class Counted:
         self.total += n
         if self._progress:
             self._progress(n)
+
+    def before(self, n: int) -> None:
+        """Count what an earlier run has left."""
+        self.total += n
+        if self._progress:
+            done_before(self._progress, n)
 
 
 def write_unless_same(path: Path, content: bytes) -> None:

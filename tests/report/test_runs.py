@@ -15,8 +15,8 @@ from coral_lens.errors import CoralError
 from coral_lens.metrics.scores import score
 from coral_lens.ragged import Options
 from coral_lens.records import Predictions, Question
-from coral_lens.report.runs import Evaluation, Run, load_run, refuse_other_run, save_run
-from coral_lens.storage.files import file_name
+from coral_lens.report.runs import Evaluation, Run, View, load_run, refuse_other_run, save_run
+from coral_lens.storage.files import digest_bytes, file_name, write_record
 
 LENS: dict[str, Any] = {
     "layer": 2,
@@ -98,6 +98,37 @@ def test_saving_again_gives_the_same_bytes(tmp_path: Path) -> None:
     files = [p.relative_to(tmp_path / "a") for p in (tmp_path / "a").rglob("*") if p.is_file()]
     assert len(files) == 3
     assert all((tmp_path / "a" / f).read_bytes() == (tmp_path / "b" / f).read_bytes() for f in files)
+
+
+def test_a_run_in_the_folder_of_another_leaves_no_predictions_of_tasks_that_it_has_not(tmp_path: Path) -> None:
+    run, folder = a_run(), tmp_path / "predictions"
+    view = View("coral", (1,), (), np.zeros((0, 0)), np.ones(4))
+    first, second = replace(run.evaluations[0], view=view), run.evaluations[1]
+    save_run(replace(run, evaluations=(first, second)), tmp_path)
+    (folder / "mine.jsonl").write_text("of somebody else")
+    save_run(replace(run, evaluations=(second,)), tmp_path)
+    assert {p.name for p in folder.iterdir()} == {"mine.jsonl", f"{file_name(second.name)}.jsonl"}
+    assert not list((tmp_path / "views").iterdir())
+    assert [e.name for e in load_run(tmp_path).evaluations] == [second.name]
+
+
+def test_predictions_of_another_run_that_were_changed_by_hand_stay(tmp_path: Path) -> None:
+    run = a_run()
+    save_run(run, tmp_path)
+    edited = tmp_path / "predictions" / f"{file_name('my/file.jsonl')}.jsonl"
+    edited.write_text("edited")
+    save_run(replace(run, evaluations=run.evaluations[:1]), tmp_path)
+    assert edited.read_text() == "edited"
+
+
+@pytest.mark.parametrize("tasks", [None, [1], {"t": 1}, {"t": {"file": "../outside", "sha256": digest_bytes(b"")}}])
+def test_a_record_that_names_no_files_of_its_folder_removes_nothing(tmp_path: Path, tasks: object) -> None:
+    outside, folder = tmp_path / "outside", tmp_path / "run"
+    outside.write_text("")
+    write_record(folder / "run.json", {"tasks": tasks})
+    save_run(a_run(), folder)
+    assert outside.exists()
+    assert len(load_run(folder).evaluations) == 2
 
 
 def test_changed_predictions_are_refused_by_name(tmp_path: Path) -> None:

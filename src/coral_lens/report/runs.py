@@ -28,6 +28,7 @@ from coral_lens.storage.files import (
     canonical,
     digest_file,
     file_name,
+    kept_record,
     read_json,
     read_record,
     write_atomic,
@@ -98,8 +99,9 @@ class Run(Shown):
 
 
 def save_run(run: Run, folder: Path) -> None:
-    """Write a run's predictions, then its record with their digests."""
-    files = {}
+    """Write a run's predictions, then its record with their digests; what only the run before it had named goes."""
+    files: dict[str, dict[str, Any]] = {}
+    older = named_files(folder, (kept_record(folder / "run.json") or {}).get("tasks"))
     for evaluation in run.evaluations:
         path = folder / "predictions" / f"{file_name(evaluation.name)}.jsonl"
         write_atomic(path, "".join(prediction_lines(evaluation)).encode())
@@ -110,6 +112,23 @@ def save_run(run: Run, folder: Path) -> None:
             files[evaluation.name]["view"] = {"file": path.name, "sha256": digest_file(path)}
     record = {"format": FORMAT, "title": run.title, "lens": run.lens, "provenance": run.provenance, "tasks": files}
     write_record(folder / "run.json", record)
+    for path in older.keys() - named_files(folder, files).keys():
+        # what was changed since is somebody's own
+        if path.is_file() and not path.is_symlink() and digest_file(path) == older[path]:
+            path.unlink()
+
+
+def named_files(folder: Path, tasks: Any) -> dict[Path, str]:
+    """Return the files that a run's record names, with their digests; of a record that is not ours none."""
+    try:
+        kept = [
+            (kind, about)
+            for task in tasks.values()
+            for kind, about in (("predictions", task), ("views", task.get("view")))
+        ]
+        return {inside(folder / kind, about["file"]): about["sha256"] for kind, about in kept if about}
+    except (AttributeError, KeyError, TypeError, CoralError):
+        return {}
 
 
 def prediction_lines(evaluation: Evaluation) -> list[str]:

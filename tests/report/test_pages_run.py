@@ -21,6 +21,7 @@ from coral_lens.metrics.comparisons import Difference, holm, mcnemar, paired_dif
 from coral_lens.metrics.scores import measure
 from coral_lens.ragged import Options
 from coral_lens.records import Predictions, Question
+from coral_lens.report import pages
 from coral_lens.report.confidence import wilson
 from coral_lens.report.figures.choice import curve_picture, flatness, gamma_curve, layer_curve
 from coral_lens.report.figures.run import metric_picture, reliability_picture
@@ -238,6 +239,14 @@ def test_answers_of_probability_zero_are_counted_beside_nll() -> None:
     assert "1 of 3 questions the paper's correction (CORAL) gave the correct option probability 0" in " ".join(
         details(table)
     )
+
+
+def test_the_rule_below_the_picture_at_the_head_is_as_wide_as_the_rows_above_it() -> None:
+    """The rule is the upper border of the caption: its text has a measure, and its box must have none."""
+    css = (Path(pages.__file__).parent / "page.css").read_text()
+    (caption,) = re.findall(r"^\.glance figcaption \{(.*)\}", css, re.MULTILINE)
+    assert "border-top" in caption
+    assert "max-width: none" in caption
 
 
 def test_a_control_that_ruled_out_the_truth_is_called_a_control() -> None:

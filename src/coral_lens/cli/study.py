@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
+from shutil import which
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 Full = Annotated[bool, typer.Option("--full", help="Print all tables, with intervals and tests.")]
+TUTORIAL = "docs/tutorial.md"
+"""Where the demo ends and one's own work begins."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +144,20 @@ def demo(
     )
     tell("loading the model and the questions (the first time this takes a minute) ...")
     show_run(run_demo(out, tell=tell, bar=shown), out, full=full)
+    typer.echo(
+        f"Next, with a file of your own questions: `{this_command()} fit --train FILE --out LENS`; see {TUTORIAL}."
+    )
+
+
+def this_command() -> str:
+    """Return what to type for `coral`: its path where the name alone is not found, short if that is below the folder."""
+    if which("coral"):
+        return "coral"
+    beside = Path(sys.executable).with_name("coral")
+    if not beside.exists():
+        return f"{shlex.quote(sys.executable)} -m coral_lens"
+    here = Path.cwd()
+    return shlex.quote(str(beside.relative_to(here) if beside.is_relative_to(here) else beside))
 
 
 # ---------------------------------------------------------------------------------------------------------- baselines

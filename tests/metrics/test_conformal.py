@@ -362,7 +362,7 @@ def test_twenty_two_right_answers_show_a_risk_of_one_in_ten() -> None:
     assert (enough.threshold, enough.n_answered, enough.n_wrong) == (ANSWER_ALL, 22, 0)
     assert short.abstains_always
     assert "21 held-out questions cannot show" in str(short)
-    assert "it takes 22 without a single error" in str(short)
+    assert "it takes at least 22 answers without a single error" in str(short)
 
 
 def test_the_search_ends_at_the_first_threshold_that_fails_worked_by_hand() -> None:

@@ -17,6 +17,7 @@ from coral_lens.data.settings import TaskOptions
 from coral_lens.errors import CoralError
 from coral_lens.records import UNKNOWN
 
+RANGE = "the 4 options are numbered 0 to 3"
 GOOD: dict[str, Any] = {"question": "What is 2 + 2?", "options": ["3", "4", "5"], "answer": 1}
 
 
@@ -134,6 +135,65 @@ def test_an_answer_index_is_never_a_text(tmp_path: Path) -> None:
     assert "line 2: The answer 3 is out of range" in complaint(table(tmp_path, lines[0], "?,1,2,3,3"))
 
 
+def numbered(tmp_path: Path, kind: str, *answers: int | str | None, field: str = "answer") -> Path:
+    """A file of questions of four options with these answers, as JSON or as a table."""
+    if kind == "csv":
+        return table(tmp_path, f"question,a,b,c,d,{field}", *(f"?,w,x,y,z,{'' if a is None else a}" for a in answers))
+    return write(tmp_path, *({"question": "?", "options": ["w", "x", "y", "z"], field: a} for a in answers))
+
+
+@pytest.mark.parametrize(("kind", "place"), [("csv", "column"), ("jsonl", "field")])
+def test_numbers_that_may_be_counted_from_1_are_refused(tmp_path: Path, kind: str, place: str) -> None:
+    path = numbered(tmp_path, kind, *[1, 2, 3] * 3, None, 2)
+    assert complaint(path) == (
+        f"{path}: no answer is 0, so the numbers may be counted from 1, but they are read as counted from 0; write letters "
+        f"or the options' texts, or call the {place} answer_index if they are counted from 0."
+    )
+    with pytest.raises(CoralError, match="counted from 1"):  # a limit does not change what the numbers mean
+        load_questions(path, TaskOptions(limit=2))
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ([1, 2, 3] * 3, [1, 2, 3] * 3),  # nine: it may be chance
+        ([*[1, 2, 3] * 9, 0], [*[1, 2, 3] * 9, 0]),
+        ([*[1, 2, 3] * 9, "w"], [*[1, 2, 3] * 9, 0]),
+        ([*[1, 2, 3] * 9, "C"], [*[1, 2, 3] * 9, 2]),
+    ],
+)
+def test_a_0_a_letter_or_a_text_says_that_numbers_are_counted_from_0(
+    tmp_path: Path, kind: str, answers: list[int | str], expected: list[int]
+) -> None:
+    assert [q.answer for q in read_questions(numbered(tmp_path, kind, *answers))] == expected
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_an_answer_index_without_a_0_is_not_questioned(tmp_path: Path, kind: str) -> None:
+    path = numbered(tmp_path, kind, *[1, 2, 3] * 4, field="answer_index")
+    assert [q.answer for q in read_questions(path)] == [1, 2, 3] * 4
+
+
+def test_numbers_are_counted_from_1_among_options_that_are_numbers_too(tmp_path: Path) -> None:
+    header, settled = "question,a,b,c,d,answer", ["?,w,x,y,z,1"] * 5
+    assert "counted from 1" in complaint(table(tmp_path, header, *settled, *["?,1,2,3,4,2"] * 5))
+    both = table(tmp_path, header, *["?,0,1,2,3,2"] * 20)  # number and text agree in every line
+    assert {q.answer for q in read_questions(both)} == {2}
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_the_number_after_the_last_brings_to_mind_that_answers_are_counted_from_0(tmp_path: Path, kind: str) -> None:
+    hint = "Answers are counted from 0; if yours are counted from 1, write letters or the options' texts."
+    assert complaint(numbered(tmp_path, kind, 1, 4)).endswith(f"The answer 4 is out of range: {RANGE}. {hint}")
+    for path in (
+        numbered(tmp_path, kind, 0, 4),
+        numbered(tmp_path, kind, 1, 5),
+        numbered(tmp_path, kind, 4, field="answer_index"),
+    ):
+        assert complaint(path).endswith("out of range: " + RANGE + ". Leave it out if it is not known.")
+
+
 def test_a_question_without_answer_is_fine(tmp_path: Path) -> None:
     (question,) = read_questions(write(tmp_path, {"question": "?", "options": ["x", "y"]}))
     assert question.answer == UNKNOWN
@@ -144,7 +204,7 @@ def test_a_question_without_answer_is_fine(tmp_path: Path) -> None:
     [
         ({"answer": 3}, "answer 3 is out of range"),
         ({"answer": -1}, "answer -1 is out of range"),
-        ({"answer": "D"}, "answer 3 is out of range"),
+        ({"answer": "D"}, "The answer 'D' is out of range: the letters of the 3 options are A to C."),
         ({"answer": "four"}, "neither a letter nor the text of an option"),
         ({"answer": 1.5}, "the field 'answer'"),
         ({"answer": True}, "the field 'answer'"),
@@ -304,7 +364,7 @@ def test_bad_csv_is_refused_with_its_line(tmp_path: Path, content: str, said: st
 
 
 def test_a_limit_reads_only_the_first_questions(tmp_path: Path) -> None:
-    path = write(tmp_path, GOOD, GOOD, "this line is never read")
+    path = write(tmp_path, GOOD, {**GOOD, "answer": 0}, "this line is never read")
     assert len(load_questions(path, TaskOptions(limit=2))) == 2
 
 

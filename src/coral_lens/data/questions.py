@@ -25,6 +25,8 @@ from coral_lens.records import UNKNOWN, Question
 from coral_lens.storage.lines import iter_lines, parse_json
 
 _FILE_SUFFIXES = (".jsonl", ".csv", ".gz")
+_SUSPICIOUS = 10
+"""So many numbers without a 0 are seldom chance: with four options and the right ones in any order, once in 18 files."""
 _LETTER_COLUMN = re.compile(r"(?:option_)?([a-z])")
 
 Record = tuple[int, dict[str, Any]]
@@ -116,10 +118,18 @@ class _Line:
     question: Question
     readings: dict[str, int]
     """Of an answer that is a text: the option that it is by each way to read it. Empty for a number and for no answer."""
+    by_index: bool
+    """Whether the answer is an `answer_index`, about which nothing is in doubt."""
 
     @property
     def in_doubt(self) -> bool:
         return len(set(self.readings.values())) > 1
+
+    def read_as(self, reading: str) -> _Line:
+        if not self.readings:
+            return self
+        answer = self.readings[reading]
+        return replace(self, question=replace(self.question, answer=answer), readings={reading: answer})
 
 
 def _collect(path: Path, limit: int | None) -> list[Question]:
@@ -127,10 +137,13 @@ def _collect(path: Path, limit: int | None) -> list[Question]:
     taken = list(islice(lines, limit))
     if not taken:
         raise CoralError(f"{path} holds no questions.")
-    if not any(line.in_doubt for line in taken):
-        return [line.question for line in taken]
-    reading = _only_reading(path, chain(taken, lines))
-    return [replace(line.question, answer=line.readings[reading]) if line.readings else line.question for line in taken]
+    others: Iterable[_Line] = lines
+    if any(line.in_doubt for line in taken):
+        others = list(lines)
+        reading = _only_reading(path, chain(taken, others))
+        taken, others = ([line.read_as(reading) for line in some] for some in (taken, others))
+    _refuse_numbers_from_1(path, chain(taken, others))
+    return [line.question for line in taken]
 
 
 def _only_reading(path: Path, lines: Iterable[_Line]) -> str:
@@ -149,11 +162,36 @@ def _only_reading(path: Path, lines: Iterable[_Line]) -> str:
     )
 
 
+def _refuse_numbers_from_1(path: Path, lines: Iterable[_Line]) -> None:
+    """Refuse a file whose answers are all numbers and none of them 0; the first answer that is otherwise ends the search."""
+    numbers = 0
+    for line in lines:
+        if line.question.answer == UNKNOWN or line.by_index:
+            continue
+        ways = set(line.readings) or {"number"}
+        if line.question.answer == 0 or "number" not in ways:
+            return
+        # where the number is the text of its option too, it says nothing of the others
+        numbers += ways == {"number"}
+    if numbers >= _SUSPICIOUS:
+        place = "column" if _is_table(path) else "field"
+        raise CoralError(
+            f"{path}: no answer is 0, so the numbers may be counted from 1, but they are read as counted from 0; write "
+            f"letters or the options' texts, or call the {place} answer_index if they are counted from 0."
+        )
+
+
+def _is_table(path: Path) -> bool:
+    return path.name.removesuffix(".gz").endswith(".csv")
+
+
 def _iter_lines(path: Path) -> Iterator[_Line]:
     seen: dict[str, int] = {}
-    is_csv = path.name.removesuffix(".gz").endswith(".csv")
-    for number, fields in (_csv_records if is_csv else _json_records)(path):
-        line = _line(path, number, fields, digits_are_index=is_csv)
+    any_first = False
+    is_table = _is_table(path)
+    for number, fields in (_csv_records if is_table else _json_records)(path):
+        line = _line(path, number, fields, digits_are_index=is_table, any_first=any_first)
+        any_first = any_first or line.question.answer == 0
         if line.question.id in seen:
             first, identity = seen[line.question.id], line.question.id
             raise CoralError(f"{path}, lines {first} and {number}: both have the id {identity!r}.")
@@ -161,7 +199,8 @@ def _iter_lines(path: Path) -> Iterator[_Line]:
         yield line
 
 
-def _line(path: Path, number: int, fields: dict[str, Any], *, digits_are_index: bool) -> _Line:
+def _line(path: Path, number: int, fields: dict[str, Any], *, digits_are_index: bool, any_first: bool) -> _Line:
+    """Return what a line says; `any_first`: whether a line before it has the first option for its answer."""
     where = f"{path}, line {number}"
     try:
         row = _Row.model_validate(fields)
@@ -182,12 +221,14 @@ def _line(path: Path, number: int, fields: dict[str, Any], *, digits_are_index: 
             group=identity if row.group in (None, "") else str(row.group),
             text=row.question,
             options=options,
-            answer=_answer(answer, options, readings),
             passage=row.context or "",
         )
+        # afterwards, so that options which cannot be used are named before an answer that does not fit them
+        from_1 = row.answer_index is None and not any_first
+        question = replace(question, answer=_answer(answer, options, readings, perhaps_from_1=from_1))
     except CoralError as error:
         raise CoralError(f"{where}: {error}") from error
-    return _Line(number, question, readings)
+    return _Line(number, question, readings, by_index=row.answer_index is not None)
 
 
 def _complaint(error: ValidationError, fields: dict[str, Any]) -> str:
@@ -236,7 +277,9 @@ def _readings(answer: int | str | None, options: tuple[str, ...], *, digits_are_
     return {name: j for name, j in named.items() if j < len(options)} or named
 
 
-def _answer(answer: int | str | None, options: tuple[str, ...], readings: dict[str, int]) -> int:
+def _answer(
+    answer: int | str | None, options: tuple[str, ...], readings: dict[str, int], *, perhaps_from_1: bool
+) -> int:
     """Return the index of the right option, by the first way that its own line allows."""
     if answer is None or answer == "":
         return UNKNOWN
@@ -248,11 +291,20 @@ def _answer(answer: int | str | None, options: tuple[str, ...], readings: dict[s
         if not readings:
             shown = ", ".join(repr(option) for option in options[:6])
             raise CoralError(f"The answer {answer!r} is neither a letter nor the text of an option ({shown}).")
-        answer = next(iter(readings.values()))
+        way, number = next(iter(readings.items()))
+        if way == "letter" and number >= len(options):
+            last = chr(ord("A") + len(options) - 1)
+            raise CoralError(
+                f"The answer {answer.strip()!r} is out of range: the letters of the {len(options)} options are A to {last}. "
+                "Leave it out if it is not known."
+            )
+        answer = number
     if not 0 <= answer < len(options):
+        hint = "Leave it out if it is not known."
+        if perhaps_from_1 and answer == len(options):
+            hint = "Answers are counted from 0; if yours are counted from 1, write letters or the options' texts."
         raise CoralError(
-            f"The answer {answer} is out of range: the {len(options)} options are numbered 0 to {len(options) - 1}. "
-            "Leave it out if it is not known."
+            f"The answer {answer} is out of range: the {len(options)} options are numbered 0 to {len(options) - 1}. {hint}"
         )
     return answer
 

@@ -17,6 +17,10 @@ from coral_lens.data.settings import TaskOptions
 from coral_lens.errors import CoralError
 from coral_lens.records import UNKNOWN
 
+FIELDS = "fields that are read: id, context, group, question, options, answer or answer_index."
+COLUMNS = (
+    "columns that are read: id, context, group, question, options or option_a, option_b, ..., answer or answer_index."
+)
 RANGE = "the 4 options are numbered 0 to 3"
 GOOD: dict[str, Any] = {"question": "What is 2 + 2?", "options": ["3", "4", "5"], "answer": 1}
 
@@ -216,7 +220,8 @@ def test_a_question_without_answer_is_fine(tmp_path: Path) -> None:
         ({"question": " "}, "the question is empty"),
         ({"question": None}, "the field 'question'"),
         ({"question": "\ud800"}, "the field 'question'"),
-        ({"anwser": 1}, "no field called 'anwser'. Did you mean 'answer'?"),
+        ({"anwser": 1}, f"unknown field 'anwser'; {FIELDS} Did you mean 'answer'?"),
+        ({"choices": ["3", "4"]}, f"unknown field 'choices'; {FIELDS}"),
     ],
 )
 def test_a_bad_field_is_named_with_its_line(tmp_path: Path, change: dict[str, Any], said: str) -> None:
@@ -231,7 +236,7 @@ def test_a_missing_field_is_named(tmp_path: Path) -> None:
 
 def test_a_misspelt_required_field_is_called_misspelt_not_missing(tmp_path: Path) -> None:
     message = complaint(write(tmp_path, {"quesion": "?", "options": ["a", "b"]}))
-    assert "no field called 'quesion'. Did you mean 'question'" in message
+    assert f"unknown field 'quesion'; {FIELDS} Did you mean 'question'" in message
 
 
 def test_duplicate_ids_name_both_lines(tmp_path: Path) -> None:
@@ -346,7 +351,8 @@ def test_csv_questions_may_have_different_numbers_of_options_and_no_answer(tmp_p
         ("question,A,B,options\n?,x,y,z\n", "line 1: the header needs"),
         ("question,answer\n?,x\n", "line 1: the header needs"),
         ("A,B\nx,y\n", "line 1: the header needs"),
-        ("question,A,B,anwser\n?,x,y,A\n", "line 1: there is no column called 'anwser'. Did you mean 'answer'"),
+        ("question,A,B,anwser\n?,x,y,A\n", f"line 1: unknown column 'anwser'; {COLUMNS} Did you mean 'answer'"),
+        ("subject,question,A,B\nsums,?,x,y\n", f"line 1: unknown column 'subject'; {COLUMNS}"),
         ("question,A,a\n?,x,y\n", "line 1: a column appears twice"),
         ("question,A,option_a\n?,x,y\n", "line 1: a column appears twice"),
         ("question,A,B\n?,x\n", "line 2: 2 cells, but the header has 3 columns"),

@@ -27,6 +27,8 @@ from coral_lens.storage.lines import iter_lines, parse_json
 _FILE_SUFFIXES = (".jsonl", ".csv", ".gz")
 _SUSPICIOUS = 10
 """So many numbers without a 0 are seldom chance: with four options and the right ones in any order, once in 18 files."""
+_FIELDS = "id, context, group, question, options, answer or answer_index"
+_COLUMNS = _FIELDS.replace("options", "options or option_a, option_b, ...")
 _LETTER_COLUMN = re.compile(r"(?:option_)?([a-z])")
 
 Record = tuple[int, dict[str, Any]]
@@ -241,7 +243,7 @@ def _complaint(error: ValidationError, fields: dict[str, Any]) -> str:
         present = ", ".join(map(repr, fields)) or "nothing"
         return f"the field {name!r} is missing; found {present}."
     if first["type"] == "extra_forbidden":
-        return f"there is no field called {name!r}.{nearest(name, _Row.model_fields)}"
+        return f"unknown field {name!r}; fields that are read: {_FIELDS}.{nearest(name, _Row.model_fields)}"
     return f"the field {name!r} cannot be used: {first['msg']}."
 
 
@@ -354,7 +356,9 @@ def _header(path: Path, number: int, cells: list[str]) -> list[str]:
     where = f"{path}, line {number}"
     for name in names:
         if name not in _Row.model_fields and not _LETTER_COLUMN.fullmatch(name):
-            raise CoralError(f"{where}: there is no column called {name!r}.{nearest(name, known)}")
+            raise CoralError(
+                f"{where}: unknown column {name!r}; columns that are read: {_COLUMNS}.{nearest(name, known)}"
+            )
     if len(set(names)) != len(names) or len(set(letters)) != len(letters):
         raise CoralError(f"{where}: a column appears twice in the header.")
     if "question" not in names or ("options" in names) == bool(letters):

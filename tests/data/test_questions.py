@@ -324,6 +324,10 @@ CSV = {
     "letters": "answer,A,B,question\nb,3,4,2 + 2?\n",
     "byte order mark": "\ufeffquestion,A,B,answer\n2 + 2?,3,4,B\n",
     "Windows line ends": "question,A,B,answer\r\n2 + 2?,3,4,B\r\n",
+    "two kinds of line ends": "question,A,B,answer\r\n2 + 2?,3,4,B\n",
+    "semicolons": "\ufeffid;question;option_a;option_b;answer\r\n;2 + 2?;3;4;B\r\n",
+    "tabs": "question\toptions\tanswer\n2 + 2?\t3|4\tB\n",
+    "quoted names": '"A";"B";"Question";"Answer"\n3;"4";"2 + 2?";4\n',
 }
 
 
@@ -334,6 +338,20 @@ def test_csv_says_the_same_in_every_form(tmp_path: Path, form: str) -> None:
     (question,) = read_questions(path)
     assert (question.text, question.options, question.answer) == ("2 + 2?", ("3", "4"), 1)
     assert question.id == "own:2"
+
+
+@pytest.mark.parametrize("name", ["own.tsv", "own.TSV", "own.CSV", "own.tsv.gz"])
+def test_a_table_may_have_other_endings(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    content = CSV["tabs"].encode()
+    path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    (question,) = load_questions(path)
+    assert (question.id, question.options, question.answer) == ("own:2", ("3", "4"), 1)
+
+
+def test_commas_in_cells_of_a_table_with_semicolons_are_text(tmp_path: Path) -> None:
+    (question,) = read_questions(table(tmp_path, "", "question;A;B;answer", "Half of 3, in numbers?;1,5;2,5;1,5"))
+    assert (question.text, question.options) == ("Half of 3, in numbers?", ("1,5", "2,5"))
 
 
 def test_csv_questions_may_have_different_numbers_of_options_and_no_answer(tmp_path: Path) -> None:
@@ -353,6 +371,8 @@ def test_csv_questions_may_have_different_numbers_of_options_and_no_answer(tmp_p
         ("A,B\nx,y\n", "line 1: the header needs"),
         ("question,A,B,anwser\n?,x,y,A\n", f"line 1: unknown column 'anwser'; {COLUMNS} Did you mean 'answer'"),
         ("subject,question,A,B\nsums,?,x,y\n", f"line 1: unknown column 'subject'; {COLUMNS}"),
+        ("quesion;A;B\n?;x;y\n", f"line 1: unknown column 'quesion'; {COLUMNS} Did you mean 'question'"),
+        ("question,A;B\n?,x;y\n", f"line 1: unknown column 'a;b'; {COLUMNS}"),
         ("question,A,a\n?,x,y\n", "line 1: a column appears twice"),
         ("question,A,option_a\n?,x,y\n", "line 1: a column appears twice"),
         ("question,A,B\n?,x\n", "line 2: 2 cells, but the header has 3 columns"),
@@ -420,14 +440,16 @@ rows = st.dictionaries(
 contents = st.one_of(
     st.binary(max_size=200),
     st.lists(rows, max_size=4).map(lambda rs: "\n".join(map(json.dumps, rs)).encode()),
-    st.text(alphabet='question,options|answerABCD"\n\r[]0123 ', max_size=120).map(str.encode),
+    st.text(alphabet='question,;\toptions|answerABCD"\n\r[]0123 ', max_size=120).map(str.encode),
     st.lists(st.lists(st.sampled_from(["question", "A", "B", "answer", "x", "", '"', "1"])), max_size=4).map(
         lambda lines: b"question,A,B,answer\n" + "\n".join(map(",".join, lines)).encode()
     ),
 )
 
 
-@given(content=contents, suffix=st.sampled_from([".jsonl", ".csv", ".jsonl.gz", ".csv.gz"]), packed=st.booleans())
+@given(
+    content=contents, suffix=st.sampled_from([".jsonl", ".csv", ".jsonl.gz", ".csv.gz", ".tsv"]), packed=st.booleans()
+)
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_file_whatever_raises_anything_but_a_coral_error(
     tmp_path: Path, content: bytes, suffix: str, packed: bool

@@ -1,4 +1,4 @@
-"""The user's own questions from JSONL or CSV, and `load_questions`, the one door for questions of every kind.
+"""The user's own questions from JSONL, CSV or TSV, and `load_questions`, the one door for questions of every kind.
 
 Files are validated line by line, and every complaint names file and line. Nothing is guessed: a file that is not
 understood is refused.
@@ -24,7 +24,9 @@ from coral_lens.errors import CoralError, nearest
 from coral_lens.records import UNKNOWN, Question
 from coral_lens.storage.lines import iter_lines, parse_json
 
-_FILE_SUFFIXES = (".jsonl", ".csv", ".gz")
+_TABLES = (".csv", ".tsv")
+_FILE_SUFFIXES = (".jsonl", *_TABLES, ".gz")
+_SEPARATORS = ",;\t"
 _SUSPICIOUS = 10
 """So many numbers without a 0 are seldom chance: with four options and the right ones in any order, once in 18 files."""
 _FIELDS = "id, context, group, question, options, answer or answer_index"
@@ -60,10 +62,10 @@ class _Row(BaseModel):
 
 
 def load_questions(source: str | Path, options: TaskOptions | None = None) -> list[Question]:
-    """Return questions from a JSONL or CSV file, or from a task: `arc_easy`, `arc_easy:validation`, `mmlu`.
+    """Return questions from a JSONL, CSV or TSV file, or from a task: `arc_easy`, `arc_easy:validation`, `mmlu`.
 
-    A name is taken for a file if that file exists or if it ends in .jsonl, .csv or .gz. Of the options only `limit`
-    concerns a file; its questions have no shots and no splits.
+    A name is taken for a file if that file exists or if it ends in .jsonl, .csv, .tsv or .gz. Of the options only
+    `limit` concerns a file; its questions have no shots and no splits.
     """
     options = options or TaskOptions()
     if is_file(source):
@@ -93,15 +95,17 @@ def task_and_split(source: str) -> tuple[str, str]:
 
 
 def read_questions(path: str | Path) -> list[Question]:
-    """Return the questions of a JSONL or CSV file, either of them optionally gzipped.
+    """Return the questions of a JSONL, CSV or TSV file, each of them optionally gzipped.
 
-    Fields: `question`, `options`, and optionally `answer` or `answer_index`, `id`, `group`, `context`. In CSV, options
-    are a JSON list or separated by `|`, or they stand in columns `option_a`, `option_b`, ... or `A`, `B`, ...
+    Fields: `question`, `options`, and optionally `answer` or `answer_index`, `id`, `group`, `context`. In a table,
+    options are a JSON list or separated by `|`, or they stand in columns `option_a`, `option_b`, ... or `A`, `B`, ...
+    Its columns are separated by commas, semicolons or tabs: by that which makes `question` a column of the header.
 
-    `answer` is the number of the option, counted from 0; or the exact text of an option; or a letter. In CSV everything
-    is text, so `1` may be a number or the text of an option, and so may `B` be a letter everywhere. Where the two name
-    different options, the whole file is read in the one way that fits all of its answers; if both ways fit, or neither
-    does, it is refused. `answer_index` is always a number, counted from 0. No answer, null or an empty text: unknown.
+    `answer` is the number of the option, counted from 0; or the exact text of an option; or a letter. Ten numbers or
+    more of which none is 0 are refused, because they may be counted from 1. In a table everything is text, so `1` may
+    be a number or the text of an option, and so may `B` be a letter everywhere. Where the two name different options,
+    the whole file is read in the one way that fits all of its answers; if both ways fit, or neither does, it is
+    refused. `answer_index` is always a number, counted from 0. No answer, null or an empty text: unknown.
     """
     return _collect(Path(path), None)
 
@@ -109,7 +113,7 @@ def read_questions(path: str | Path) -> list[Question]:
 def is_file(source: str | Path) -> bool:
     """Whether a source is taken for a file of questions rather than for a task."""
     # os.path, because a long or odd task name is then simply not a file
-    return str(source).endswith(_FILE_SUFFIXES) or (os.path.exists(source) and not os.path.isdir(source))
+    return str(source).lower().endswith(_FILE_SUFFIXES) or (os.path.exists(source) and not os.path.isdir(source))
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +188,12 @@ def _refuse_numbers_from_1(path: Path, lines: Iterable[_Line]) -> None:
 
 
 def _is_table(path: Path) -> bool:
-    return path.name.removesuffix(".gz").endswith(".csv")
+    return _ending(path) in _TABLES
+
+
+def _ending(path: Path) -> str:
+    """Return the ending of a file without its .gz, in lower case; a spreadsheet may write it in capitals."""
+    return Path(path.name.removesuffix(".gz")).suffix.lower()
 
 
 def _iter_lines(path: Path) -> Iterator[_Line]:
@@ -327,7 +336,9 @@ def _json_records(path: Path) -> Iterator[Record]:
 
 
 def _csv_records(path: Path) -> Iterator[Record]:
-    reader = csv.reader((line for _, line in _lines(path)), strict=True)
+    lines = (line for _, line in _lines(path))
+    before = list(_through_header(lines))
+    reader = csv.reader(chain(before, lines), delimiter=_separator(before), strict=True)
     header: list[str] | None = None
     start = 1
     while True:
@@ -346,6 +357,22 @@ def _csv_records(path: Path) -> Iterator[Record]:
         if len(cells) != len(header):
             raise CoralError(f"{path}, line {number}: {len(cells)} cells, but the header has {len(header)} columns.")
         yield number, _csv_fields(dict(zip(header, cells, strict=True)))
+
+
+def _through_header(lines: Iterator[str]) -> Iterator[str]:
+    """Yield lines up to the first that is not blank."""
+    for line in lines:
+        yield line
+        if line.strip():
+            return
+
+
+def _separator(lines: list[str]) -> str:
+    """Return what separates the columns: that by which `question` is one of them, or else that by which they are most."""
+    header = lines[-1] if lines else ""
+    # not read as CSV, which may be malformed: that is for the reader to say
+    names = {mark: [name.strip(' "\r\n').lower() for name in header.split(mark)] for mark in _SEPARATORS}
+    return max(names, key=lambda mark: ("question" in names[mark], len(names[mark])))
 
 
 def _header(path: Path, number: int, cells: list[str]) -> list[str]:

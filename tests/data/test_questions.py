@@ -214,7 +214,8 @@ def test_a_question_without_answer_is_fine(tmp_path: Path) -> None:
         ({"answer": True}, "the field 'answer'"),
         ({"answer": "4", "options": ["4", "4"]}, "the text of several options"),
         ({"options": ["4"], "answer": 0}, "1 option"),
-        ({"options": [], "answer": None}, "0 option"),
+        ({"options": [], "answer": None}, "has no options"),
+        ({"options": [], "answer": "B"}, "has no options"),
         ({"options": ["3", " "]}, "empty option (number 2)"),
         ({"options": "3|4"}, "the field 'options'"),
         ({"question": " "}, "the question is empty"),
@@ -312,6 +313,21 @@ def test_gzip_that_becomes_a_thousand_times_as_large_is_refused_before_it_takes_
         read_questions(path)
 
 
+@pytest.mark.parametrize("name", ["own.txt", "own.xlsx", "own.json", "own.parquet", "own.txt.gz"])
+def test_a_file_of_another_kind_is_refused_by_its_ending(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path, GOOD, name=name)
+    assert complaint(path) == f"{path}: only .jsonl, .csv and .tsv files are read (also with .gz)."
+
+
+@pytest.mark.parametrize("content", [b"question,A,B\r?,x,y\r", b"question,A,B\n?,x,y\r?,x,y\n"])
+def test_a_carriage_return_alone_is_no_line_end(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "own.csv"
+    path.write_bytes(content)
+    message = complaint(path)
+    assert "malformed CSV (a carriage return stands alone in it; save the file with the line ends of Unix" in message
+    assert "universal-newline" not in message
+
+
 def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
     assert "No such file" in complaint(tmp_path / "none.jsonl")
     assert "directory" in complaint(tmp_path)
@@ -380,6 +396,12 @@ def test_csv_questions_may_have_different_numbers_of_options_and_no_answer(tmp_p
         ("question,A,B\n?,x,\n", "line 2: Question 'own:2' has 1 option(s)"),
         ('question,A,B\n"?,x,y\n', "malformed CSV"),
         ("question,options\n?,only\n", "has 1 option(s)"),
+        ("question,options,answer\n?,,B\n", "line 2: Question 'own:2' has no options"),
+        ("question,A,B,answer\n?,,,B\n", "line 2: Question 'own:2' has no options"),
+        (
+            "question,A,B,answer\n?,x,y,c\n",
+            "line 2: The answer 'c' is out of range: the letters of the 2 options are A to B",
+        ),
         ("question,A,B,answer\n?,x,y,7\n", "line 2: The answer 7 is out of range"),
     ],
 )

@@ -197,6 +197,9 @@ def _ending(path: Path) -> str:
 
 
 def _iter_lines(path: Path) -> Iterator[_Line]:
+    # a name without an ending may be a pipe
+    if _ending(path) not in ("", ".jsonl", *_TABLES) and not path.is_dir():
+        raise CoralError(f"{path}: only .jsonl, .csv and .tsv files are read (also with .gz).")
     seen: dict[str, int] = {}
     any_first = False
     is_table = _is_table(path)
@@ -345,7 +348,7 @@ def _csv_records(path: Path) -> Iterator[Record]:
         try:
             cells = next(reader, None)
         except csv.Error as error:
-            raise CoralError(f"{path}, line {reader.line_num}: malformed CSV ({error}).") from error
+            raise CoralError(f"{path}, line {reader.line_num}: malformed CSV ({_malformed(error)}).") from error
         if cells is None:
             return
         number, start = start, reader.line_num + 1
@@ -357,6 +360,13 @@ def _csv_records(path: Path) -> Iterator[Record]:
         if len(cells) != len(header):
             raise CoralError(f"{path}, line {number}: {len(cells)} cells, but the header has {len(header)} columns.")
         yield number, _csv_fields(dict(zip(header, cells, strict=True)))
+
+
+def _malformed(error: csv.Error) -> str:
+    # Python's own sentence advises its programmer
+    if "new-line character" in str(error):
+        return "a carriage return stands alone in it; save the file with the line ends of Unix or of Windows"
+    return str(error)
 
 
 def _through_header(lines: Iterator[str]) -> Iterator[str]:
@@ -423,7 +433,7 @@ def _split_options(cell: str) -> list[Any]:
             listed = None
         if isinstance(listed, list):
             return listed
-    return [part.strip() for part in cell.split("|")]
+    return [part.strip() for part in cell.split("|")] if cell.strip() else []
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:

@@ -28,7 +28,7 @@ _TABLES = (".csv", ".tsv")
 _FILE_SUFFIXES = (".jsonl", *_TABLES, ".gz")
 _SEPARATORS = ",;\t"
 _SUSPICIOUS = 10
-"""So many numbers without a 0 are seldom chance: with four options and the right ones in any order, once in 18 files."""
+"""So many numbers without a 0 are seldom chance: with four options in any order, in one file of 18."""
 _FIELDS = "id, context, group, question, options, answer or answer_index"
 _COLUMNS = _FIELDS.replace("options", "options or option_a, option_b, ...")
 _LETTER_COLUMN = re.compile(r"(?:option_)?([a-z])")
@@ -169,7 +169,7 @@ def _only_reading(path: Path, lines: Iterable[_Line]) -> str:
 
 
 def _refuse_numbers_from_1(path: Path, lines: Iterable[_Line]) -> None:
-    """Refuse a file whose answers are all numbers and none of them 0; the first answer that is otherwise ends the search."""
+    """Refuse a file whose answers are all numbers and none of them 0; the first other answer ends the search."""
     numbers = 0
     for line in lines:
         if line.question.answer == UNKNOWN or line.by_index:
@@ -309,8 +309,8 @@ def _answer(
         if way == "letter" and number >= len(options):
             last = chr(ord("A") + len(options) - 1)
             raise CoralError(
-                f"The answer {answer.strip()!r} is out of range: the letters of the {len(options)} options are A to {last}. "
-                "Leave it out if it is not known."
+                f"The answer {answer.strip()!r} is out of range: the letters of the {len(options)} options are A to "
+                f"{last}. Leave it out if it is not known."
             )
         answer = number
     if not 0 <= answer < len(options):
@@ -318,7 +318,8 @@ def _answer(
         if perhaps_from_1 and answer == len(options):
             hint = "Answers are counted from 0; if yours are counted from 1, write letters or the options' texts."
         raise CoralError(
-            f"The answer {answer} is out of range: the {len(options)} options are numbered 0 to {len(options) - 1}. {hint}"
+            f"The answer {answer} is out of range: the {len(options)} options are numbered 0 to {len(options) - 1}. "
+            + hint
         )
     return answer
 
@@ -378,7 +379,7 @@ def _through_header(lines: Iterator[str]) -> Iterator[str]:
 
 
 def _separator(lines: list[str]) -> str:
-    """Return what separates the columns: that by which `question` is one of them, or else that by which they are most."""
+    """Return what separates the columns: that by which `question` is one, or else that by which they are most."""
     header = lines[-1] if lines else ""
     # not read as CSV, which may be malformed: that is for the reader to say
     names = {mark: [name.strip(' "\r\n').lower() for name in header.split(mark)] for mark in _SEPARATORS}

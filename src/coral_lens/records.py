@@ -124,9 +124,8 @@ class Question:
     def __post_init__(self) -> None:
         where = f"Question {self.id!r}"
         if len(self.options) < 2:
-            raise CoralError(
-                f"{where} has {len(self.options)} option(s); a multiple-choice question needs at least two."
-            )
+            found = f"{len(self.options)} option(s)" if self.options else "no options"
+            raise CoralError(f"{where} has {found}; a multiple-choice question needs at least two.")
         for j, option in enumerate(self.options):
             if not option.strip():
                 raise CoralError(f"{where} has an empty option (number {j + 1}); give it a text or remove it.")

@@ -110,7 +110,7 @@ def test_a_run_is_printed_and_its_report_written_only_with_a_folder(
     text = capsys.readouterr().out
     assert "listwise" in text
     assert "Report:" not in text
-    assert text.startswith("It helped: on 12 questions of toy (transfer), with listwise the")
+    assert text.startswith("It helped: on 12 questions of toy (transfer), the model is right on ")
     assert text.index("Its confidence") < text.index("before→after")
     assert max(map(len, text.splitlines())) <= 80
     show_run(run, None, full=True)

@@ -17,6 +17,11 @@ from coral_lens.data.settings import TaskOptions
 from coral_lens.errors import CoralError
 from coral_lens.records import UNKNOWN
 
+FIELDS = "fields that are read: id, context, group, question, options, answer or answer_index."
+COLUMNS = (
+    "columns that are read: id, context, group, question, options or option_a, option_b, ..., answer or answer_index."
+)
+RANGE = "the 4 options are numbered 0 to 3"
 GOOD: dict[str, Any] = {"question": "What is 2 + 2?", "options": ["3", "4", "5"], "answer": 1}
 
 
@@ -134,6 +139,65 @@ def test_an_answer_index_is_never_a_text(tmp_path: Path) -> None:
     assert "line 2: The answer 3 is out of range" in complaint(table(tmp_path, lines[0], "?,1,2,3,3"))
 
 
+def numbered(tmp_path: Path, kind: str, *answers: int | str | None, field: str = "answer") -> Path:
+    """A file of questions of four options with these answers, as JSON or as a table."""
+    if kind == "csv":
+        return table(tmp_path, f"question,a,b,c,d,{field}", *(f"?,w,x,y,z,{'' if a is None else a}" for a in answers))
+    return write(tmp_path, *({"question": "?", "options": ["w", "x", "y", "z"], field: a} for a in answers))
+
+
+@pytest.mark.parametrize(("kind", "place"), [("csv", "column"), ("jsonl", "field")])
+def test_numbers_that_may_be_counted_from_1_are_refused(tmp_path: Path, kind: str, place: str) -> None:
+    path = numbered(tmp_path, kind, *[1, 2, 3] * 3, None, 2)
+    assert complaint(path) == (
+        f"{path}: no answer is 0, so the numbers may be counted from 1, but they are read as counted from 0; write letters "
+        f"or the options' texts, or call the {place} answer_index if they are counted from 0."
+    )
+    with pytest.raises(CoralError, match="counted from 1"):  # a limit does not change what the numbers mean
+        load_questions(path, TaskOptions(limit=2))
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ([1, 2, 3] * 3, [1, 2, 3] * 3),  # nine: it may be chance
+        ([*[1, 2, 3] * 9, 0], [*[1, 2, 3] * 9, 0]),
+        ([*[1, 2, 3] * 9, "w"], [*[1, 2, 3] * 9, 0]),
+        ([*[1, 2, 3] * 9, "C"], [*[1, 2, 3] * 9, 2]),
+    ],
+)
+def test_a_0_a_letter_or_a_text_says_that_numbers_are_counted_from_0(
+    tmp_path: Path, kind: str, answers: list[int | str], expected: list[int]
+) -> None:
+    assert [q.answer for q in read_questions(numbered(tmp_path, kind, *answers))] == expected
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_an_answer_index_without_a_0_is_not_questioned(tmp_path: Path, kind: str) -> None:
+    path = numbered(tmp_path, kind, *[1, 2, 3] * 4, field="answer_index")
+    assert [q.answer for q in read_questions(path)] == [1, 2, 3] * 4
+
+
+def test_numbers_are_counted_from_1_among_options_that_are_numbers_too(tmp_path: Path) -> None:
+    header, settled = "question,a,b,c,d,answer", ["?,w,x,y,z,1"] * 5
+    assert "counted from 1" in complaint(table(tmp_path, header, *settled, *["?,1,2,3,4,2"] * 5))
+    both = table(tmp_path, header, *["?,0,1,2,3,2"] * 20)  # number and text agree in every line
+    assert {q.answer for q in read_questions(both)} == {2}
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_the_number_after_the_last_brings_to_mind_that_answers_are_counted_from_0(tmp_path: Path, kind: str) -> None:
+    hint = "Answers are counted from 0; if yours are counted from 1, write letters or the options' texts."
+    assert complaint(numbered(tmp_path, kind, 1, 4)).endswith(f"The answer 4 is out of range: {RANGE}. {hint}")
+    for path in (
+        numbered(tmp_path, kind, 0, 4),
+        numbered(tmp_path, kind, 1, 5),
+        numbered(tmp_path, kind, 4, field="answer_index"),
+    ):
+        assert complaint(path).endswith("out of range: " + RANGE + ". Leave it out if it is not known.")
+
+
 def test_a_question_without_answer_is_fine(tmp_path: Path) -> None:
     (question,) = read_questions(write(tmp_path, {"question": "?", "options": ["x", "y"]}))
     assert question.answer == UNKNOWN
@@ -144,19 +208,21 @@ def test_a_question_without_answer_is_fine(tmp_path: Path) -> None:
     [
         ({"answer": 3}, "answer 3 is out of range"),
         ({"answer": -1}, "answer -1 is out of range"),
-        ({"answer": "D"}, "answer 3 is out of range"),
+        ({"answer": "D"}, "The answer 'D' is out of range: the letters of the 3 options are A to C."),
         ({"answer": "four"}, "neither a letter nor the text of an option"),
         ({"answer": 1.5}, "the field 'answer'"),
         ({"answer": True}, "the field 'answer'"),
         ({"answer": "4", "options": ["4", "4"]}, "the text of several options"),
         ({"options": ["4"], "answer": 0}, "1 option"),
-        ({"options": [], "answer": None}, "0 option"),
+        ({"options": [], "answer": None}, "has no options"),
+        ({"options": [], "answer": "B"}, "has no options"),
         ({"options": ["3", " "]}, "empty option (number 2)"),
         ({"options": "3|4"}, "the field 'options'"),
         ({"question": " "}, "the question is empty"),
         ({"question": None}, "the field 'question'"),
         ({"question": "\ud800"}, "the field 'question'"),
-        ({"anwser": 1}, "no field called 'anwser'. Did you mean 'answer'?"),
+        ({"anwser": 1}, f"unknown field 'anwser'; {FIELDS} Did you mean 'answer'?"),
+        ({"choices": ["3", "4"]}, f"unknown field 'choices'; {FIELDS}"),
     ],
 )
 def test_a_bad_field_is_named_with_its_line(tmp_path: Path, change: dict[str, Any], said: str) -> None:
@@ -171,7 +237,7 @@ def test_a_missing_field_is_named(tmp_path: Path) -> None:
 
 def test_a_misspelt_required_field_is_called_misspelt_not_missing(tmp_path: Path) -> None:
     message = complaint(write(tmp_path, {"quesion": "?", "options": ["a", "b"]}))
-    assert "no field called 'quesion'. Did you mean 'question'" in message
+    assert f"unknown field 'quesion'; {FIELDS} Did you mean 'question'" in message
 
 
 def test_duplicate_ids_name_both_lines(tmp_path: Path) -> None:
@@ -247,6 +313,21 @@ def test_gzip_that_becomes_a_thousand_times_as_large_is_refused_before_it_takes_
         read_questions(path)
 
 
+@pytest.mark.parametrize("name", ["own.txt", "own.xlsx", "own.json", "own.parquet", "own.txt.gz"])
+def test_a_file_of_another_kind_is_refused_by_its_ending(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path, GOOD, name=name)
+    assert complaint(path) == f"{path}: only .jsonl, .csv and .tsv files are read (also with .gz)."
+
+
+@pytest.mark.parametrize("content", [b"question,A,B\r?,x,y\r", b"question,A,B\n?,x,y\r?,x,y\n"])
+def test_a_carriage_return_alone_is_no_line_end(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "own.csv"
+    path.write_bytes(content)
+    message = complaint(path)
+    assert "malformed CSV (a carriage return stands alone in it; save the file with the line ends of Unix" in message
+    assert "universal-newline" not in message
+
+
 def test_what_cannot_be_opened_is_named(tmp_path: Path) -> None:
     assert "No such file" in complaint(tmp_path / "none.jsonl")
     assert "directory" in complaint(tmp_path)
@@ -259,6 +340,10 @@ CSV = {
     "letters": "answer,A,B,question\nb,3,4,2 + 2?\n",
     "byte order mark": "\ufeffquestion,A,B,answer\n2 + 2?,3,4,B\n",
     "Windows line ends": "question,A,B,answer\r\n2 + 2?,3,4,B\r\n",
+    "two kinds of line ends": "question,A,B,answer\r\n2 + 2?,3,4,B\n",
+    "semicolons": "\ufeffid;question;option_a;option_b;answer\r\n;2 + 2?;3;4;B\r\n",
+    "tabs": "question\toptions\tanswer\n2 + 2?\t3|4\tB\n",
+    "quoted names": '"A";"B";"Question";"Answer"\n3;"4";"2 + 2?";4\n',
 }
 
 
@@ -269,6 +354,20 @@ def test_csv_says_the_same_in_every_form(tmp_path: Path, form: str) -> None:
     (question,) = read_questions(path)
     assert (question.text, question.options, question.answer) == ("2 + 2?", ("3", "4"), 1)
     assert question.id == "own:2"
+
+
+@pytest.mark.parametrize("name", ["own.tsv", "own.TSV", "own.CSV", "own.tsv.gz"])
+def test_a_table_may_have_other_endings(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    content = CSV["tabs"].encode()
+    path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    (question,) = load_questions(path)
+    assert (question.id, question.options, question.answer) == ("own:2", ("3", "4"), 1)
+
+
+def test_commas_in_cells_of_a_table_with_semicolons_are_text(tmp_path: Path) -> None:
+    (question,) = read_questions(table(tmp_path, "", "question;A;B;answer", "Half of 3, in numbers?;1,5;2,5;1,5"))
+    assert (question.text, question.options) == ("Half of 3, in numbers?", ("1,5", "2,5"))
 
 
 def test_csv_questions_may_have_different_numbers_of_options_and_no_answer(tmp_path: Path) -> None:
@@ -286,7 +385,10 @@ def test_csv_questions_may_have_different_numbers_of_options_and_no_answer(tmp_p
         ("question,A,B,options\n?,x,y,z\n", "line 1: the header needs"),
         ("question,answer\n?,x\n", "line 1: the header needs"),
         ("A,B\nx,y\n", "line 1: the header needs"),
-        ("question,A,B,anwser\n?,x,y,A\n", "line 1: there is no column called 'anwser'. Did you mean 'answer'"),
+        ("question,A,B,anwser\n?,x,y,A\n", f"line 1: unknown column 'anwser'; {COLUMNS} Did you mean 'answer'"),
+        ("subject,question,A,B\nsums,?,x,y\n", f"line 1: unknown column 'subject'; {COLUMNS}"),
+        ("quesion;A;B\n?;x;y\n", f"line 1: unknown column 'quesion'; {COLUMNS} Did you mean 'question'"),
+        ("question,A;B\n?,x;y\n", f"line 1: unknown column 'a;b'; {COLUMNS}"),
         ("question,A,a\n?,x,y\n", "line 1: a column appears twice"),
         ("question,A,option_a\n?,x,y\n", "line 1: a column appears twice"),
         ("question,A,B\n?,x\n", "line 2: 2 cells, but the header has 3 columns"),
@@ -294,6 +396,12 @@ def test_csv_questions_may_have_different_numbers_of_options_and_no_answer(tmp_p
         ("question,A,B\n?,x,\n", "line 2: Question 'own:2' has 1 option(s)"),
         ('question,A,B\n"?,x,y\n', "malformed CSV"),
         ("question,options\n?,only\n", "has 1 option(s)"),
+        ("question,options,answer\n?,,B\n", "line 2: Question 'own:2' has no options"),
+        ("question,A,B,answer\n?,,,B\n", "line 2: Question 'own:2' has no options"),
+        (
+            "question,A,B,answer\n?,x,y,c\n",
+            "line 2: The answer 'c' is out of range: the letters of the 2 options are A to B",
+        ),
         ("question,A,B,answer\n?,x,y,7\n", "line 2: The answer 7 is out of range"),
     ],
 )
@@ -304,7 +412,7 @@ def test_bad_csv_is_refused_with_its_line(tmp_path: Path, content: str, said: st
 
 
 def test_a_limit_reads_only_the_first_questions(tmp_path: Path) -> None:
-    path = write(tmp_path, GOOD, GOOD, "this line is never read")
+    path = write(tmp_path, GOOD, {**GOOD, "answer": 0}, "this line is never read")
     assert len(load_questions(path, TaskOptions(limit=2))) == 2
 
 
@@ -354,14 +462,16 @@ rows = st.dictionaries(
 contents = st.one_of(
     st.binary(max_size=200),
     st.lists(rows, max_size=4).map(lambda rs: "\n".join(map(json.dumps, rs)).encode()),
-    st.text(alphabet='question,options|answerABCD"\n\r[]0123 ', max_size=120).map(str.encode),
+    st.text(alphabet='question,;\toptions|answerABCD"\n\r[]0123 ', max_size=120).map(str.encode),
     st.lists(st.lists(st.sampled_from(["question", "A", "B", "answer", "x", "", '"', "1"])), max_size=4).map(
         lambda lines: b"question,A,B,answer\n" + "\n".join(map(",".join, lines)).encode()
     ),
 )
 
 
-@given(content=contents, suffix=st.sampled_from([".jsonl", ".csv", ".jsonl.gz", ".csv.gz"]), packed=st.booleans())
+@given(
+    content=contents, suffix=st.sampled_from([".jsonl", ".csv", ".jsonl.gz", ".csv.gz", ".tsv"]), packed=st.booleans()
+)
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_no_file_whatever_raises_anything_but_a_coral_error(
     tmp_path: Path, content: bytes, suffix: str, packed: bool

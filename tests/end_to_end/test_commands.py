@@ -504,7 +504,7 @@ GOOD = {"question": "Which?", "options": ["this", "that"], "answer": 0}
         (json.dumps({**GOOD, "options": ["this"]}).encode(), "has 1 option(s)"),
         (json.dumps({**GOOD, "options": ["this", " "]}).encode(), "empty option (number 2)"),
         ((json.dumps({**GOOD, "id": "q"}) + "\n").encode() * 2, "lines 1 and 2: both have the id 'q'"),
-        (json.dumps({"question": "Which?", "choices": ["a", "b"]}).encode(), "there is no field called 'choices'"),
+        (json.dumps({"question": "Which?", "choices": ["a", "b"]}).encode(), "unknown field 'choices'"),
         (b"", "holds no questions"),
         (json.dumps(GOOD).encode(), "at least 20 labelled questions"),
     ],

@@ -102,7 +102,7 @@ class Tokens(Settings):
 @app.command()
 @flat
 def show(
-    source: Annotated[str, typer.Argument(help="TASK[:SPLIT], or a .jsonl or .csv file of questions.")],
+    source: Annotated[str, typer.Argument(help="TASK[:SPLIT], or a .jsonl, .csv or .tsv file of questions.")],
     *,
     looked: Looked,
     tokens: Tokens,

@@ -135,7 +135,7 @@ def worked_examples(task: str, asking: Asking) -> list[Question]:
 @flat
 def predict(
     lens: Annotated[str, typer.Option(help="Folder of a lens made by `coral fit`, or a hub id.")],
-    questions: Annotated[str, typer.Option(help="A .jsonl or .csv file of questions; answers are not needed.")],
+    questions: Annotated[str, typer.Option(help="A .jsonl, .csv or .tsv file of questions; answers are not needed.")],
     out: Annotated[Path, typer.Option(help="JSONL file to write, one line per question.")],
     *,
     source: SourceOptions,

@@ -50,7 +50,7 @@ class KeptStates(Settings):
 @app.command()
 @flat
 def extract(
-    source: Annotated[list[str], typer.Argument(help="TASK[:SPLIT], or a .jsonl or .csv file of questions.")],
+    source: Annotated[list[str], typer.Argument(help="TASK[:SPLIT], or a .jsonl, .csv or .tsv file of questions.")],
     out: Annotated[Path, typer.Option(help="Folder for the activation store.")],
     *,
     kept: KeptStates,

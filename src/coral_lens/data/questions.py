@@ -1,4 +1,4 @@
-"""The user's own questions from JSONL or CSV, and `load_questions`, the one door for questions of every kind.
+"""The user's own questions from JSONL, CSV or TSV, and `load_questions`, the one door for questions of every kind.
 
 Files are validated line by line, and every complaint names file and line. Nothing is guessed: a file that is not
 understood is refused.
@@ -24,7 +24,13 @@ from coral_lens.errors import CoralError, nearest
 from coral_lens.records import UNKNOWN, Question
 from coral_lens.storage.lines import iter_lines, parse_json
 
-_FILE_SUFFIXES = (".jsonl", ".csv", ".gz")
+_TABLES = (".csv", ".tsv")
+_FILE_SUFFIXES = (".jsonl", *_TABLES, ".gz")
+_SEPARATORS = ",;\t"
+_SUSPICIOUS = 10
+"""So many numbers without a 0 are seldom chance: with four options in any order, in one file of 18."""
+_FIELDS = "id, context, group, question, options, answer or answer_index"
+_COLUMNS = _FIELDS.replace("options", "options or option_a, option_b, ...")
 _LETTER_COLUMN = re.compile(r"(?:option_)?([a-z])")
 
 Record = tuple[int, dict[str, Any]]
@@ -56,10 +62,10 @@ class _Row(BaseModel):
 
 
 def load_questions(source: str | Path, options: TaskOptions | None = None) -> list[Question]:
-    """Return questions from a JSONL or CSV file, or from a task: `arc_easy`, `arc_easy:validation`, `mmlu`.
+    """Return questions from a JSONL, CSV or TSV file, or from a task: `arc_easy`, `arc_easy:validation`, `mmlu`.
 
-    A name is taken for a file if that file exists or if it ends in .jsonl, .csv or .gz. Of the options only `limit`
-    concerns a file; its questions have no shots and no splits.
+    A name is taken for a file if that file exists or if it ends in .jsonl, .csv, .tsv or .gz. Of the options only
+    `limit` concerns a file; its questions have no shots and no splits.
     """
     options = options or TaskOptions()
     if is_file(source):
@@ -89,15 +95,17 @@ def task_and_split(source: str) -> tuple[str, str]:
 
 
 def read_questions(path: str | Path) -> list[Question]:
-    """Return the questions of a JSONL or CSV file, either of them optionally gzipped.
+    """Return the questions of a JSONL, CSV or TSV file, each of them optionally gzipped.
 
-    Fields: `question`, `options`, and optionally `answer` or `answer_index`, `id`, `group`, `context`. In CSV, options
-    are a JSON list or separated by `|`, or they stand in columns `option_a`, `option_b`, ... or `A`, `B`, ...
+    Fields: `question`, `options`, and optionally `answer` or `answer_index`, `id`, `group`, `context`. In a table,
+    options are a JSON list or separated by `|`, or they stand in columns `option_a`, `option_b`, ... or `A`, `B`, ...
+    Its columns are separated by commas, semicolons or tabs: by that which makes `question` a column of the header.
 
-    `answer` is the number of the option, counted from 0; or the exact text of an option; or a letter. In CSV everything
-    is text, so `1` may be a number or the text of an option, and so may `B` be a letter everywhere. Where the two name
-    different options, the whole file is read in the one way that fits all of its answers; if both ways fit, or neither
-    does, it is refused. `answer_index` is always a number, counted from 0. No answer, null or an empty text: unknown.
+    `answer` is the number of the option, counted from 0; or the exact text of an option; or a letter. Ten numbers or
+    more of which none is 0 are refused, because they may be counted from 1. In a table everything is text, so `1` may
+    be a number or the text of an option, and so may `B` be a letter everywhere. Where the two name different options,
+    the whole file is read in the one way that fits all of its answers; if both ways fit, or neither does, it is
+    refused. `answer_index` is always a number, counted from 0. No answer, null or an empty text: unknown.
     """
     return _collect(Path(path), None)
 
@@ -105,7 +113,7 @@ def read_questions(path: str | Path) -> list[Question]:
 def is_file(source: str | Path) -> bool:
     """Whether a source is taken for a file of questions rather than for a task."""
     # os.path, because a long or odd task name is then simply not a file
-    return str(source).endswith(_FILE_SUFFIXES) or (os.path.exists(source) and not os.path.isdir(source))
+    return str(source).lower().endswith(_FILE_SUFFIXES) or (os.path.exists(source) and not os.path.isdir(source))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +124,18 @@ class _Line:
     question: Question
     readings: dict[str, int]
     """Of an answer that is a text: the option that it is by each way to read it. Empty for a number and for no answer."""
+    by_index: bool
+    """Whether the answer is an `answer_index`, about which nothing is in doubt."""
 
     @property
     def in_doubt(self) -> bool:
         return len(set(self.readings.values())) > 1
+
+    def read_as(self, reading: str) -> _Line:
+        if not self.readings:
+            return self
+        answer = self.readings[reading]
+        return replace(self, question=replace(self.question, answer=answer), readings={reading: answer})
 
 
 def _collect(path: Path, limit: int | None) -> list[Question]:
@@ -127,10 +143,13 @@ def _collect(path: Path, limit: int | None) -> list[Question]:
     taken = list(islice(lines, limit))
     if not taken:
         raise CoralError(f"{path} holds no questions.")
-    if not any(line.in_doubt for line in taken):
-        return [line.question for line in taken]
-    reading = _only_reading(path, chain(taken, lines))
-    return [replace(line.question, answer=line.readings[reading]) if line.readings else line.question for line in taken]
+    others: Iterable[_Line] = lines
+    if any(line.in_doubt for line in taken):
+        others = list(lines)
+        reading = _only_reading(path, chain(taken, others))
+        taken, others = ([line.read_as(reading) for line in some] for some in (taken, others))
+    _refuse_numbers_from_1(path, chain(taken, others))
+    return [line.question for line in taken]
 
 
 def _only_reading(path: Path, lines: Iterable[_Line]) -> str:
@@ -149,11 +168,44 @@ def _only_reading(path: Path, lines: Iterable[_Line]) -> str:
     )
 
 
+def _refuse_numbers_from_1(path: Path, lines: Iterable[_Line]) -> None:
+    """Refuse a file whose answers are all numbers and none of them 0; the first other answer ends the search."""
+    numbers = 0
+    for line in lines:
+        if line.question.answer == UNKNOWN or line.by_index:
+            continue
+        ways = set(line.readings) or {"number"}
+        if line.question.answer == 0 or "number" not in ways:
+            return
+        # where the number is the text of its option too, it says nothing of the others
+        numbers += ways == {"number"}
+    if numbers >= _SUSPICIOUS:
+        place = "column" if _is_table(path) else "field"
+        raise CoralError(
+            f"{path}: no answer is 0, so the numbers may be counted from 1, but they are read as counted from 0; write "
+            f"letters or the options' texts, or call the {place} answer_index if they are counted from 0."
+        )
+
+
+def _is_table(path: Path) -> bool:
+    return _ending(path) in _TABLES
+
+
+def _ending(path: Path) -> str:
+    """Return the ending of a file without its .gz, in lower case; a spreadsheet may write it in capitals."""
+    return Path(path.name.removesuffix(".gz")).suffix.lower()
+
+
 def _iter_lines(path: Path) -> Iterator[_Line]:
+    # a name without an ending may be a pipe
+    if _ending(path) not in ("", ".jsonl", *_TABLES) and not path.is_dir():
+        raise CoralError(f"{path}: only .jsonl, .csv and .tsv files are read (also with .gz).")
     seen: dict[str, int] = {}
-    is_csv = path.name.removesuffix(".gz").endswith(".csv")
-    for number, fields in (_csv_records if is_csv else _json_records)(path):
-        line = _line(path, number, fields, digits_are_index=is_csv)
+    any_first = False
+    is_table = _is_table(path)
+    for number, fields in (_csv_records if is_table else _json_records)(path):
+        line = _line(path, number, fields, digits_are_index=is_table, any_first=any_first)
+        any_first = any_first or line.question.answer == 0
         if line.question.id in seen:
             first, identity = seen[line.question.id], line.question.id
             raise CoralError(f"{path}, lines {first} and {number}: both have the id {identity!r}.")
@@ -161,7 +213,8 @@ def _iter_lines(path: Path) -> Iterator[_Line]:
         yield line
 
 
-def _line(path: Path, number: int, fields: dict[str, Any], *, digits_are_index: bool) -> _Line:
+def _line(path: Path, number: int, fields: dict[str, Any], *, digits_are_index: bool, any_first: bool) -> _Line:
+    """Return what a line says; `any_first`: whether a line before it has the first option for its answer."""
     where = f"{path}, line {number}"
     try:
         row = _Row.model_validate(fields)
@@ -182,12 +235,14 @@ def _line(path: Path, number: int, fields: dict[str, Any], *, digits_are_index: 
             group=identity if row.group in (None, "") else str(row.group),
             text=row.question,
             options=options,
-            answer=_answer(answer, options, readings),
             passage=row.context or "",
         )
+        # afterwards, so that options which cannot be used are named before an answer that does not fit them
+        from_1 = row.answer_index is None and not any_first
+        question = replace(question, answer=_answer(answer, options, readings, perhaps_from_1=from_1))
     except CoralError as error:
         raise CoralError(f"{where}: {error}") from error
-    return _Line(number, question, readings)
+    return _Line(number, question, readings, by_index=row.answer_index is not None)
 
 
 def _complaint(error: ValidationError, fields: dict[str, Any]) -> str:
@@ -200,7 +255,7 @@ def _complaint(error: ValidationError, fields: dict[str, Any]) -> str:
         present = ", ".join(map(repr, fields)) or "nothing"
         return f"the field {name!r} is missing; found {present}."
     if first["type"] == "extra_forbidden":
-        return f"there is no field called {name!r}.{nearest(name, _Row.model_fields)}"
+        return f"unknown field {name!r}; fields that are read: {_FIELDS}.{nearest(name, _Row.model_fields)}"
     return f"the field {name!r} cannot be used: {first['msg']}."
 
 
@@ -236,7 +291,9 @@ def _readings(answer: int | str | None, options: tuple[str, ...], *, digits_are_
     return {name: j for name, j in named.items() if j < len(options)} or named
 
 
-def _answer(answer: int | str | None, options: tuple[str, ...], readings: dict[str, int]) -> int:
+def _answer(
+    answer: int | str | None, options: tuple[str, ...], readings: dict[str, int], *, perhaps_from_1: bool
+) -> int:
     """Return the index of the right option, by the first way that its own line allows."""
     if answer is None or answer == "":
         return UNKNOWN
@@ -248,11 +305,21 @@ def _answer(answer: int | str | None, options: tuple[str, ...], readings: dict[s
         if not readings:
             shown = ", ".join(repr(option) for option in options[:6])
             raise CoralError(f"The answer {answer!r} is neither a letter nor the text of an option ({shown}).")
-        answer = next(iter(readings.values()))
+        way, number = next(iter(readings.items()))
+        if way == "letter" and number >= len(options):
+            last = chr(ord("A") + len(options) - 1)
+            raise CoralError(
+                f"The answer {answer.strip()!r} is out of range: the letters of the {len(options)} options are A to "
+                f"{last}. Leave it out if it is not known."
+            )
+        answer = number
     if not 0 <= answer < len(options):
+        hint = "Leave it out if it is not known."
+        if perhaps_from_1 and answer == len(options):
+            hint = "Answers are counted from 0; if yours are counted from 1, write letters or the options' texts."
         raise CoralError(
             f"The answer {answer} is out of range: the {len(options)} options are numbered 0 to {len(options) - 1}. "
-            "Leave it out if it is not known."
+            + hint
         )
     return answer
 
@@ -273,14 +340,16 @@ def _json_records(path: Path) -> Iterator[Record]:
 
 
 def _csv_records(path: Path) -> Iterator[Record]:
-    reader = csv.reader((line for _, line in _lines(path)), strict=True)
+    lines = (line for _, line in _lines(path))
+    before = list(_through_header(lines))
+    reader = csv.reader(chain(before, lines), delimiter=_separator(before), strict=True)
     header: list[str] | None = None
     start = 1
     while True:
         try:
             cells = next(reader, None)
         except csv.Error as error:
-            raise CoralError(f"{path}, line {reader.line_num}: malformed CSV ({error}).") from error
+            raise CoralError(f"{path}, line {reader.line_num}: malformed CSV ({_malformed(error)}).") from error
         if cells is None:
             return
         number, start = start, reader.line_num + 1
@@ -294,6 +363,29 @@ def _csv_records(path: Path) -> Iterator[Record]:
         yield number, _csv_fields(dict(zip(header, cells, strict=True)))
 
 
+def _malformed(error: csv.Error) -> str:
+    # Python's own sentence advises its programmer
+    if "new-line character" in str(error):
+        return "a carriage return stands alone in it; save the file with the line ends of Unix or of Windows"
+    return str(error)
+
+
+def _through_header(lines: Iterator[str]) -> Iterator[str]:
+    """Yield lines up to the first that is not blank."""
+    for line in lines:
+        yield line
+        if line.strip():
+            return
+
+
+def _separator(lines: list[str]) -> str:
+    """Return what separates the columns: that by which `question` is one, or else that by which they are most."""
+    header = lines[-1] if lines else ""
+    # not read as CSV, which may be malformed: that is for the reader to say
+    names = {mark: [name.strip(' "\r\n').lower() for name in header.split(mark)] for mark in _SEPARATORS}
+    return max(names, key=lambda mark: ("question" in names[mark], len(names[mark])))
+
+
 def _header(path: Path, number: int, cells: list[str]) -> list[str]:
     """Return the column names: fields in lower case, options as single letters."""
     names = [cell.strip().lower() for cell in cells]
@@ -302,7 +394,9 @@ def _header(path: Path, number: int, cells: list[str]) -> list[str]:
     where = f"{path}, line {number}"
     for name in names:
         if name not in _Row.model_fields and not _LETTER_COLUMN.fullmatch(name):
-            raise CoralError(f"{where}: there is no column called {name!r}.{nearest(name, known)}")
+            raise CoralError(
+                f"{where}: unknown column {name!r}; columns that are read: {_COLUMNS}.{nearest(name, known)}"
+            )
     if len(set(names)) != len(names) or len(set(letters)) != len(letters):
         raise CoralError(f"{where}: a column appears twice in the header.")
     if "question" not in names or ("options" in names) == bool(letters):
@@ -340,7 +434,7 @@ def _split_options(cell: str) -> list[Any]:
             listed = None
         if isinstance(listed, list):
             return listed
-    return [part.strip() for part in cell.split("|")]
+    return [part.strip() for part in cell.split("|")] if cell.strip() else []
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:

@@ -21,6 +21,7 @@ from coral_lens.report.figures.features import around_zero
 from coral_lens.sae.autoencoder import load_autoencoder
 from coral_lens.sae.folder import FeatureStudy
 from coral_lens.sae.quality import refuse_dead
+from coral_lens.storage.files import read_record, write_record
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -73,7 +74,7 @@ def test_train_makes_autoencoders_that_load_and_says_how_good_they_are(trained: 
     assert re.search(r"Trained on [\d,]+ states; measured on", said)
     assert "3x" in said
     quality = json.loads((folder / "sae" / "quality.json").read_text())
-    assert set(quality) == {"2x", "3x"}
+    assert set(quality) == {"2x", "3x", "digest"}
     assert quality["2x"]["loss"]["n_questions"] > 0
 
 
@@ -141,7 +142,7 @@ def test_steering_is_chosen_on_validation_and_the_page_shows_everything(
     effects = folder / "ablation-impact-all.json"
     found = json.loads(effects.read_text())
     found["features"][str(found["chosen"][0])]["accuracy"]["value"] = -0.1  # toy questions know no beneficial feature
-    effects.write_text(json.dumps(found))
+    write_record(effects, {k: v for k, v in found.items() if k != "digest"})
     steer = ["sae", "steer", "--study", folder, "--ablation", "impact-all", "--validation", validation]
     said = coral(*steer, "--test", test, "--criterion", "cwece")
     assert "unsteered" in said
@@ -181,10 +182,10 @@ def test_a_study_that_is_not_there_or_not_its_own_is_refused(
 
 
 def test_a_study_keeps_to_its_model_and_its_selection(study: tuple[Path, str], tmp_path: Path) -> None:
-    record = json.loads((study[0] / "selection.json").read_text())
+    record = read_record(study[0] / "selection.json")
 
     def rewrite(**changes: object) -> FeatureStudy:
-        (tmp_path / "selection.json").write_text(json.dumps(record | changes))
+        write_record(tmp_path / "selection.json", record | changes)
         return FeatureStudy(tmp_path)
 
     known = rewrite()

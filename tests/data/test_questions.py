@@ -313,7 +313,7 @@ def test_gzip_that_becomes_a_thousand_times_as_large_is_refused_before_it_takes_
         read_questions(path)
 
 
-@pytest.mark.parametrize("name", ["own.txt", "own.xlsx", "own.json", "own.parquet", "own.txt.gz"])
+@pytest.mark.parametrize("name", ["own.txt", "own.xlsx", "own.pdf", "own.parquet", "own.txt.gz"])
 def test_a_file_of_another_kind_is_refused_by_its_ending(tmp_path: Path, name: str) -> None:
     path = write(tmp_path, GOOD, name=name)
     assert complaint(path) == f"{path}: only .jsonl, .csv and .tsv files are read (also with .gz)."

@@ -24,6 +24,7 @@ from coral_lens.errors import CoralError, nearest
 from coral_lens.records import UNKNOWN, Question
 from coral_lens.storage.lines import iter_lines, parse_json
 
+_JSON_LINES = (".jsonl", ".ndjson", ".json")
 _TABLES = (".csv", ".tsv")
 _FILE_SUFFIXES = (".jsonl", *_TABLES, ".gz")
 _SEPARATORS = ",;\t"
@@ -198,7 +199,7 @@ def _ending(path: Path) -> str:
 
 def _iter_lines(path: Path) -> Iterator[_Line]:
     # a name without an ending may be a pipe
-    if _ending(path) not in ("", ".jsonl", *_TABLES) and not path.is_dir():
+    if _ending(path) not in ("", *_JSON_LINES, *_TABLES) and not path.is_dir():
         raise CoralError(f"{path}: only .jsonl, .csv and .tsv files are read (also with .gz).")
     seen: dict[str, int] = {}
     any_first = False

@@ -35,6 +35,7 @@ from coral_lens.methods.entry import MethodEntry
 from coral_lens.methods.interface import FitContext, QuestionSet
 from coral_lens.methods.registry import read_method
 from coral_lens.records import Question
+from coral_lens.storage.files import read_record
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -93,7 +94,7 @@ def test_the_whole_method_chooses_by_auroc_over_validation_options(tiny: Model, 
     assert len(steps) == n_steps(QUICK)
     best = max(tried, key=lambda t: t["auroc"])
     assert {k: v for k, v in best.items() if k != "auroc"} == record["chosen"]
-    assert json.loads((context.folder / "notes.json").read_text("utf-8")) == {"chosen": record["chosen"]}
+    assert read_record(context.folder / "notes.json") == {"chosen": record["chosen"]}
     features = read_features(context, "train", TRAIN, QUICK)
     held_out = np.repeat(context.data.is_validation, np.diff(context.data.table.offsets))
     fitted = ccps.load_or_fit_ccps(context, QUICK)

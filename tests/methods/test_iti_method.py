@@ -36,6 +36,7 @@ from coral_lens.methods.iti.method import (
 )
 from coral_lens.methods.registry import read_method
 from coral_lens.records import Prompt, Question
+from coral_lens.storage.files import read_record
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -169,7 +170,7 @@ def test_the_choice_is_the_best_on_validation_questions_and_is_found_again(
     record = json.loads((context.folder / "iti.json").read_text("utf-8"))
     assert record["validation_questions"] == 5
     assert len(record["tried"]) == 2 * 2 * 2
-    notes = json.loads((context.folder / "notes.json").read_text("utf-8"))
+    notes = read_record(context.folder / "notes.json")
     assert notes == {"chosen": record["chosen"]}
     assert record["chosen"]["brier"] == min(tried["brier"] for tried in record["tried"])
     # strength 0 scores as the model does, to rounding

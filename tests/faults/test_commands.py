@@ -16,7 +16,7 @@ from faults import damage, disks, inputs, kills
 from faults.outcomes import Outcome, Tally, table
 from faults.workshop import ALL_COMMANDS, WITHOUT_WORK, command_of, difference, lines_of, quiet
 
-KILLS = 2
+KILLS = 1
 """Moments of each command, of all its file operations, drawn at random."""
 KINDS = 4
 """Kinds of files that are damaged, of all kinds."""

@@ -42,7 +42,7 @@ CANNOT_RUN = {
     "python -m pytest tests/engine -k olmo2": "runs tests, whose families come from the file itself",
 }
 """Each command with the reason; each stands in a page."""
-QUESTIONS = 60
+QUESTIONS = 100
 """So many of each split of a benchmark are read here."""
 
 

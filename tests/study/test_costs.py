@@ -81,3 +81,11 @@ def test_a_damaged_file_of_costs_is_said_to_be_one_and_a_step_may_have_any_name(
 def test_costs_of_an_earlier_version_are_read(tmp_path: Path) -> None:
     write_json(tmp_path / "cost.json", {"training": {"questions": 4, "seconds": 2.0, "cpu_seconds": 3.0}, "test": None})
     assert read_steps(tmp_path / "cost.json") == {"training": Cost(4, 2.0, 3.0), "test": None}
+
+
+def test_what_a_killed_run_left_beside_the_costs_is_removed_when_they_are_read(tmp_path: Path) -> None:
+    left, other = tmp_path / ".cost.json.649e3abb.tmp", tmp_path / ".other.json.649e3abb.tmp"
+    for path in (left, other):
+        path.write_text("{")
+    assert read_steps(tmp_path / "cost.json") == {}
+    assert [p.name for p in tmp_path.iterdir()] == [other.name]

@@ -17,6 +17,7 @@ from typing import TypeVar
 from coral_lens.errors import CoralError
 from coral_lens.storage.escape import for_markdown
 from coral_lens.storage.files import read_record, write_atomic, write_json, write_record
+from coral_lens.storage.temporary import remove_abandoned
 
 FILE = "cost.json"
 Loaded = TypeVar("Loaded")
@@ -115,6 +116,7 @@ def write_steps(path: Path, steps: Mapping[str, Cost | None]) -> None:
 
 def read_steps(path: Path) -> dict[str, Cost | None]:
     """Return the costs that a file holds, None for steps that were interrupted; none at all where it is missing or damaged."""
+    remove_abandoned(path)  # where a run was killed while it wrote them, the next one may have nothing to write
     if not path.exists():
         return {}
     try:

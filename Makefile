@@ -32,7 +32,7 @@ bench: $(READY)
 	$(BIN)/python bench/scoring.py
 	$(BIN)/python bench/memory.py
 
-# kills, damaged files, full disks and hostile inputs, for an hour or so; make torture PARTS="kills=5 questions=100" does less
+# kills, damaged files, full disks and hostile inputs, at full size; make torture PARTS="kills=5 questions=100" does less
 torture: $(READY)
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m faults $(PARTS)
 

@@ -58,5 +58,5 @@ def tiny() -> Model:
 
 @pytest.fixture(scope="session")
 def smollm2() -> Model:
-    """The real embedded model."""
-    return load_model("smollm2")
+    """The real embedded model, in the precision that others are compared in."""
+    return load_model("smollm2", dtype="float32")

@@ -93,7 +93,7 @@ def run_of_lenses(measured: Measured, asking: Asking, model: OtherModelChoice) -
     from coral_lens.study.evaluate import evaluate as measure
 
     lenses = [load_lens(folder) for folder in measured.lens]
-    loaded = model.opener(lenses[0].model["name"])
+    loaded = model.opener(lenses[0].model)
     chat = loaded if lenses[0].style.chat else None
     tests = {name: asking.gather([name], chat=chat) for name in dict.fromkeys(measured.task)}
     shown = [q for name in tests for q in worked_examples(name, asking)]
@@ -153,7 +153,7 @@ def predict(
 
     file = output_file(out, is_ours=holds_answers, inputs=(questions, lens))
     fitted, target = load_lens(lens), beside(out)
-    loaded = model.opener(fitted.model["name"])
+    loaded = model.opener(fitted.model)
     asking = Asking(limit=source.limit, data_dir=source.data_dir)
     asked = asking.gather([questions], chat=loaded if fitted.style.chat else None)
     fitted = fitted.adopted(loaded()) if model.other_model else fitted

@@ -66,7 +66,7 @@ def extract(
     from coral_lens.storage.progress import questions_bar
 
     refuse_inputs(out, source)
-    loaded = model.opener()
+    loaded = model.opener(folder=out)
     questions = asking.gather(source, chat=loaded if kept.style.chat else None)
     extraction = kept.extraction(loaded())
     with questions_bar("extracting", len(questions)) as advance:
@@ -104,7 +104,7 @@ def fit(
     refuse_inputs(out, train)
     refuse_other_folder(out)
     work = beside(out)
-    loaded = model.opener()
+    loaded = model.opener(folder=work)
     questions = asking.gather(train, chat=loaded if settings.style.chat else None)
     check_questions(questions)
     fitted = run(loaded(), questions, settings, work_dir=work, bar=shown)
@@ -133,7 +133,7 @@ def calibrate(
 
     refuse_unwritable(lens)
     fitted = load_lens(lens)
-    loaded = model.opener(fitted.model["name"])
+    loaded = model.opener(fitted.model)
     labelled = asking.gather(questions, chat=loaded if fitted.style.chat else None)
     fresh_of(fitted, labelled)
     target = beside(lens).with_suffix(".calibration")  # in .work are the activations of the fit

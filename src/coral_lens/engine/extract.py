@@ -277,7 +277,7 @@ def describe(model: Model, prepared: Prepared, extraction: Extraction) -> dict[s
     prompts = prepared.prompts
     return {
         "format": FORMAT,
-        "model": {"name": model.name, **model.identity, "dtype": str(model.dtype), "layers": model.n_layers},
+        "model": {"name": model.name, **model.identity, "dtype": model.precision_record, "layers": model.n_layers},
         "questions": digest([question_record(q) for q in prepared.questions]),
         "prompts": digest([[p.contexts[0], [c for c in p.contexts if c != p.contexts[0]], p.options] for p in prompts]),
         "style": str(extraction.style),

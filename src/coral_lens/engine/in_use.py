@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from coral_lens.engine.fingerprints import Seal, seal_of, weights_digest
+from coral_lens.engine.precision import CONVERTED
 from coral_lens.errors import CoralError
 
 if TYPE_CHECKING:
@@ -122,7 +123,9 @@ def refuse_changed(model: Model, *, full: bool = False) -> None:
     now = seal_of(model.hf)
     if now == known and not full:
         return
-    if (known is not None and now.sample != known.sample) or weights_digest(model.hf) != model.fingerprint["weights"]:
+    # weights that were converted when they were loaded have no digest to be compared with
+    same = now == known if model.precision in CONVERTED else weights_digest(model.hf) == model.fingerprint["weights"]
+    if (known is not None and now.sample != known.sample) or not same:
         raise CoralError(
             f"The weights of {model.name!r} have changed since it was loaded (edited in place, or an adapter was added), so its "
             "fingerprint is no longer true; give the changed model to `coral_lens.wrap` and use what that returns."

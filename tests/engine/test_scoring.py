@@ -16,8 +16,8 @@ from support.questions import toy_questions
 from torch import Tensor, nn
 
 from coral_lens.data.settings import Style
-from coral_lens.engine import architectures, batches
 from coral_lens.engine import _head as head_module
+from coral_lens.engine import architectures, batches
 from coral_lens.engine import packing as packing_module
 from coral_lens.engine.batches import Batch, collate, lay_out
 from coral_lens.engine.hooks import Edit, Reader, Site

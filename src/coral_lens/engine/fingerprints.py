@@ -37,18 +37,27 @@ NO_MATTER = {
 def weights_digest(hf: PreTrainedModel) -> str:
     """Return a digest of the weights that does not depend on the dtype or device they were loaded in.
 
-    Every weight is rounded to bfloat16 first: a checkpoint has the same digest in float32 and in bfloat16.
+    Every weight is rounded to bfloat16 first: a checkpoint has the same digest in float32 and in bfloat16. Whole numbers, of
+    quantised weights, are taken as they are.
     """
 
     def one(item: tuple[str, Tensor]) -> str:
         name, weight = item
         if weight.is_meta:
             return f"{name}:{tuple(weight.shape)}:offloaded"
-        raw = weight.detach().to(torch.bfloat16).contiguous().cpu().view(torch.uint8).numpy()
+        rounded = weight.detach().to(torch.bfloat16) if weight.is_floating_point() else weight.detach()
+        raw = rounded.contiguous().cpu().view(torch.uint8).numpy()
         return f"{name}:{tuple(weight.shape)}:{digest_bytes(raw.data)}"
 
+    # some libraries keep quantised weights as buffers
+    buffers = hf.named_buffers() if is_quantised(hf) else ()
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        return digest(sorted(pool.map(one, hf.named_parameters())))
+        return digest(sorted(pool.map(one, (*hf.named_parameters(), *buffers))))
+
+
+def is_quantised(hf: PreTrainedModel) -> bool:
+    """Tell whether the weights of a model were quantised by another library, which then computes with them."""
+    return getattr(hf.config, "quantization_config", None) is not None
 
 
 def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from coral_lens.engine.fingerprints import Seal, seal_of, weights_digest
+from coral_lens.engine.fingerprints import Seal, is_quantised, seal_of, weights_digest
 from coral_lens.engine.precision import CONVERTED
 from coral_lens.errors import CoralError
 
@@ -123,8 +123,9 @@ def refuse_changed(model: Model, *, full: bool = False) -> None:
     now = seal_of(model.hf)
     if now == known and not full:
         return
-    # weights that were converted when they were loaded have no digest to be compared with
-    same = now == known if model.precision in CONVERTED else weights_digest(model.hf) == model.fingerprint["weights"]
+    # the digest is that of the weights as they were before they were converted or laid out anew by another library
+    is_other = model.precision in CONVERTED or is_quantised(model.hf)
+    same = now == known if is_other else weights_digest(model.hf) == model.fingerprint["weights"]
     if (known is not None and now.sample != known.sample) or not same:
         raise CoralError(
             f"The weights of {model.name!r} have changed since it was loaded (edited in place, or an adapter was added), so its "

@@ -22,7 +22,7 @@ from coral_lens.data.assets import cache_dir, embedded_model
 from coral_lens.data.hub import OFFLINE, hub_session
 from coral_lens.engine._machine import file_facts, known_digest, remembered
 from coral_lens.engine.architectures import family_of, find_parts
-from coral_lens.engine.fingerprints import tokenizer_digest, weights_digest
+from coral_lens.engine.fingerprints import is_quantised, tokenizer_digest, weights_digest
 from coral_lens.engine.model import Model, wrap
 from coral_lens.engine.precision import (
     CONVERTED,
@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 EMBEDDED = "smollm2"
 JOINS = " + "
 """Stands between the names of a model and of the adapter that was added to it."""
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+"""The weights of a LoRA adapter; an older form of them is pickled, and is not read."""
 
 
 def load_model(
@@ -80,15 +82,23 @@ def load_model(
         settings = {"dtype": "auto" if own else getattr(torch, wanted), "device_map": device_map, **common}
         hf = load_weights(name, source, settings)
         ensure_bos(tokenizer, hf.config)
-        if device_map is None:
+        if device_map is None and hf.device.type != torch.device(device).type:
             hf.to(torch.device(device))  # type: ignore[arg-type]
     if adapter is not None:
         hf, name = with_adapter(hf, str(adapter)), f"{name}{JOINS}{adapter}"
     known = fingerprint_of(hf, tokenizer, model_files(source, revision, adapter))
-    if own and on_cpu:
+    if is_quantised(hf):
+        run_once(hf)
+    if own and on_cpu and not (wanted == "auto" and is_quantised(hf)):
         texts = [tokenizer.encode(text) for text in ORDINARY]
         set_precision(hf, choose_precision(hf) if wanted == "auto" else cast("Precision", wanted), texts)
     return wrap(hf.eval().requires_grad_(False), tokenizer, name=name, fingerprint=known)
+
+
+@torch.inference_mode()
+def run_once(hf: PreTrainedModel) -> None:
+    """Let a library that lays out quantised weights anew in their first pass do so before they are looked at."""
+    hf.base_model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=hf.device), use_cache=False)
 
 
 def refuse_precision(name: str, *, on_cpu: bool) -> None:
@@ -107,12 +117,18 @@ def refuse_precision(name: str, *, on_cpu: bool) -> None:
 def with_adapter(hf: PreTrainedModel, adapter: str) -> PreTrainedModel:
     """Return the model with the low-rank changes of a LoRA adapter added to its weights; only safetensors are read."""
     need("adapter", by="A LoRA adapter")
+    from huggingface_hub import snapshot_download
     from peft import PeftModel
 
-    if getattr(hf.config, "quantization_config", None) is not None:
+    if is_quantised(hf):
         raise CoralError("An adapter cannot be added to quantised weights here; load the model without quantisation.")
     with quiet_loading(), loading_errors(adapter, kind="adapter"):
-        peft: Any = PeftModel.from_pretrained(hf, adapter, use_safetensors=True)
+        folder = adapter
+        if not Path(adapter).is_dir():
+            folder = snapshot_download(adapter, allow_patterns=["adapter_config.json", ADAPTER_WEIGHTS])
+        if not (Path(folder) / ADAPTER_WEIGHTS).is_file():
+            raise FileNotFoundError(f"it has no {ADAPTER_WEIGHTS}")
+        peft: Any = PeftModel.from_pretrained(hf, folder)
         return peft.merge_and_unload()
 
 

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from coral_lens.engine._machine import SMALLEST, machine_facts, remembered
 from coral_lens.engine.architectures import find_parts
+from coral_lens.engine.fingerprints import is_quantised
 from coral_lens.errors import CoralError
 
 if TYPE_CHECKING:
@@ -134,6 +135,10 @@ def set_precision(hf: PreTrainedModel, precision: Precision, texts: Sequence[Seq
 
     `texts` are token ids of some ordinary text, from which int8 learns which columns of states are large.
     """
+    if is_quantised(hf):
+        raise CoralError(
+            f"The weights of this model are quantised already, and cannot compute in {precision}; leave --dtype out."
+        )
     if precision == "float32":
         hf.float()
         return

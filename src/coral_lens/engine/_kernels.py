@@ -23,6 +23,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from coral_lens.engine._seals import modules_of
 from coral_lens.engine.architectures import FAMILIES, family_of
 from coral_lens.engine.precision import precision_of, states_dtype
 
@@ -151,7 +152,7 @@ def fused(hf: PreTrainedModel) -> Iterator[None]:
         dtype = states_dtype(precision_of(hf))
         if hf.device.type == "cpu" and dtype in PRECISE:
             widens = dtype != torch.float32 and has_known_norms(hf)
-            for module in hf.modules():
+            for module in modules_of(hf):
                 function = substitute(module, widens=widens)
                 # a module with a forward of its own (weights kept elsewhere) has been changed by somebody else
                 if function is not None and "forward" not in vars(module):

@@ -6,6 +6,7 @@ missing, damaged or cannot be written is found out again: nothing depends on it 
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from coral_lens.data.assets import cache_dir
+from coral_lens.engine._seals import n_weights
 from coral_lens.errors import CoralError
 from coral_lens.storage.files import digest, digest_file, kept_record, versions, write_record
 
@@ -21,13 +23,22 @@ if TYPE_CHECKING:
     from coral_lens.engine.model import Model
 
 
+BUSY = 0.6
+"""Of the cores, how many may be at work before anything of ours runs."""
 SMALLEST = 20_000_000
 """Weights below which a model is scored so fast that nothing is worth keeping."""
 
 
 def is_tiny(model: Model) -> bool:
     """Tell whether a model is so small that looking at it again costs nothing."""
-    return sum(p.numel() for p in model.hf.parameters()) < SMALLEST
+    return n_weights(model.hf) < SMALLEST
+
+
+def is_busy() -> bool:
+    """Tell whether others have used much of this machine in the last minute, so that times would say little."""
+    if not hasattr(os, "getloadavg"):
+        return False
+    return os.getloadavg()[0] > BUSY * (os.cpu_count() or 1)
 
 
 def record_path(model: Model, kind: str) -> Path:

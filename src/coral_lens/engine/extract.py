@@ -239,7 +239,7 @@ def plan_questions(
 ) -> PlannedQuestions:
     """Prepare questions, and say which are left out; what is open is filled in by the results in `folder`, if there are any."""
     refuse_layers(model, extraction.layers)
-    filled = fill_defaults(model, folder, extraction)
+    filled = fill_defaults(model, folder, extraction, len(questions))
     prepared = prepare(questions, filled.style, model)
     warn_left_out(prepared)
     return PlannedQuestions(model, prepared, filled)
@@ -300,7 +300,7 @@ def refuse_layers(model: Model, layers: Sequence[int]) -> None:
         raise CoralError(f"Layer {unknown[0]} does not exist: {model.name!r} has layers 0 to {model.n_layers}.")
 
 
-def fill_defaults(model: Model, folder: Path | None, extraction: Extraction) -> Extraction:
+def fill_defaults(model: Model, folder: Path | None, extraction: Extraction, n_questions: int) -> Extraction:
     """Fill in what was left open, by the results that are already in a folder: a resumed run does not choose again."""
     path = folder / "manifest.json" if folder else None
     recorded = read_manifest(path) if path and path.exists() else {}
@@ -308,7 +308,7 @@ def fill_defaults(model: Model, folder: Path | None, extraction: Extraction) -> 
     budget = extraction.token_budget or recorded.get("token_budget")
     if not budget:
         # options in rows of their own are not what the calibration times
-        budget = choose_budget(model) if packing == "tree" else TOKEN_BUDGET
+        budget = choose_budget(model, n_questions) if packing == "tree" else TOKEN_BUDGET
     return replace(extraction, packing=packing, token_budget=budget)
 
 

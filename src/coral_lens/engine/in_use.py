@@ -16,7 +16,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from coral_lens.engine.fingerprints import Seal, is_quantised, seal_of, weights_digest
+from coral_lens.engine._seals import last_seal, modules_of, remember
+from coral_lens.engine.fingerprints import is_quantised, weights_digest
 from coral_lens.engine.precision import CONVERTED
 from coral_lens.errors import CoralError
 
@@ -34,16 +35,15 @@ class Hold:
 
 
 _HOLDS: WeakKeyDictionary[PreTrainedModel, Hold] = WeakKeyDictionary()
-_SEALS: WeakKeyDictionary[PreTrainedModel, Seal] = WeakKeyDictionary()
-_TABLES = Lock()
-"""Held while one of the tables above is looked into."""
+_TABLE = Lock()
+"""Held while the table above is looked into."""
 
 
 @contextmanager
 def in_use(model: Model) -> Iterator[None]:
     """Have a model for this thread alone while the block runs, in evaluation mode and its own precision."""
     refuse_fork()
-    with _TABLES:
+    with _TABLE:
         hold = _HOLDS.setdefault(model.hf, Hold())
     with hold.lock:
         hold.depth += 1
@@ -64,7 +64,7 @@ def in_use(model: Model) -> Iterator[None]:
 @contextmanager
 def evaluating(hf: PreTrainedModel) -> Iterator[None]:
     """Take the modules that are in training mode out of it: dropout would change every score."""
-    training = [module for module in hf.modules() if module.training]
+    training = [module for module in modules_of(hf) if module.training]
     for module in training:
         module.training = False
     try:
@@ -118,27 +118,20 @@ def refuse_changed(model: Model, *, full: bool = False) -> None:
     Some numbers of every weight are looked at, and whether a tensor was replaced or written to; all of them if that tells of a
     change, or if `full`.
     """
-    with _TABLES:
-        known = _SEALS.get(model.hf)
-    now = seal_of(model.hf)
-    if now == known and not full:
+    seal = last_seal(model.hf)
+    holds = seal is not None and seal.holds()
+    if holds and not full:
         return
     # the digest is that of the weights as they were before they were converted or laid out anew by another library
-    is_other = model.precision in CONVERTED or is_quantised(model.hf)
-    same = now == known if is_other else weights_digest(model.hf) == model.fingerprint["weights"]
-    if (known is not None and now.sample != known.sample) or not same:
+    has_digest = model.precision not in CONVERTED and not is_quantised(model.hf)
+    same = weights_digest(model.hf) == model.fingerprint["weights"] if has_digest else holds
+    if (seal is not None and not seal.same_numbers()) or not same:
         raise CoralError(
             f"The weights of {model.name!r} have changed since it was loaded (edited in place, or an adapter was added), so its "
             "fingerprint is no longer true; give the changed model to `coral_lens.wrap` and use what that returns."
         )
-    with _TABLES:
-        _SEALS[model.hf] = now
-
-
-def remember(hf: PreTrainedModel) -> None:
-    """Keep how the weights look now, for `refuse_changed`."""
-    with _TABLES:
-        _SEALS[hf] = seal_of(hf)
+    if not holds:
+        remember(model.hf)
 
 
 # --------------------------------------------------------------------------------------------------------------- forks

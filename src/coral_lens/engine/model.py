@@ -19,9 +19,10 @@ from torch import Tensor, nn
 from coral_lens.engine._head import VocabularyHead
 from coral_lens.engine._kernels import NAME as BLOCKS
 from coral_lens.engine._kernels import PRECISE, Block, block_attention
+from coral_lens.engine._seals import devices_of, n_weights, remember
 from coral_lens.engine.architectures import Family, MaskForm, family_of, find_parts
 from coral_lens.engine.fingerprints import config_facts, tokenizer_digest, weights_digest
-from coral_lens.engine.in_use import refuse_changed, remember
+from coral_lens.engine.in_use import refuse_changed
 from coral_lens.engine.precision import CONVERTED, Precision, precision_of, states_dtype
 from coral_lens.errors import CoralError
 
@@ -61,9 +62,8 @@ class Model:
 
     def __repr__(self) -> str:
         kind = self.hf.config.get_text_config().model_type
-        n_weights = sum(p.numel() for p in self.hf.parameters())
         return (
-            f"<Model {self.name}: {kind}, {self.n_layers} layers of width {self.width}, {n_weights:,} weights in "
+            f"<Model {self.name}: {kind}, {self.n_layers} layers of width {self.width}, {n_weights(self.hf):,} weights in "
             f"{self.precision} on {self.device}, reads {self.max_length:,} tokens>"
         )
 
@@ -162,7 +162,7 @@ class Model:
             # another thread may have it in use, and attend in blocks just now
             and self.hf.config.get_text_config()._attn_implementation in ("sdpa", BLOCKS)
             and self.dtype in PRECISE
-            and {p.device.type for p in self.hf.parameters()} == {"cpu"}
+            and devices_of(self.hf) == {"cpu"}
         )
 
     def plain_body(self, input_ids: Tensor, lengths: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from coral_lens.engine._machine import SMALLEST, machine_facts, remembered
+from coral_lens.engine._seals import n_weights
 from coral_lens.engine.architectures import find_parts
 from coral_lens.engine.fingerprints import is_quantised
 from coral_lens.errors import CoralError
@@ -33,6 +34,8 @@ Precision = Literal["float32", "bfloat16", "float16", "mixed", "int8"]
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 CONVERTED = ("mixed", "int8")
 """Those that a model is converted to when it is loaded."""
+MARK = "coral_precision"
+"""Attribute of a converted model that says to which."""
 WORTH = 1.5
 """How much faster than float32 `mixed` must be here to be chosen by itself: its answers differ a little."""
 LARGEST = 127
@@ -161,6 +164,7 @@ def set_precision(hf: PreTrainedModel, precision: Precision, texts: Sequence[Seq
     make_mixed(head)
     if embedding.weight is head.weight:
         embedding.__class__ = WideEmbedding
+    setattr(hf, MARK, precision)
 
 
 def linear_layers(hf: PreTrainedModel) -> list[nn.Linear]:
@@ -170,12 +174,7 @@ def linear_layers(hf: PreTrainedModel) -> list[nn.Linear]:
 
 def precision_of(hf: PreTrainedModel) -> Precision:
     """Return in what a model computes."""
-    kinds = {type(module) for module in hf.modules()}
-    if Int8Linear in kinds:
-        return "int8"
-    if MixedLinear in kinds:
-        return "mixed"
-    return cast("Precision", str(hf.dtype).removeprefix("torch."))
+    return getattr(hf, MARK, None) or cast("Precision", str(hf.dtype).removeprefix("torch."))
 
 
 def recorded_precision(record: Mapping[str, Any], *, device: str | None = None) -> Precision | None:
@@ -210,8 +209,7 @@ def choose_precision(hf: PreTrainedModel) -> Precision:
     middle = hf.config.get_text_config().num_hidden_layers // 2
     block = find_parts(hf).blocks[middle]
     shapes = [(layer.out_features, layer.in_features) for layer in block.modules() if type(layer) is nn.Linear]
-    n_weights = sum(parameter.numel() for parameter in hf.parameters())
-    if n_weights < SMALLEST or not shapes or type(hf.get_output_embeddings()) is not nn.Linear:
+    if n_weights(hf) < SMALLEST or not shapes or type(hf.get_output_embeddings()) is not nn.Linear:
         return "float32"
     gain = remembered("precisions", [shapes, machine_facts()], lambda: {"gain": gain_of_mixed(shapes)})["gain"]
     return "mixed" if gain >= WORTH else "float32"

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from coral_lens.engine._machine import is_tiny, keep, record_path
+from coral_lens.engine._seals import n_weights
 from coral_lens.engine.batches import Batch, collate
 from coral_lens.engine.hooks import Site
 from coral_lens.engine.in_use import in_use
@@ -193,9 +194,9 @@ def named_parts(model: Model) -> list[Finding]:
     config = model.hf.config.get_text_config()
     heads = getattr(config, "num_attention_heads", "?")
     projections = [names[module] for module in model.projections]
-    n_params = sum(p.numel() for p in model.hf.parameters())
+    millions = n_weights(model.hf) / 1e6
     return [
-        Finding("architecture", f"{type(model.hf).__name__} ({config.model_type}), {n_params / 1e6:,.0f} M parameters"),
+        Finding("architecture", f"{type(model.hf).__name__} ({config.model_type}), {millions:,.0f} M parameters"),
         Finding("layers", f"0 (embeddings) to {model.n_layers}, width {model.width}, {heads} heads"),
         Finding("blocks", f"{names[model.blocks[0]]} ... {names[model.blocks[-1]]}"),
         Finding("final norm, head", f"{names[model.norm]}, {names[model.head]}"),

@@ -23,6 +23,7 @@ from coral_lens.engine.scoring import TOKEN_BUDGET
 from coral_lens.engine.self_check import SelfCheck, packing_of
 from coral_lens.records import Prompt
 
+FAST_512 = {512: 1.0, 1024: 2.0, 2048: 2.5, 4096: 3.0}
 Timer = Callable[[Model, Sequence[Prompt], int], float]
 
 
@@ -50,18 +51,18 @@ def never(_: Model, __: Sequence[Prompt], ___: int) -> float:
 
 
 def test_a_budget_wins_only_beyond_the_noise() -> None:
-    assert fastest({1024: [1.0], 2048: [1.04], 4096: [1.2]}) == 2048
-    assert fastest({1024: [1.0], 2048: [1.2], 4096: [1.1]}) == 1024
+    assert fastest({512: [1.0], 1024: [1.04], 4096: [1.2]}) == 1024
+    assert fastest({512: [1.0], 1024: [1.2], 4096: [1.1]}) == 512
     # faster in the median, but slower than the default in one round
-    assert fastest({1024: [1.0, 1.0, 1.0], 2048: [1.2, 1.2, 0.9]}) == 2048
+    assert fastest({512: [1.0, 1.0, 1.0], 1024: [1.2, 1.2, 0.9]}) == 1024
 
 
 def test_the_choice_is_timed_once_and_kept(model: Model) -> None:
     calls: list[int] = []
-    assert choose_budget(model, 1000, timer=made_timer({1024: 1.0, 2048: 2.0, 4096: 3.0}, calls)) == 1024
+    assert choose_budget(model, 1000, timer=made_timer(FAST_512, calls)) == 512
     assert set(calls) == set(BUDGETS)
-    assert choose_budget(model, 1000, timer=never) == 1024
-    assert json.loads(record_path(model, "budgets").read_text())["token_budget"] == 1024
+    assert choose_budget(model, 1000, timer=never) == 512
+    assert json.loads(record_path(model, "budgets").read_text())["token_budget"] == 512
 
 
 def test_a_slow_model_keeps_the_default_after_two_short_runs(model: Model) -> None:
@@ -81,8 +82,8 @@ def test_few_questions_and_a_busy_machine_are_not_timed_and_nothing_is_kept(
     monkeypatch.setattr(budget, "is_busy", lambda: True)
     assert choose_budget(model, 1000, timer=never) == TOKEN_BUDGET
     monkeypatch.setattr(budget, "is_busy", lambda: False)
-    assert choose_budget(model, 64, timer=made_timer({1024: 1.0, 2048: 2.0, 4096: 3.0}, [])) == 1024
-    assert choose_budget(model, 1, timer=never) == 1024
+    assert choose_budget(model, 64, timer=made_timer(FAST_512, [])) == 512
+    assert choose_budget(model, 1, timer=never) == 512
 
 
 def test_a_machine_is_busy_when_others_use_most_of_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +98,7 @@ def test_a_damaged_record_is_measured_again(model: Model, damage: str) -> None:
     path = record_path(model, "budgets")
     path.parent.mkdir(parents=True)
     path.write_text(damage)
-    assert choose_budget(model, 1000, timer=made_timer({1024: 2.0, 2048: 2.0, 4096: 1.0}, [])) == 4096
+    assert choose_budget(model, 1000, timer=made_timer(FAST_512 | {4096: 0.5}, [])) == 4096
     assert choose_budget(model, 1000, timer=never) == 4096
 
 
@@ -106,7 +107,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("CORAL_CACHE", str(tmp_path / "file"))
-    assert choose_budget(model, 1000, timer=made_timer({1024: 1.0, 2048: 2.0, 4096: 3.0}, [])) == 1024
+    assert choose_budget(model, 1000, timer=made_timer(FAST_512, [])) == 512
 
 
 def test_other_threads_or_weights_have_a_record_of_their_own(model: Model) -> None:
@@ -122,7 +123,7 @@ def test_other_threads_or_weights_have_a_record_of_their_own(model: Model) -> No
 
 def test_made_up_prompts_fill_batches_and_can_be_scored(model: Model) -> None:
     prompts = made_up(model, 4096)
-    assert [len(plan_for(prompts, token_budget=b).batches) for b in BUDGETS] == [4, 2, 1]
+    assert [len(plan_for(prompts, token_budget=b).batches) for b in BUDGETS] == [8, 4, 2, 1]
     assert seconds(model, made_up(model, 128), 1024) > 0
 
 

@@ -407,6 +407,9 @@ class LastHeads:
         ends = batch.answer_tokens[batch.answer_offsets[1:] - 1]
         self.found[f"heads.{site.layer}"] = states.reshape(-1, states.shape[-1])[ends]
 
+    def fresh(self) -> LastHeads:
+        return LastHeads(self.layers)
+
     def take(self) -> dict[str, Tensor]:
         found, self.found = self.found, {}
         return found

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from coral_lens.engine.model import Model
 
 
-BUDGETS = (1024, TOKEN_BUDGET, 4096)
+BUDGETS = (512, TOKEN_BUDGET, 2048, 4096)
 GAIN = 1.05
 """How much faster than the default a budget must be: less than this is what machines waver by."""
 ROUNDS = 3

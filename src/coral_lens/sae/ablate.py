@@ -270,7 +270,7 @@ def batch_work(
     plan, prompts = planned.plan(), planned.prepared.prompts
     return Resumable(
         folder,
-        planned.manifest | about,
+        planned.manifest | {"threads": torch.get_num_threads()} | about,
         plan.batches,
         lambda batch, _: compute(lay_out(prompts, batch, packing=plan.packing)),
         size=lambda batch: len(batch.questions),

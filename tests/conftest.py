@@ -11,10 +11,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from collections.abc import Iterator
 
-import support.shapes  # noqa: F401  (named below)
-from jaxtyping import install_import_hook
+from support.shapes import begin_test, check_package
 
-install_import_hook("coral_lens", "support.shapes.checked")
+check_package("coral_lens")
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
@@ -27,6 +26,11 @@ from coral_lens.engine.model import Model  # noqa: E402
 # the same examples in every run, and no time limit that a busy machine would break
 settings.register_profile("coral", deadline=None, derandomize=True)
 settings.load_profile("coral")
+
+
+def pytest_runtest_setup() -> None:
+    """Each test has its own sample of calls whose shapes are checked."""
+    begin_test()
 
 
 @pytest.fixture(scope="module")

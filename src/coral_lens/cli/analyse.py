@@ -266,7 +266,7 @@ def data(*, compared: Compared, curves: Curves) -> None:
 @flat
 def probes(
     train: Annotated[
-        str | None, typer.Option(help="Task to fit on; the others are transfer. By default the first.")
+        str | None, typer.Option(metavar="TASK", help="Task to fit on; the others are transfer. By default the first.")
     ] = None,
     *,
     compared: Compared,

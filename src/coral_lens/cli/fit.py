@@ -62,10 +62,8 @@ def extract(
     Example: `coral extract commonsense_qa_cloze:validation --out states/csqa --layers 12-20`
     """
     from coral_lens.engine.extract import extract as run
-    from coral_lens.storage.outputs import refuse_inputs
     from coral_lens.storage.progress import questions_bar
 
-    refuse_inputs(out, source)
     loaded = model.opener()
     questions = asking.gather(source, chat=loaded if kept.style.chat else None)
     extraction = kept.extraction(loaded())
@@ -98,10 +96,8 @@ def fit(
     from coral_lens.lens.artefact import refuse_other_folder
     from coral_lens.lens.fit import check_questions
     from coral_lens.lens.fit import fit as run
-    from coral_lens.storage.outputs import refuse_inputs
     from coral_lens.storage.progress import shown
 
-    refuse_inputs(out, train)
     refuse_other_folder(out)
     work = beside(out)
     loaded = model.opener()

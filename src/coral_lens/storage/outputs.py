@@ -8,7 +8,7 @@ from pathlib import Path
 from coral_lens.errors import CoralError
 
 
-def refuse_inputs(out: Path, inputs: Iterable[str | Path]) -> None:
+def refuse_inputs(out: Path, inputs: Iterable[str | Path], *, option: str = "--out") -> None:
     """Refuse an output that is one of the inputs, by whatever name; an input that is no file or folder is a task or a hub id."""
     for given in inputs:
         source = Path(given)
@@ -17,12 +17,11 @@ def refuse_inputs(out: Path, inputs: Iterable[str | Path]) -> None:
         except OSError:
             same = False
         if same:
-            raise CoralError(f"--out {out} is {given}, which is read: it would be replaced; choose another place.")
+            raise CoralError(f"{option} {out} is {given}, which is read: it would be replaced; choose another place.")
 
 
-def output_file(path: Path, *, is_ours: Callable[[Path], bool], inputs: Iterable[str | Path] = ()) -> Path:
+def output_file(path: Path, *, is_ours: Callable[[Path], bool]) -> Path:
     """Return the file to write for `path`; what a link points to is meant. Refuse what is not a new file or one of ours."""
-    refuse_inputs(path, inputs)
     target = path.resolve() if path.is_symlink() else path
     if target.exists() and not target.is_file():
         raise CoralError(f"--out {path} is a folder, a pipe or a device, not a plain file; choose another place.")

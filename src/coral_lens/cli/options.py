@@ -82,9 +82,11 @@ def flat(command: Callable[..., None]) -> Callable[..., None]:
     return called
 
 
-SOURCES = ("source", "train", "task", "questions", "validation", "test", "more", "lm_eval_samples")
-VALUES = dict.fromkeys(SOURCES, "SOURCE") | {"model": "MODEL", "lens": "LENS", "study": "STUDY"}
+SOURCES = ("train", "task", "questions", "validation", "test", "lm_eval_samples")
+VALUES = dict.fromkeys(SOURCES, "SOURCE") | {"model": "MODEL", "lens": "LENS"}
 """What the help calls the value of an option, by the option's name: each of these may name a file or folder that is read."""
+ARGUMENTS = ("source", "more", "study")
+"""Arguments, which have no dashes, that may do so too."""
 KINDS = {Path: "PATH", int: "NUMBER", float: "NUMBER"}
 """And by its type, where the name says nothing; all others are a TEXT."""
 RESULTS = ("out", "work")
@@ -113,8 +115,8 @@ def kind_of(option: Parameter) -> Any:
 def is_read(option: Parameter) -> bool:
     """Return whether a value may name a file or folder that is read, as the help says: a SOURCE, a LENS, but not a NAME."""
     mark = mark_of(option)
-    shown = (mark.metavar if mark else None) or VALUES.get(option.name)
-    return option.name not in RESULTS and (kind_of(option) is Path or shown in VALUES.values())
+    named = option.name in ARGUMENTS or (mark is not None and mark.metavar in VALUES.values())
+    return option.name not in RESULTS and (named or kind_of(option) is Path)
 
 
 def given(values: Iterable[Any]) -> list[str | Path]:

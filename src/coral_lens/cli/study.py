@@ -86,9 +86,7 @@ def run(
 def report(
     run: Annotated[Path, typer.Argument(help="Folder made by `coral eval --out` or `coral demo`.")],
     other: Annotated[Path | None, typer.Argument(help="A second run: compare the two, question by question.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for a comparison; default: coral-comparison.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for a comparison; default: coral-comparison.")] = None,
     full: Full = False,
 ) -> None:
     """Make report.html and the tables of a run again, or compare two runs.
@@ -116,9 +114,9 @@ def report(
 @app.command()
 @flat
 def demo(
-    out: Annotated[
-        Path, typer.Option(help="Folder for the lens, the predictions and the report.")
-    ] = Path("coral-demo"),
+    out: Annotated[Path, typer.Option(help="Folder for the lens, the predictions and the report.")] = Path(
+        "coral-demo"
+    ),
     full: Full = False,
 ) -> None:
     """Fit a lens on real questions with a real model, and measure it on held-out questions and on tasks it never saw.

@@ -165,6 +165,7 @@ def no_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_hub")
+@pytest.mark.filterwarnings("default:.*longer than the model reads")
 def test_a_real_task_has_its_questions_from_the_embedded_data_and_its_examples_from_a_folder(
     work: Path, coral: Any, tmp_path: Path
 ) -> None:
@@ -177,6 +178,7 @@ def test_a_real_task_has_its_questions_from_the_embedded_data_and_its_examples_f
     asked = (*REAL, "--split=validation", "--limit=4", f"--data={tmp_path / 'data'}", "--num_fewshot", "2")
     outcome = coral("lm-eval", *model, *asked, "--log_samples", "--output_path", tmp_path / "logs")
     assert outcome.code == 0, outcome.err
+    assert "3 of 4 prompts were longer than the model reads" in outcome.err
     (samples,) = (tmp_path / "logs").rglob("samples_arc_easy_*.jsonl")
     logged = [json.loads(line)["arguments"] for line in samples.read_text("utf-8").splitlines()]
     contexts = [[row["arg_0"] for row in arguments.values()] for arguments in logged]

@@ -13,7 +13,7 @@ from functools import wraps
 from typing import Any, get_args, get_type_hints
 
 import jaxtyping
-from beartype import beartype
+from beartype import BeartypeConf, beartype
 from jaxtyping import AbstractArray, install_import_hook
 
 by_jaxtyping = jaxtyping.jaxtyped
@@ -95,6 +95,6 @@ def typed(function: Any, hints: dict[str, Any]) -> Any:
     """Check types alone."""
     written = function.__annotations__
     function.__annotations__ = hints
-    wrapper = beartype(function)
+    wrapper = beartype(function, conf=BeartypeConf(violation_type=TypeError))
     function.__annotations__ = wrapper.__annotations__ = written
     return wrapper

@@ -17,7 +17,7 @@ from beartype import BeartypeConf, beartype
 from jaxtyping import AbstractArray, install_import_hook
 
 by_jaxtyping = jaxtyping.jaxtyped
-FIRST, EVERY = 100, 25
+FIRST, EVERY = 30, 100
 """Calls of a function that are checked in each test: so many at first, and of those after them one of so many."""
 test = 0
 """The number of the test that is running; `begin_test` counts."""

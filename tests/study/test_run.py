@@ -37,7 +37,6 @@ from coral_lens.report.tables.run import results_table
 from coral_lens.study import evaluate as evaluating
 from coral_lens.study import predictions as predicting
 from coral_lens.study import run as running
-from coral_lens.study import states
 from coral_lens.study.config import Study, frozen
 from coral_lens.study.folders import Folders
 from coral_lens.study.plan import loader, plan_study

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 
 from coral_lens.cli import app
 from coral_lens.engine.activations import ActivationStore
-from coral_lens.lens.artefact import load_lens
+from coral_lens.lens.folder import load_lens
 from coral_lens.report.figures.style import Picture
 from coral_lens.report.runs import load_run
 from coral_lens.storage.files import digest_bytes

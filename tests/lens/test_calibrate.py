@@ -17,9 +17,10 @@ from coral_lens.engine.activations import ActivationStore
 from coral_lens.engine.extract import Extraction, extract
 from coral_lens.engine.model import Model
 from coral_lens.errors import CoralError
-from coral_lens.lens.artefact import Lens, load_lens
+from coral_lens.lens.artefact import Lens
 from coral_lens.lens.calibrate import calibrate_on
 from coral_lens.lens.fit import fit, fit_store
+from coral_lens.lens.folder import load_lens
 from coral_lens.lens.rules import base_probs
 from coral_lens.lens.settings import FitSettings, Guarantees
 from coral_lens.metrics.conformal import fit_conformal, prediction_sets

@@ -85,7 +85,7 @@ def evaluate(
 def run_of_lenses(measured: Measured, asking: Asking, model: OtherModelChoice) -> Run:
     """Measure lenses on tasks."""
     from coral_lens.data.leaks import guard_of_shown
-    from coral_lens.lens.artefact import load_lens
+    from coral_lens.lens.folder import load_lens
     from coral_lens.storage.files import versions
     from coral_lens.storage.progress import shown as bar
     from coral_lens.study.evaluate import evaluate as measure
@@ -144,7 +144,7 @@ def predict(
     After `coral calibrate` it also says which options the prediction set holds, and whether to abstain.
     Example: `coral predict --lens my-lens --questions new.jsonl --out answers.jsonl`
     """
-    from coral_lens.lens.artefact import load_lens
+    from coral_lens.lens.folder import load_lens
     from coral_lens.storage.files import write_atomic
     from coral_lens.storage.outputs import output_file
     from coral_lens.storage.progress import questions_bar

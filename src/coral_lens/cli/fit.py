@@ -93,9 +93,9 @@ def fit(
     Example: `coral fit --train train.jsonl --out my-lens`, or `coral fit --train commonsense_qa_cloze:validation --out my-lens`
     """
     from coral_lens.cli.printing import print_fit
-    from coral_lens.lens.artefact import refuse_other_folder
     from coral_lens.lens.fit import check_questions
     from coral_lens.lens.fit import fit as run
+    from coral_lens.lens.folder import refuse_other_folder
     from coral_lens.storage.progress import shown
 
     refuse_other_folder(out)
@@ -123,8 +123,8 @@ def calibrate(
 
     Example: `coral calibrate --lens my-lens --questions held-out.jsonl --coverage 0.9 --risk 0.2`
     """
-    from coral_lens.lens.artefact import load_lens
     from coral_lens.lens.calibrate import calibrate_on, fresh_of
+    from coral_lens.lens.folder import load_lens
     from coral_lens.storage.progress import questions_bar
 
     refuse_unwritable(lens)
@@ -158,7 +158,7 @@ def push(
     Names of local folders stay here, but for their last part; the card is sent as it stands in the folder.
     Example: `coral push my-lens me/my-lens`, then `coral predict --lens me/my-lens ...`
     """
-    from coral_lens.lens.artefact import load_lens
+    from coral_lens.lens.folder import load_lens
     from coral_lens.lens.publish import push_to_hub
     from coral_lens.storage.temporary import temporary_folder
 

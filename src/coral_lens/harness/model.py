@@ -39,7 +39,8 @@ from coral_lens.harness.requests import (
     refuse_without_options,
 )
 from coral_lens.harness.scoring import OptionRequests, ScoredRequests, Shape, choose_shape, score_requests
-from coral_lens.lens.artefact import Lens, load_lens
+from coral_lens.lens.artefact import Lens
+from coral_lens.lens.folder import load_lens
 from coral_lens.metrics.scores import SMALLEST
 from coral_lens.storage.progress import shown, silent
 

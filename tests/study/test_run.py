@@ -37,7 +37,6 @@ from coral_lens.report.tables.run import results_table
 from coral_lens.study import evaluate as evaluating
 from coral_lens.study import predictions as predicting
 from coral_lens.study import run as running
-from coral_lens.study import states
 from coral_lens.study.config import Study, frozen
 from coral_lens.study.folders import Folders
 from coral_lens.study.plan import loader, plan_study
@@ -314,17 +313,11 @@ def killing(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, *, call: int
 DEATHS = [
     (running, "claim", 1, True),
     (store, "compute_shard", 2, False),
-    (states, "extract", 3, True),
-    (lens_method, "load_or_fit", 1, True),
     (lens_method, "load_or_fit", 2, False),
-    (predicting, "write_atomic", 2, False),
     (predicting, "write_atomic", 8, True),
-    (evaluating, "save_run", 1, True),
-    (evaluating, "write_run_pictures", 1, True),
     (evaluating, "write_report", 1, True),
-    (running, "write_study", 1, False),
 ]
-"""Where the run is killed: at which call of a function, and whether before or after it."""
+"""Where the run is killed: at which call of a function, and whether before or after it; tests/faults kills it at any file."""
 
 
 @pytest.mark.parametrize(("where", "name", "call", "after"), DEATHS, ids=[f"{n}-{c}" for _, n, c, _ in DEATHS])

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from threading import Lock, RLock
+from threading import Lock, RLock, get_ident
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
@@ -28,10 +28,12 @@ if TYPE_CHECKING:
 
 
 class Hold:
-    """Who computes with a model: its lock, and how many passes of the thread that has it lie inside each other."""
+    """Who computes with a model: its lock, the thread that has it, and how many passes of that lie inside each other."""
 
     def __init__(self) -> None:
-        self.lock, self.depth = RLock(), 0
+        self.lock, self.thread, self.depth = RLock(), 0, 0
+        self.is_torn = False
+        """Whether this process is a fork, made in the midst of a pass that no thread of it will end."""
 
 
 _HOLDS: WeakKeyDictionary[PreTrainedModel, Hold] = WeakKeyDictionary()
@@ -45,8 +47,13 @@ def in_use(model: Model) -> Iterator[None]:
     refuse_fork()
     with _TABLE:
         hold = _HOLDS.setdefault(model.hf, Hold())
+    if hold.is_torn:
+        raise CoralError(
+            f"This process was forked while another thread computed with {model.name!r}, which is left in the midst of that: "
+            'load it again here, or start workers with multiprocessing.get_context("spawn").'
+        )
     with hold.lock:
-        hold.depth += 1
+        hold.thread, hold.depth = get_ident(), hold.depth + 1
         try:
             if hold.depth > 1:  # a pass inside a pass
                 yield
@@ -153,3 +160,18 @@ def refuse_fork() -> None:
         )
     if threads > 1:
         _Process.computed = os.getpid()
+
+
+def begin_fork() -> None:
+    """Make the locks anew in a fork: of the threads that may have held them, only the one that forked is there."""
+    global _TABLE
+    _TABLE, _Default.lock = Lock(), Lock()
+    for hold in _HOLDS.values():
+        if hold.depth and hold.thread != get_ident():
+            hold.is_torn, hold.depth = True, 0
+            _Default.n_passes -= 1
+        hold.lock = hold.lock if hold.depth else RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=begin_fork)

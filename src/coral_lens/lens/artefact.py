@@ -337,7 +337,7 @@ class Lens(Shown):
         fitted_in, computes_in = str(self.model.get("dtype", "")).removeprefix("torch."), model.precision
         if fitted_in and fitted_in != computes_in:
             warnings.warn(
-                f"The lens was fitted on states computed in {fitted_in}, and {model.name!r} computes in {computes_in}: the answers "
+                f"The lens was fitted on states computed in {fitted_in}, and {model.name!r} computes in {computes_in}: answers "
                 f"differ a little from those that it was measured with; load the model with dtype={fitted_in!r} for the same.",
                 stacklevel=3,
             )

@@ -17,6 +17,8 @@ from coral_lens.ragged import Options
 
 UNKNOWN = -1
 """The answer of a question that has no label: it can be predicted, but not learned from or scored."""
+UNNAMED = "questions"
+"""The task of a question that names none, such as one of a user's file: two such need not be of one kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +112,7 @@ class Question:
     """Index of the correct option, or UNKNOWN."""
     passage: str = ""
     """Text to read before the question; empty if there is none."""
-    task: str = "questions"
+    task: str = UNNAMED
     version: str = ""
     split: str = ""
     rendered: Rendered | None = None

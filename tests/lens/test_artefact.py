@@ -99,8 +99,8 @@ def test_an_mlp_lens_gives_the_same_predictions_to_the_bit(
 @pytest.mark.parametrize(
     ("wanted", "name"),
     [
-        ({"lens": "ridge", "temper": True}, "ridge probe, layer 1, gamma 0.5, tempered by shift"),
-        ({"lens": "ensemble"}, "ensemble lens, layers 1, 2, gamma 0.5, tempered by shift"),
+        ({"lens": "ridge", "temper": True}, "ridge probe, layer 1, gamma 0.5, tempered"),
+        ({"lens": "ensemble"}, "ensemble lens, layers 1, 2, gamma 0.5, tempered"),
         ({"top_layers": 2, "inputs": ("rank",), "temper": False}, "listwise lens, layers 1, 2, gamma 0.5"),
     ],
     ids=str,
@@ -123,8 +123,8 @@ def test_a_saved_lens_keeps_all_it_knows(lens: Lens, saved: Path, fresh: Activat
     assert again.seen.tolist() == lens.seen.tolist()
     assert again.style == lens.style
     assert again.control_temperature == lens.control_temperature
-    assert again.tempering == lens.tempering
-    assert (again.tempering is None) == (lens.correction.rule == "residual")
+    assert again.trust == lens.trust
+    assert (again.trust is None) == (lens.correction.rule == "residual")
     assert again.shifts(fresh).tobytes() == lens.shifts(fresh).tobytes()
 
 
@@ -392,7 +392,7 @@ def test_no_override_gives_a_model_a_layer_that_it_has_not(lens: Lens, tiny: Mod
 
 def test_answers_are_the_steered_probabilities_of_the_equation(lens: Lens, tiny: Model, fresh: ActivationStore) -> None:
     questions = toy_questions(12, seed=5)
-    untempered = replace(lens, tempering=None).predict(tiny, questions)
+    untempered = replace(lens, trust=None).predict(tiny, questions)
     answers = lens.predict(tiny, questions)
     table = fresh.table
     p = base_probs(table, lens.base)

@@ -1,4 +1,4 @@
-"""Simulated shift: what a lens says of a part that it was fitted without, and what it learns from that."""
+"""Do no harm, learned: what a lens says of a part that it was fitted without, and what it learns from that."""
 
 from __future__ import annotations
 
@@ -8,14 +8,25 @@ import numpy as np
 import pytest
 from support.planted import PlantedStore, brier, data_of
 
-from coral_lens.lens.artefact import Lens
 from coral_lens.lens.choose import Candidate, choose_candidate
-from coral_lens.lens.do_no_harm import PlacedQuestions, fit_do_no_harm, simulate_held_out, simulate_without
+from coral_lens.lens.do_no_harm import (
+    USELESS,
+    PlacedQuestions,
+    Simulated,
+    choose_lambda,
+    fit_do_no_harm,
+    fit_scale,
+    loss_at,
+    predict_home,
+    simulate_without,
+)
+from coral_lens.lens.domains import domains_of
 from coral_lens.lens.fit import fit_store
-from coral_lens.lens.settings import FitSettings
+from coral_lens.lens.rules import apply_temperature, fit_temperature
+from coral_lens.lens.settings import FAR, FitSettings
 from coral_lens.lens.shift import question_places
-from coral_lens.lens.tempering import domains_of
 from coral_lens.lens.training_data import TrainingData
+from coral_lens.ragged import Options
 
 TASKS = {"a": 1.0, "b": 1.0, "c": 1.0}
 
@@ -33,7 +44,7 @@ def mixture_of(data: TrainingData) -> PlacedQuestions:
 # --------------------------------------------------------------------------------------------------------- no leaks
 
 
-def test_the_answers_of_the_part_that_is_left_out_teach_its_lens_nothing() -> None:
+def test_the_answers_of_the_part_that_is_left_out_teach_its_lens_and_its_temperature_nothing() -> None:
     store = PlantedStore(60, signal={1: 2.0}, tasks=TASKS, apart=1.0)
     data = data_of(store)
     chosen = chosen_of(data)
@@ -43,66 +54,128 @@ def test_the_answers_of_the_part_that_is_left_out_teach_its_lens_nothing() -> No
     residual[store.table.options.rows(turned)] = 7.0
     other = replace(data, table=replace(data.table, answers=answers), r=residual)
     plain, changed = (simulate_without(mixture_of(d), chosen, 1.0, "b") for d in (data, other))
-    assert plain.evidence.lens.tobytes() == changed.evidence.lens.tobytes()
-    assert plain.evidence.distance.tobytes() == changed.evidence.distance.tobytes()
+    assert plain.lens.tobytes() == changed.lens.tobytes()
+    assert plain.base.tobytes() == changed.base.tobytes()
+    assert plain.shifts.tobytes() == changed.shifts.tobytes()
     assert (plain.answers != changed.answers).all()
-    # and the part that is kept does teach it
-    kept = simulate_without(mixture_of(other), chosen, 1.0, "a")
-    assert kept.evidence.lens.tobytes() != simulate_without(mixture_of(data), chosen, 1.0, "a").evidence.lens.tobytes()
+    # and the part that is kept does teach them
+    kept, before = (simulate_without(mixture_of(d), chosen, 1.0, "a") for d in (other, data))
+    assert kept.lens.tobytes() != before.lens.tobytes()
+    assert kept.base.tobytes() != before.base.tobytes()
 
 
-def test_within_holds_the_validation_questions_as_the_chosen_lens_predicts_them() -> None:
+def test_the_scales_are_chosen_on_predictions_by_fits_that_did_not_see_the_question() -> None:
     data = data_of(PlantedStore(60, signal={1: 2.0}, tasks=TASKS))
-    chosen = chosen_of(data)
-    found = simulate_held_out(mixture_of(data), chosen, 1.0)
-    assert found.answers.tolist() == data.table.answers[data.rounds[0]].tolist()
-    logits = found.evidence.base + found.evidence.lens
-    expected = np.log(chosen.probs(1.0)[data.table.options.rows(data.rounds[0])])
-    starts, sizes = found.evidence.options.starts, found.evidence.options.sizes
-    gap = logits - expected
-    assert gap == pytest.approx(np.repeat(gap[starts], sizes), abs=1e-9)  # equal but for a constant of each question
+    folded, candidate = predict_home(data, chosen_of(data), seed=0)
+    assert folded.is_validation.all()
+    mask = folded.rounds[2]
+    answers = np.where(mask, (data.table.answers + 1) % data.options.sizes, data.table.answers)
+    turned = replace(data, table=replace(data.table, answers=answers))
+    _, again = predict_home(turned, chosen_of(data), seed=0)
+    rows, others = data.options.rows(mask), data.options.rows(~mask)
+    assert again.predicted.scores[rows].tobytes() == candidate.predicted.scores[rows].tobytes()
+    assert again.predicted.scores[others].tobytes() != candidate.predicted.scores[others].tobytes()
 
 
-def test_with_folds_every_question_is_within_once() -> None:
-    data = data_of(PlantedStore(60, signal={1: 2.0}, tasks=TASKS), FitSettings(folds=4))
-    found = simulate_held_out(mixture_of(data), chosen_of(data), 1.0)
-    assert found.answers.tolist() == data.table.answers.tolist()
+# ----------------------------------------------------------------------------------------------------------- lambda
+
+
+def part_of(n: int, *, trust: float, seed: int = 0) -> Simulated:
+    """Questions whose answers are drawn from base * lens^trust: 1 holds, 0 knows nothing, -1 misleads."""
+    rng = np.random.default_rng(seed)
+    options = Options.of_sizes([4] * n)
+    base, own = 0.5 * rng.normal(size=4 * n), 1.5 * rng.normal(size=4 * n)
+    truth = options.softmax(base + trust * own).reshape(n, 4)
+    answers = np.array([rng.choice(4, p=row) for row in truth])
+    return Simulated(options.softmax(base), options.softmax(base + own), options, answers, np.ones(n))
+
+
+def test_the_loss_worked_by_hand() -> None:
+    """Even base, a lens of 0.9 and 0.1: at weight 1 the Brier score but for its 1, and half of that of a coin."""
+    part = Simulated(np.array([0.5, 0.5]), np.array([0.9, 0.1]), Options.of_sizes([2]), np.array([0]), np.ones(1))
+    squares = 0.81 + 0.01
+    assert loss_at(1.0, part) == pytest.approx(squares - 1.8 + USELESS * (squares - 1.0))
+    assert loss_at(0.0, part) == pytest.approx(0.5 - 1.0 + USELESS * (0.5 - 1.0))
+
+
+def test_a_lens_that_carries_over_is_believed_and_one_that_does_not_is_left_out() -> None:
+    holds, useless, misleads = (choose_lambda([part_of(400, trust=t)]) for t in (1.0, 0.0, -1.0))
+    assert 0.5 <= holds < 1.0, "even so it is held back by the useless twin"
+    assert useless <= 0.05
+    assert misleads == 0.0
+    assert choose_lambda([]) == 0.0
+
+
+def test_one_task_in_two_on_which_it_knows_nothing_costs_it_trust() -> None:
+    good, bad = part_of(400, trust=1.0), part_of(400, trust=0.0, seed=1)
+    assert 0.0 < choose_lambda([good, bad]) < choose_lambda([good])
+
+
+# ------------------------------------------------------------------------------------------------------------ scales
+
+
+def test_without_a_centre_the_scale_is_that_of_temperature_scaling() -> None:
+    part = part_of(300, trust=0.4)
+    logs = np.log(part.lens)
+    behind = logs - part.options.spread(logs[part.options.row(part.answers)])
+    assert fit_scale(behind, part.options, None) == pytest.approx(
+        1 / fit_temperature(part.lens, part.options, part.answers), rel=1e-3
+    )
+
+
+def test_a_task_of_few_questions_keeps_the_scale_of_all() -> None:
+    few, many = (part_of(n, trust=0.3) for n in (3, 2000))
+    scales = []
+    for part in (few, many):
+        logs = np.log(part.lens)
+        scales.append(
+            fit_scale(logs - part.options.spread(logs[part.options.row(part.answers)]), part.options, centre=1.0)
+        )
+    assert abs(np.log(scales[0])) < 0.5 * abs(np.log(scales[1]))
+
+
+def test_an_easy_task_beside_a_hard_one_keeps_its_confidence() -> None:
+    """In one task the signal is three times as strong; the lens of both is too modest there, and its own scale mends that."""
+    tasks = {"easy": 3.0, "hard": 0.3}
+    lens = fit_store(PlantedStore(250, signal={1: 1.2}, tasks=tasks), FitSettings(layers=(1,)))
+    assert lens.trust is not None
+    assert lens.trust.scales["easy"] > 1.2 * lens.trust.scales["hard"]
+    fresh = PlantedStore(250, signal={1: 1.2}, tasks=tasks, seed=5)
+    easy = np.flatnonzero([q.task == "easy" for q in fresh.questions])
+    found, options = lens.apply(fresh), fresh.table.options
+
+    def gap(probs: np.ndarray) -> float:
+        right = options.top(probs) == fresh.table.answers
+        return abs(float((options.max(probs) - right)[easy].mean()))
+
+    assert gap(found["listwise tempered"]) < 0.6 * gap(found["listwise"])
+    assert brier(fresh, found["listwise tempered"], easy) < brier(fresh, found["listwise"], easy)
 
 
 # ----------------------------------------------------------------------------------------------------- what it shows
 
 
-def test_tasks_that_lie_apart_show_their_distance_and_tasks_alike_show_none() -> None:
-    shifts = {}
+def test_tasks_that_lie_apart_show_their_distance_and_the_reach_is_as_far() -> None:
     for apart in (0.0, 3.0):
         data = data_of(PlantedStore(80, signal={1: 2.0}, tasks=TASKS, apart=apart))
-        _, _, shown = fit_do_no_harm(data, chosen_of(data), 1.0, temper=True, seed=0)
-        assert [row.part for row in shown] == ["held out", "without a", "without b", "without c"]
-        assert [row.questions for row in shown] == [48, 80, 80, 80]
-        shifts[apart] = [row.shift for row in shown]
-    assert max(shifts[0.0]) < 1.3
-    assert shifts[3.0][0] < 1.3
-    assert min(shifts[3.0][1:]) > 2.0
+        _, trust, shown = fit_do_no_harm(data, chosen_of(data), 1.0, temper=True, seed=0)
+        assert [row.part for row in shown] == ["without a", "without b", "without c"]
+        assert [row.questions for row in shown] == [80, 80, 80]
+        assert trust is not None
+        assert trust.reach == max(FAR, *(row.shift for row in shown))
+        assert (trust.reach == FAR) == (apart == 0.0)
 
 
 def test_a_lens_that_is_not_to_be_tempered_simulates_nothing_but_knows_the_shift() -> None:
     data = data_of(PlantedStore(60, signal={1: 2.0}))
-    shift, tempering, shown = fit_do_no_harm(data, chosen_of(data), 1.0, temper=False, seed=0)
-    assert tempering is None
+    shift, trust, shown = fit_do_no_harm(data, chosen_of(data), 1.0, temper=False, seed=0)
+    assert trust is None
     assert shown == ()
     assert np.median(shift.of(question_places(data.layer(1), data.table.options))) == pytest.approx(1.0, abs=0.3)
 
 
-def ratio(lens: Lens, shift: float) -> float:
-    """The weight of the lens over that of the base."""
-    t = lens.tempering
-    assert t is not None
-    s = float(np.log(shift))
-    return float(np.exp(t.lens + t.lens_slope * s - t.base - t.base_slope * s))
-
-
 @pytest.mark.parametrize("kind", ["listwise", "ridge"])
-def test_what_does_not_carry_over_between_parts_is_not_trusted_afar(kind: str) -> None:
+def test_what_does_not_carry_over_between_tasks_is_not_trusted_elsewhere(kind: str) -> None:
     """In one mixture the signal is the same everywhere; in the other each task has its own, so that it misleads in the next."""
     settings = FitSettings(lens=kind, layers=(1,), temper=True)
     same = fit_store(PlantedStore(120, signal={1: 2.5}, tasks=TASKS, apart=2.0), settings)
@@ -114,22 +187,35 @@ def test_what_does_not_carry_over_between_parts_is_not_trusted_afar(kind: str) -
         own.states[1][rows, i] += (2.5 * y[rows]).astype(np.float32)
         own.states[1][rows, (i + 1) % 3] -= (2.5 * y[rows]).astype(np.float32)
     turned = fit_store(own, settings)
-    far = min(row.shift for row in same.trace.simulated[1:])
-    assert ratio(same, far) > 0.5
-    assert ratio(turned, far) < 0.5 * ratio(same, far)
-    assert ratio(turned, far) < 0.5 * ratio(turned, 1.0)
+    assert same.trust is not None
+    assert turned.trust is not None
+    assert same.trust.elsewhere >= 0.5
+    assert turned.trust.elsewhere <= 0.2
 
 
-def test_on_a_new_far_task_where_the_signal_misleads_tempering_undoes_most_of_the_harm() -> None:
+def test_on_a_new_task_where_the_signal_misleads_most_of_the_harm_is_undone() -> None:
     """The signal holds in one training task and is nothing in the other; in the third, which is new, it is turned around."""
     tasks = {"a": 1.0, "b": 0.0}
     lens = fit_store(PlantedStore(120, signal={1: 2.5}, tasks=tasks, apart=2.0), FitSettings(layers=(1,)))
     fresh = PlantedStore(200, signal={1: 2.5}, tasks=tasks | {"c": -1.0}, apart=2.0, seed=9)
     third = np.flatnonzero([q.task == "c" for q in fresh.questions])
-    assert np.median(lens.shifts(fresh)[third]) > 2.0
     scores = {method: brier(fresh, probs, third) for method, probs in lens.apply(fresh).items()}
-    assert scores["listwise"] > scores["base"] + 0.1
-    assert scores["listwise tempered"] - scores["base"] < 0.35 * (scores["listwise"] - scores["base"])
+    assert scores["listwise"] > scores["temperature"] + 0.1
+    assert scores["listwise tempered"] - scores["temperature"] < 0.35 * (scores["listwise"] - scores["temperature"])
+
+
+def test_far_from_home_the_answer_is_the_bases_even_if_the_fit_gave_it_no_weight() -> None:
+    """What a new user met: a lens of one task, whose base weight is 0, on another far away that the base knows."""
+    store = PlantedStore(150, signal={1: 2.5})
+    store.table = replace(store.table, logprobs=np.random.default_rng(3).normal(size=len(store.table.logprobs)))
+    lens = fit_store(store, FitSettings(layers=(1,)))
+    lens = replace(lens, correction=replace(lens.correction, base_weight=0.0))
+    away = PlantedStore(100, seed=4)
+    away.states[1] += 40.0
+    found = lens.apply(away)
+    assert np.median(lens.shifts(away)) > 3.0
+    expected = apply_temperature(found["base"], away.table.options, temperature=lens.control_temperature)
+    assert found["listwise tempered"] == pytest.approx(expected)
 
 
 # ---------------------------------------------------------------------------------------------------- odd mixtures
@@ -141,9 +227,7 @@ def test_an_outlier_that_is_a_cluster_of_its_own_does_not_stop_the_fit() -> None
     for states in store.states.values():
         states[: store.table.offsets[1]] += 50.0
     lens = fit_store(store, FitSettings(layers=(1,)))
-    parts = [row.part for row in lens.trace.simulated]
-    assert parts[0] == "held out"
-    assert len(parts) == 2
+    assert len(lens.trace.simulated) == 1
     assert np.isfinite(lens.shifts(store)).all()
 
 
@@ -152,7 +236,7 @@ def test_a_task_of_one_group_does_not_stop_the_fit() -> None:
     store = PlantedStore(40, signal={1: 2.0}, tasks={"a": 1.0, "b": 1.0})
     store.questions = [replace(q, group="one") if q.task == "b" else q for q in store.questions]
     lens = fit_store(store, FitSettings(layers=(1,)))
-    assert [row.part for row in lens.trace.simulated] == ["held out", "without b"]
+    assert [row.part for row in lens.trace.simulated] == ["without b"]
 
 
 @pytest.mark.filterwarnings("ignore:Number of distinct clusters")
@@ -162,11 +246,13 @@ def test_states_that_are_all_alike_do_not_stop_the_fit() -> None:
     for states in store.states.values():
         states[:] = 1.0
     lens = fit_store(store, FitSettings(layers=(1,)))
-    assert [row.part for row in lens.trace.simulated] == ["held out"]
+    assert lens.trace.simulated == ()
+    assert lens.trust is not None
+    assert lens.trust.elsewhere == 0.0, "nothing was learned of other tasks"
     assert all(np.isfinite(probs).all() for probs in lens.apply(store).values())
 
 
-def test_the_same_seed_gives_the_same_tempering() -> None:
+def test_the_same_seed_gives_the_same_trust() -> None:
     first, second = (fit_store(PlantedStore(60, signal={1: 2.0}), FitSettings(layers=(1,), seed=4)) for _ in range(2))
-    assert first.tempering == second.tempering
+    assert first.trust == second.trust
     assert first.trace.simulated == second.trace.simulated

@@ -15,6 +15,7 @@ from coral_lens.lens.artefact import Lens
 from coral_lens.lens.fit import fit_store
 from coral_lens.lens.publish import card
 from coral_lens.lens.settings import FitSettings
+from coral_lens.lens.tempering import Tempering
 
 
 @pytest.fixture(scope="module")
@@ -94,8 +95,11 @@ def test_prompts_and_temperatures_are_said_in_words(lens: Lens) -> None:
 
 
 def test_it_says_whether_the_lens_weakens_itself_afar(lens: Lens) -> None:
-    assert "It weakens them there by itself." in card_of(lens)
-    assert "It does not weaken them there by itself." in card_of(lens, tempering=None)
+    assert lens.trust is not None
+    assert "It goes back to the model's own answers there by itself." in card_of(lens)
+    assert "a weight of 0.37 only" in card_of(lens, trust=replace(lens.trust, elsewhere=0.37))
+    assert "It does not weaken them there by itself." in card_of(lens, trust=None)
+    assert "It weakens them there by itself." in card_of(lens, trust=None, tempering=Tempering(0.0, 0.0, 0.0, -1.0))
 
 
 def test_folds_are_not_called_other_questions(lens: Lens) -> None:

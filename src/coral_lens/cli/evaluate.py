@@ -15,6 +15,7 @@ from coral_lens.errors import CoralError, need
 from coral_lens.storage.settings import Settings
 
 if TYPE_CHECKING:
+    from coral_lens.lens.artefact import Answer
     from coral_lens.records import Question
     from coral_lens.report.runs import Run
 
@@ -63,6 +64,7 @@ def evaluate(
     """
     from coral_lens.cli.printing import show_run
     from coral_lens.harness.logs import run_of_logs
+    from coral_lens.report.reach import reach_notes
     from coral_lens.report.runs import refuse_other_run, save_run
 
     if more and not measured.lm_eval_samples:
@@ -80,6 +82,8 @@ def evaluate(
     show_run(run, measured.out, full=measured.full)
     if not logs:
         show_left_out(run)
+        for note in reach_notes(run):
+            typer.echo(note)
 
 
 def run_of_lenses(measured: Measured, asking: Asking, model: OtherModelChoice) -> Run:
@@ -95,7 +99,7 @@ def run_of_lenses(measured: Measured, asking: Asking, model: OtherModelChoice) -
     chat = loaded if lenses[0].style.chat else None
     tests = {name: asking.gather([name], chat=chat) for name in dict.fromkeys(measured.task)}
     shown = [q for name in tests for q in worked_examples(name, asking)]
-    lenses = [lens.adopted(loaded()) if model.other_model else lens for lens in lenses]
+    lenses = [model.settled(lens, loaded) for lens in lenses]
     guard, work = guard_of_shown(shown) if shown else None, measured.out / "work" if measured.out else None
     run = measure(lenses, loaded(), tests, guard=guard, work_dir=work, bar=bar)
     about = {"lens": ", ".join(measured.lens), "versions": versions(), "num_fewshot": asking.num_fewshot or 0}
@@ -154,13 +158,32 @@ def predict(
     loaded = model.opener(fitted.model)
     asking = Asking(limit=source.limit, data_dir=source.data_dir)
     asked = asking.gather([questions], chat=loaded if fitted.style.chat else None)
-    fitted = fitted.adopted(loaded()) if model.other_model else fitted
+    fitted = model.settled(fitted, loaded)
     fitted.check(loaded())
     with work_for(target, fitted, loaded(), asked) as work:
         with questions_bar("answering", len(asked)) as advance:
             answers = fitted.predict(loaded(), asked, work_dir=work, progress=advance)
         write_atomic(file, "".join(json.dumps(asdict(a), ensure_ascii=False) + "\n" for a in answers).encode())
     typer.echo(f"{len(answers)} answers in {out}")
+    typer.echo(trust_line(answers))
+
+
+def trust_line(answers: list[Answer]) -> str:
+    """Say of how many answers little is known: far from the training questions, not of a task of theirs, or abstained."""
+    from coral_lens.lens.settings import FAR
+    from coral_lens.report.reach import UNCHECKED
+
+    n = len(answers)
+    found = [
+        f"{sum(a.shift >= FAR for a in answers):,} of {n:,} questions are far from those that the lens was fitted on"
+    ]
+    if any(a.abstain is not None for a in answers):
+        found.append(f"{sum(bool(a.abstain) for a in answers):,} abstained")
+    line = ", ".join(found)
+    if alone := sum(a.trust == 0.0 for a in answers):
+        line += f"; {alone:,} are answered by the model alone, scaled by temperature"
+    away = any(a.trust is not None and a.trust < 1.0 for a in answers)
+    return f"{line}.{f' {UNCHECKED[0].upper()}{UNCHECKED[1:]}.' if away else ''}"
 
 
 def holds_answers(path: Path) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -114,6 +114,10 @@ def fit(
 def calibrate(
     lens: Annotated[Path, typer.Option(help="Folder of a lens made by `coral fit`; it is written again.")],
     questions: Annotated[list[str], typer.Option(help="TASK[:SPLIT] or a file of labelled questions it has not seen.")],
+    home: Annotated[
+        bool,
+        typer.Option("--home", help="They are of the kind that the lens was fitted on; from now on all questions are."),
+    ] = False,
     *,
     guarantees: Guarantees,
     asking: Asking,
@@ -129,6 +133,8 @@ def calibrate(
 
     refuse_unwritable(lens)
     fitted = load_lens(lens)
+    # what was promised before is replaced
+    fitted = replace(fitted, sets=None, abstention=None).at_home() if home else fitted
     loaded = model.opener(fitted.model)
     labelled = asking.gather(questions, chat=loaded if fitted.style.chat else None)
     fresh_of(fitted, labelled)

@@ -43,6 +43,7 @@ from coral_lens.harness.scoring import OptionRequests, ScoredRequests, Shape, ch
 from coral_lens.lens.artefact import Lens
 from coral_lens.lens.folder import load_lens
 from coral_lens.metrics.scores import SMALLEST
+from coral_lens.records import Question
 from coral_lens.storage.progress import shown, silent
 
 NAME = "coral"
@@ -64,6 +65,7 @@ class CoralLM(HFLM):  # type: ignore[misc]
         lens: str | Lens | None = None,
         gamma: Any = None,
         other_model: bool = False,
+        home: bool = False,
         device: str | None = None,
         dtype: str | None = None,
         device_map: str | None = None,
@@ -80,11 +82,12 @@ class CoralLM(HFLM):  # type: ignore[misc]
         gamma: instead of the lens's own; 0 returns the model's own log-likelihoods.
         dtype: the arithmetic; by default that of the lens, or `auto` without one.
         other_model: use the lens on a model of other fingerprints.
+        home: the questions are of the kind that the lens was fitted on, whatever their task is called.
         batch_size, max_batch_size: of generation and perplexity; options are batched by the engine.
         """
         fitted = load_lens(lens) if isinstance(lens, str) else lens
-        if fitted is None and (gamma is not None or other_model):
-            raise CoralError("model_args: gamma and other_model are of a lens; give lens=... too.")
+        if fitted is None and (gamma is not None or other_model or home):
+            raise CoralError("model_args: gamma, other_model and home are of a lens; give lens=... too.")
         pretrained, strength = pretrained or model_of(fitted), strength_of(gamma)
         if isinstance(pretrained, str):
             common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
@@ -96,6 +99,7 @@ class CoralLM(HFLM):  # type: ignore[misc]
         if fitted is not None:
             fitted = bind_to_model(fitted, pretrained, other_model=other_model)
             fitted = fitted if strength is None else replace(fitted, gamma=strength)
+            fitted = fitted.at_home() if home else fitted
         self.coral = pretrained if max_length is None else replace(pretrained, max_length=max_length)
         self.lens = fitted if strength != 0 else None
         self._chat = False
@@ -159,22 +163,25 @@ class CoralLM(HFLM):  # type: ignore[misc]
             options, others = options_and_others(document.pairs)
             asked.setdefault(options, document.name)
             beyond |= {(pair,): document.name for pair in others}
-        answers = self._score(asked, advance)
-        raw = self._score(beyond, lambda _: None, steered=False)
+        answers = self._score(asked, advance, task=documents[0].task)
+        raw = self._score(beyond, lambda _: None)
         advance(len(documents) - len(asked))
         for document in documents:
             options, others = options_and_others(document.pairs)
             yield document, answers[options] + [raw[(pair,)][0] for pair in others]
 
     def _score(
-        self, questions: Mapping[OptionRequests, str], advance: Callable[[int], None], *, steered: bool = True
+        self, questions: Mapping[OptionRequests, str], advance: Callable[[int], None], *, task: str | None = None
     ) -> dict[OptionRequests, list[Answer]]:
-        """Return the answers to each question's requests."""
+        """Return the answers to each question's requests; only those of a task are steered."""
         if not questions:
             return {}
-        lens = self.lens if steered else None
+        lens = self.lens if task is not None else None
         layers = lens.layers if lens else ()
         scored = score_requests(self.coral, questions, self._shape, layers=layers, progress=advance)
+        if lens and task is not None:
+            asked = tuple(question_of(requests, name, task) for requests, name in questions.items())
+            scored = replace(scored, questions=asked)
         logs = corrected(lens, scored) if lens else scored.table.logprobs
         rows, options = list(zip(logs.tolist(), scored.greedy.tolist(), strict=True)), scored.table.options
         return {requests: rows[options.of(i)] for i, requests in enumerate(questions)}
@@ -276,6 +283,12 @@ def model_of(lens: Lens | None) -> str:
 def corrected(lens: Lens, scored: ScoredRequests) -> np.ndarray:
     """Return the logarithms of corrected probabilities; one that was clipped to 0 counts as it does in our NLL."""
     return np.log(np.maximum(lens.apply(scored)[lens.method], SMALLEST))
+
+
+def question_of(requests: OptionRequests, name: str, task: str) -> Question:
+    """Return the requests of a question as one, from which a lens sees its task and whether its options are of their own."""
+    options = tuple(option if option.strip() else "(empty)" for option in choices_of([c for _, c in requests]))
+    return Question(name, name, requests[0][0], options, task=task)
 
 
 def available_device(device: str | None) -> str | None:

@@ -29,10 +29,11 @@ from coral_lens.lens.settings import BaseRule
 from coral_lens.lens.shift import ShiftModel
 from coral_lens.lens.tempering import Tempering, evidence_of
 from coral_lens.lens.trace import Trace, Training
+from coral_lens.lens.trust import Trust, blend, has_fixed_options
 from coral_lens.metrics.conformal import Abstention, Conformal, abstains, prediction_sets
 from coral_lens.metrics.display import Shown, Table, cell
 from coral_lens.ragged import Options
-from coral_lens.records import OptionTable, Predictions, Question, Scored, predictions_of
+from coral_lens.records import UNNAMED, OptionTable, Predictions, Question, Scored, predictions_of
 from coral_lens.storage.arrays import side_by_side
 from coral_lens.storage.progress import Progress
 
@@ -42,14 +43,15 @@ if TYPE_CHECKING:
 
 FORMAT = 2
 KEYS_IN_ORDER = ("format", "kind", "rule", "layers", "inputs", "gamma", "base_weight", "base", "base_temperature",
-                 "then_temperature", "style", "probe", "tempering", "temperature", "sets", "abstention", "keys", "model",
-                 "training", "trace")  # fmt: skip
+                 "then_temperature", "style", "probe", "tempering", "trust", "temperature", "sets", "abstention",
+                 "keys", "model", "training", "trace")  # fmt: skip
 """The keys of lens.json. What is not of the correction is a field of the lens, as it is or by `RECORDS`."""
 SAVED_AS = {"steered_temperature": "then_temperature", "control_temperature": "temperature"}
 """Fields whose key in lens.json is another word than their name, because earlier versions wrote it."""
 RECORDS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "style": (asdict, lambda record: Style(**record)),
     "tempering": (asdict, lambda record: Tempering(**record)),
+    "trust": (asdict, lambda record: Trust(**record)),
     "sets": (Conformal.to_dict, Conformal.from_dict),
     "abstention": (Abstention.to_dict, Abstention.from_dict),
     "training": (Training.to_json, Training.from_json),
@@ -77,6 +79,9 @@ class Answer(Shown):
     """The prediction set at the stated coverage, if the lens was calibrated for one."""
     abstain: bool | None = None
     """Whether the answer is too uncertain for the stated risk, if the lens was calibrated for one."""
+    trust: float | None = None
+    """The weight of the lens in the answer: 1 on a task that it was fitted on, less on others, 0 where the answer is the base's.
+    None for a lens that is believed everywhere, such as the paper's."""
 
     def __repr__(self) -> str:
         unsure = ", abstains" if self.abstain else ""
@@ -99,6 +104,8 @@ class LensOutput(NamedTuple):
     """The option probabilities of each method: base, temperature, the plain lens, and the tempered one."""
     shifts: Float[np.ndarray, " question"]
     """How far each question lies from the training questions."""
+    weights: Float[np.ndarray, " question"] | None
+    """The weight of the lens in each answer (see `trust`); None where it has no trust of its own."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -107,7 +114,7 @@ class Lens(Shown):
 
         log-probabilities -> `base` rule -> `base_temperature` -> base probabilities
         states of `layers` -> `correction` at strength `gamma` -> `steered_temperature` -> steered probabilities
-        distance from the training questions (`shift`) -> `tempering` -> steered probabilities, weakened
+        task, and distance from the training questions (`shift`) -> `trust` -> steered probabilities, tempered
 
     `control_temperature` is no part of it: it is the control that stands beside the lens in every table.
     """
@@ -129,7 +136,7 @@ class Lens(Shown):
     shift: ShiftModel
     """How far a question lies from those that it was fitted on."""
     tempering: Tempering | None
-    """How the correction weakens with the shift; None leaves it as it is, as in the paper."""
+    """How the correction of a lens of an earlier version weakens with the shift; new ones have `trust` in its place."""
     control_temperature: float
     """The temperature of plain temperature scaling, fitted on the same validation questions: the control beside the lens."""
     model: dict[str, Any]
@@ -150,6 +157,8 @@ class Lens(Shown):
     """The version of the keys of both; see `leaks.NORMALISED`."""
     view: LayerView | None = None
     """The probes of single layers among which its own was chosen; for people, never for steering."""
+    trust: Trust | None = None
+    """How far it is believed at home and elsewhere; without, its correction is left as it is, as in the paper."""
 
     def table(self) -> Table:
         """Return how it did on its validation questions, beside its controls."""
@@ -174,7 +183,7 @@ class Lens(Shown):
         """What it is, in words."""
         noun = RULES[self.correction.rule].noun
         where = f"layer {self.layers[0]}" if len(self.layers) == 1 else f"layers {', '.join(map(str, self.layers))}"
-        tempered = ", tempered by shift" if self.tempering else ""
+        tempered = ", tempered" if self.trust else ", tempered by shift" if self.tempering else ""
         return f"{self.kind} {noun}, {where}, gamma {self.gamma:g}{tempered}"
 
     @property
@@ -185,7 +194,12 @@ class Lens(Shown):
     @property
     def method(self) -> str:
         """What its predictions are called."""
-        return f"{self.plain_method} tempered" if self.tempering else self.plain_method
+        return f"{self.plain_method} tempered" if self.tempers else self.plain_method
+
+    @property
+    def tempers(self) -> bool:
+        """Whether it is believed less on some questions than on others."""
+        return self.tempering is not None or self.trust is not None
 
     def base_probs(self, table: OptionTable) -> Float[np.ndarray, " row"]:
         """Return the probabilities that it starts from."""
@@ -202,13 +216,9 @@ class Lens(Shown):
         return scale_corrected(q, options, temperature=self.steered_temperature)
 
     def tempered(
-        self,
-        p: Float[np.ndarray, " row"],
-        q: Float[np.ndarray, " row"],
-        shift: Float[np.ndarray, " question"],
-        options: Options,
-    ) -> Float[np.ndarray, " row"]:
-        """Return the plain lens's probabilities q weakened by each question's shift."""
+        self, p: Float[np.ndarray, " row"], q: Float[np.ndarray, " row"], shift: Float[np.ndarray, " question"], options: Options
+    ) -> Float[np.ndarray, " row"]:  # fmt: skip
+        """Return the plain lens's probabilities q weakened by each question's shift, as lenses of earlier versions are."""
         if self.tempering is None:
             return q
         return self.tempering(evidence_of(self.correction.base_part(p), q, shift, options))
@@ -216,6 +226,32 @@ class Lens(Shown):
     def shifts(self, store: Scored) -> Float[np.ndarray, " question"]:
         """Return how far each question lies from the training questions."""
         return self.shift(store.layer(self.layers[0]), store.table.options)
+
+    def is_home(self, questions: Sequence[Question]) -> Bool[np.ndarray, " question"]:
+        """Return which questions are of a task that it was fitted on, by its name, or are themselves such as it was fitted on.
+
+        Questions of a file name no task: another file is another task, until the user says otherwise (`at_home`).
+        """
+        if self.trust is not None and self.trust.everywhere:
+            return np.ones(len(questions), dtype=bool)
+        tasks = {source.split(":")[0] for source in self.training.tasks} - {UNNAMED}
+        named = np.array([q.task in tasks for q in questions], dtype=bool)
+        return named | np.isin(question_keys(questions, version=self.keys), self.seen)
+
+    def at_home(self) -> Lens:
+        """Return the lens for questions that the user says are of the kind that it was fitted on, whatever they are called.
+
+        Prediction sets and abstention were calibrated for another trust, and are dropped.
+        """
+        if self.trust is None or self.trust.everywhere:
+            return self
+        if self.sets or self.abstention:
+            warnings.warn(
+                "The lens was calibrated for questions of any kind; at home its sets and its abstention do not hold and are "
+                "left out: run `coral calibrate --home`.",
+                stacklevel=2,
+            )
+        return replace(self, trust=replace(self.trust, everywhere=True), sets=None, abstention=None)
 
     def read(self, store: Scored) -> LensOutput:
         """Return what it makes of the questions of a store. Each layer is read once."""
@@ -225,18 +261,20 @@ class Lens(Shown):
         shifts = self.shift(first, options)
         states = side_by_side(lambda layer: first if layer == self.layers[0] else store.layer(layer), self.layers)
         plain = self.steered(p, states, options)
-        probs = {
-            "base": raw,
-            "temperature": apply_temperature(raw, options, temperature=self.control_temperature),
-            self.plain_method: plain,
-            self.method: self.tempered(p, plain, shifts, options),
-        }
+        cooled = apply_temperature(raw, options, temperature=self.control_temperature)
+        if self.trust:
+            home = self.is_home(store.questions)
+            weights = self.trust.weights(shifts, home, fixed=has_fixed_options(store.questions))
+            tempered = blend(cooled, plain, weights, self.trust.scales_of(store.questions, home), options)
+        else:
+            weights, tempered = None, self.tempered(p, plain, shifts, options)
+        probs = {"base": raw, "temperature": cooled, self.plain_method: plain, self.method: tempered}
         for values in (*probs.values(), shifts):
             if not np.isfinite(values).all():
                 raise CoralError(
                     "The lens gives answers that are not numbers: its own numbers are too large; fit or copy it again."
                 )
-        return LensOutput(probs, shifts)
+        return LensOutput(probs, shifts, weights)
 
     def apply(self, store: Scored) -> dict[str, Float[np.ndarray, " row"]]:
         """Return the option probabilities of each method: base, temperature, the plain lens, and the tempered one."""
@@ -280,7 +318,7 @@ class Lens(Shown):
 
     def answers(self, store: Scored) -> list[Answer]:
         """Answer the questions of a store."""
-        options, (probs, shifts) = store.table.options, self.read(store)
+        options, (probs, shifts, weights) = store.table.options, self.read(store)
         q = probs[self.method]
         in_set = prediction_sets(self.sets, q, options) if self.sets else None
         unsure = abstains(self.abstention, options.max(q)) if self.abstention else None
@@ -300,6 +338,7 @@ class Lens(Shown):
                     float(shifts[i]),
                     None if in_set is None else tuple(map(int, np.flatnonzero(in_set[rows]))),
                     None if unsure is None else bool(unsure[i]),
+                    None if weights is None else float(weights[i]),
                 )
             )
         return answers

@@ -59,6 +59,17 @@ class TemperingRecord(Exact):
     lens_slope: float
 
 
+class TrustRecord(Exact):
+    """`trust`: how far it is believed."""
+
+    elsewhere: Annotated[float, Field(ge=0, le=10)]
+    reach: PositiveFloat
+    home_reach: PositiveFloat
+    pooled: PositiveFloat
+    scales: dict[Name, PositiveFloat]
+    everywhere: bool
+
+
 class PenaltyRecord(Exact):
     """`sets.regularisation`: the penalty of RAPS."""
 
@@ -205,6 +216,7 @@ class LensRecord(Checked):
     style: StyleRecord
     probe: Literal["ridge", "mlp"]
     tempering: TemperingRecord | None
+    trust: TrustRecord | None
     temperature: PositiveFloat
     sets: SetsRecord | None
     abstention: AbstentionRecord | None

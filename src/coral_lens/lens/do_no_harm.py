@@ -1,33 +1,51 @@
 """Do no harm, learned: lenses that were fitted without a part of the training mixture predict that part.
 
-What they say there, beside what the lens says of held-out questions of the whole mixture, teaches how much a correction is
-worth at what distance. Test tasks are never used.
+What they say there teaches how far a lens is to be believed on a task that it was not fitted on; what the lens says of held-out
+questions of its own tasks, how its confidence is to be scaled there. Test tasks are never used.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
-from coral_lens.lens.choose import Candidate, fit_recipe, predict_all
-from coral_lens.lens.rules import ProbeScores
+from coral_lens.errors import CoralError
+from coral_lens.lens.choose import Candidate, fit_recipe, predict_all, predict_rounds
+from coral_lens.lens.domains import FEWEST_IN_PART, domains_of
+from coral_lens.lens.probes.registry import LENSES
+from coral_lens.lens.rules import apply_temperature, temperature_on
+from coral_lens.lens.settings import FAR
 from coral_lens.lens.shift import ShiftModel, fit_shift, question_places
-from coral_lens.lens.tempering import FEWEST_IN_PART, Evidence, Tempering, domains_of, evidence_of, fit_tempering
 from coral_lens.lens.trace import SimulatedShift
-from coral_lens.lens.training_data import TrainingData
+from coral_lens.lens.training_data import TrainingData, fold_masks
+from coral_lens.lens.trust import Trust, blend, log_floored
+from coral_lens.ragged import Options
 
 Questions = Bool[np.ndarray, " question"]
+LAMBDAS = tuple(0.05 * k for k in range(21))
+"""The weights on tasks that were not trained on, of which one is chosen."""
+USELESS = 0.5
+"""Weight of a task on which the lens is useless, beside 1 for a task as it is: of three new tasks, it is useless on one."""
+SCALE_PRIOR = 0.5
+"""Standard deviation of the logarithm of a task's scale around the scale of all."""
+SCALES = (0.1, 10.0)
+"""The smallest and the largest scale of a task."""
+HOME_FOLDS = 5
+"""Folds whose predictions choose the scales, where the choice of the lens itself was by one split."""
 
 
 class Simulated(NamedTuple):
-    """What a lens says of questions that it was not fitted on, their answers and their shifts."""
+    """What a lens and the base by temperature say of a part that neither was fitted on, its answers and its shifts."""
 
-    evidence: Evidence
-    answers: np.ndarray
-    shifts: np.ndarray
+    base: Float[np.ndarray, " row"]
+    lens: Float[np.ndarray, " row"]
+    options: Options
+    answers: Int[np.ndarray, " question"]
+    shifts: Float[np.ndarray, " question"]
 
 
 @dataclass(frozen=True)
@@ -38,7 +56,7 @@ class PlacedQuestions:
     places: Float[np.ndarray, "question width"]
     """The mean state of each question's options (`shift.question_places`)."""
     domains: np.ndarray
-    """The part of the training mixture that each question belongs to (`tempering.domains_of`)."""
+    """The part of the training mixture that each question belongs to (`domains.domains_of`)."""
 
     def shift(self, train: Questions, held_out: Questions) -> ShiftModel:
         """Fit the shift model on some questions; others say what is typical."""
@@ -54,8 +72,8 @@ class PlacedQuestions:
 
 def fit_do_no_harm(
     data: TrainingData, chosen: Candidate, gamma: float, *, temper: bool, seed: int
-) -> tuple[ShiftModel, Tempering | None, tuple[SimulatedShift, ...]]:
-    """Fit the shift model and, if the lens is to be tempered, the tempering; also say what was simulated."""
+) -> tuple[ShiftModel, Trust | None, tuple[SimulatedShift, ...]]:
+    """Fit the shift model and, if the lens is to be tempered, its trust; also say what was simulated."""
     places = question_places(data.layer(chosen.recipe.layers[0]), data.options)
     mixture = PlacedQuestions(data, places, np.array(domains_of(data.questions, places, seed=seed)))
     held_out = data.rounds[0]
@@ -63,43 +81,95 @@ def fit_do_no_harm(
     if not temper:
         return shift, None, ()
     names = [name for name in sorted(set(mixture.domains)) if mixture.can_spare(name)]
-    inside = simulate_held_out(mixture, chosen, gamma)
-    outside = [simulate_without(mixture, chosen, gamma, name) for name in names]
-    # both halves weigh the same, however many questions each has: the lens must serve near and far questions
-    balance = sum(len(s.answers) for s in outside) / len(inside.answers) if outside else 1.0
-    tempering = fit_tempering([(*inside[:2], balance), *((*s[:2], 1.0) for s in outside)])
-    shown = zip(["held out", *(f"without {n}" for n in names)], [inside, *outside], strict=True)
-    record = tuple(SimulatedShift(name, len(s.answers), float(np.median(s.shifts))) for name, s in shown)
-    return shift, tempering, record
+    parts = [simulate_without(mixture, chosen, gamma, name) for name in names]
+    medians = [float(np.median(part.shifts)) for part in parts]
+    pooled, scales = fit_scales(*predict_home(data, chosen, seed=seed), gamma)
+    home_reach = max(FAR, float(shift.of(places, np.flatnonzero(held_out)).max()))
+    trust = Trust(choose_lambda(parts), max([FAR, *medians]), home_reach, pooled, scales)
+    record = zip(names, parts, medians, strict=True)
+    return shift, trust, tuple(SimulatedShift(f"without {n}", len(p.answers), shift) for n, p, shift in record)
 
 
-def simulate_held_out(mixture: PlacedQuestions, chosen: Candidate, gamma: float) -> Simulated:
-    """Return what the lens says of validation questions: no shift beyond that between questions of one kind."""
-    data = mixture.data
-    shifts = np.ones(len(data.questions))
-    for mask in data.rounds:
-        model = mixture.shift(~mask, mask)
-        shifts[mask] = model.of(mixture.places, np.flatnonzero(mask))
-    return simulated(data, chosen.predicted, chosen.probs(gamma), shifts, data.is_validation)
+# ------------------------------------------------------------------------------------------------------------- elsewhere
 
 
 def simulate_without(mixture: PlacedQuestions, chosen: Candidate, gamma: float, name: str) -> Simulated:
-    """Return what a lens that was fitted without a part of the mixture says of that part."""
+    """Return what a lens and a temperature that were fitted without a part of the mixture say of that part."""
     data, recipe = mixture.data, chosen.recipe
     others, held_out = mixture.domains != name, data.rounds[0]
     predicted = predict_all(data, fit_recipe(data, recipe, others & ~held_out, others & held_out))
+    cooled = apply_temperature(data.p, data.options, temperature=temperature_on(data.p, data.table, others))
     shifts = mixture.shift(others & ~held_out, others & held_out).of(mixture.places)
-    return simulated(data, predicted, recipe.rule.correct(predicted, gamma), shifts, ~others)
+    rows, part = data.options.rows(~others), data.options.take(~others)
+    lens = recipe.rule.correct(predicted, gamma)
+    return Simulated(cooled[rows], lens[rows], part, data.table.answers[~others], shifts[~others])
 
 
-def simulated(
-    data: TrainingData,
-    predicted: ProbeScores,
-    probs: Float[np.ndarray, " row"],
-    shifts: Float[np.ndarray, " question"],
-    mask: Questions,
-) -> Simulated:
-    """Return the evidence on the marked questions."""
-    rows = data.options.rows(mask)
-    evidence = evidence_of(predicted.base[rows], probs[rows], shifts[mask], data.options.take(mask))
-    return Simulated(evidence, data.table.answers[mask], shifts[mask])
+def choose_lambda(parts: Sequence[Simulated]) -> float:
+    """Return the weight with the lowest mean Brier score over the parts and their useless twins; 0 where there are no parts.
+
+    A twin has the same questions with labels drawn at random: a task on which the lens knows nothing, and is as sure as ever.
+    Among equal weights the smallest is taken.
+    """
+    return min(LAMBDAS, key=lambda weight: sum(loss_at(weight, part) for part in parts)) if parts else 0.0
+
+
+def loss_at(weight: float, part: Simulated) -> float:
+    """Return the Brier score of a part at a weight of the lens, and that of its twin by its own weight.
+
+    Over labels drawn at random the score of a question is the sum of its squared probabilities, but for a constant.
+    """
+    options = part.options
+    ones = np.ones(len(options))
+    probs = blend(part.base, part.lens, weight * ones, ones, options)
+    squares = options.sum(probs**2)
+    brier = squares - 2.0 * probs[options.row(part.answers)]
+    return float(brier.mean() + USELESS * (squares - 2.0 / options.sizes).mean())
+
+
+# --------------------------------------------------------------------------------------------------------------- at home
+
+
+def predict_home(data: TrainingData, chosen: Candidate, *, seed: int) -> tuple[TrainingData, Candidate]:
+    """Return the lens with predictions of every training question by a fit that did not see it.
+
+    Networks, which are slow, and mixtures of too few groups keep the validation questions that chose them.
+    """
+    is_network = bool(LENSES[chosen.recipe.kind].screened_by)
+    if len(data.rounds) > 1 or is_network:
+        return data, chosen
+    try:
+        folded = replace(data, rounds=fold_masks(data.questions, HOME_FOLDS, seed=seed))
+    except CoralError:
+        return data, chosen
+    return folded, predict_rounds(folded, chosen.recipe, "brier")
+
+
+def fit_scales(data: TrainingData, chosen: Candidate, gamma: float) -> tuple[float, dict[str, float]]:
+    """Return the scale of all held-out questions, and that of each task: of an easy one more than of a hard one."""
+    logs = log_floored(chosen.probs(gamma))
+    tasks = np.array([q.task for q in data.questions])
+    behind = logs - data.options.spread(logs[data.options.row(data.table.answers)])
+
+    def scale_on(mask: Questions, centre: float | None = None) -> float:
+        rows, options = data.options.rows(mask), data.options.take(mask)
+        return fit_scale(behind[rows], options, centre)
+
+    pooled = scale_on(data.is_validation)
+    names = sorted(set(tasks[data.is_validation].tolist()))
+    return pooled, {name: scale_on(data.is_validation & (tasks == name), pooled) for name in names}
+
+
+def fit_scale(behind: Float[np.ndarray, " row"], options: Options, centre: float | None) -> float:
+    """Return the scale of log-probabilities with the lowest NLL; a centre draws it to itself as far as questions are few.
+
+    `behind`: how far each option's log-probability is above that of the right one.
+    """
+    from scipy.optimize import minimize_scalar
+
+    def loss(log_scale: float) -> float:
+        nll = float(np.logaddexp.reduceat(np.exp(log_scale) * behind, options.starts).sum())
+        return nll + (0.0 if centre is None else (log_scale - float(np.log(centre))) ** 2 / (2 * SCALE_PRIOR**2))
+
+    low, high = map(float, np.log(SCALES))
+    return float(np.exp(minimize_scalar(loss, bounds=(low, high), method="bounded").x))

@@ -33,6 +33,7 @@ from coral_lens.lens.rules import FLOOR, apply_temperature, base_probs, residual
 from coral_lens.lens.settings import FEWEST_QUESTIONS, FitSettings
 from coral_lens.lens.trace import Choice, GammaPoint, LayerTrial, Trace, Training
 from coral_lens.lens.training_data import TrainingData, fold_masks
+from coral_lens.lens.trust import blend
 from coral_lens.metrics.scores import Score, measure
 from coral_lens.records import UNKNOWN, Question, Scored
 from coral_lens.storage.files import digest, versions
@@ -176,7 +177,7 @@ def make_lens(store: Scored, data: TrainingData, correction: Correction, fit: Fi
     """Return the lens: the chosen correction with its controls and its record."""
     settings, chosen, gamma = fit.settings, fit.chosen, fit.best.gamma
     temper = settings.tempers(chosen.recipe.kind)
-    shift, tempering, simulated = fit_do_no_harm(data, chosen, gamma, temper=temper, seed=settings.seed)
+    shift, trust, simulated = fit_do_no_harm(data, chosen, gamma, temper=temper, seed=settings.seed)
     floored = np.maximum(chosen.probs(gamma), FLOOR)
     lens = Lens(
         kind=chosen.recipe.kind,
@@ -189,7 +190,8 @@ def make_lens(store: Scored, data: TrainingData, correction: Correction, fit: Fi
         else 1.0,
         style=settings.style,
         shift=shift,
-        tempering=tempering,
+        tempering=None,
+        trust=trust,
         control_temperature=temperature_on(base_probs(data.table, settings.base), data.table, data.is_validation),
         model={k: v for k, v in store.manifest["model"].items() if k in KEPT_OF_MODEL},
         training=training_of(store, data, fit),
@@ -240,12 +242,12 @@ def validation_scores(lens: Lens, data: TrainingData, fit: FitOutcome) -> dict[s
     options, raw = data.options, base_probs(data.table, lens.base)
     plain = scale_corrected(fit.chosen.probs(fit.best.gamma), options, temperature=lens.steered_temperature)
     shifts = lens.shift(data.layer(lens.layers[0]), options)
-    methods = {
-        "base": raw,
-        "temperature": apply_temperature(raw, options, temperature=lens.control_temperature),
-        lens.plain_method: plain,
-        lens.method: lens.tempered(data.p, plain, shifts, options),
-    }
+    cooled = apply_temperature(raw, options, temperature=lens.control_temperature)
+    methods = {"base": raw, "temperature": cooled, lens.plain_method: plain}
+    if lens.trust:
+        home = np.ones(len(options), dtype=bool)
+        weights, scales = lens.trust.weights(shifts, home), lens.trust.scales_of(data.questions, home)
+        methods[lens.method] = blend(cooled, plain, weights, scales, options)
     return {method: with_intervals(data, probs) for method, probs in methods.items()}
 
 

@@ -113,8 +113,8 @@ def load_lens(folder: str | Path) -> Lens:
     record = read_record(path, remedy=REMEDY, needs=("format", SEAL))
     if record["format"] != FORMAT:
         raise CoralError(f"{source} has lens format {record['format']!r}, but this version reads {FORMAT}.")
-    # lenses of older versions do not say which version of the keys they have: it is the first
-    record = {"keys": 1} | record
+    # lenses of older versions do not say which version of the keys they have: it is the first; and they know no trust
+    record = {"keys": 1, "trust": None} | record
     check_record(record, path)
     weights = bundled(source, TENSORS, record["tensors"])
     if weights is None:

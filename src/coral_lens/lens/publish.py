@@ -113,6 +113,11 @@ def score_rows(validation: Mapping[str, Mapping[str, Score]]) -> str:
 
 def shift_sentence(lens: Lens) -> str:
     """Say what the lens does about shift."""
+    if lens.trust:
+        return (
+            "It goes back to the model's own answers there by itself. On any task that is not in the table above it is believed "
+            f"by a weight of {lens.trust.elsewhere:.2g} only, and harm cannot be excluded without labels of that task."
+        )
     return "It weakens them there by itself." if lens.tempering else "It does not weaken them there by itself."
 
 

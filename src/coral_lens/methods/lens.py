@@ -44,7 +44,7 @@ def fit_lens(context: FitContext, settings: FitSettings) -> Predict:
     def predict(test: QuestionSet) -> dict[str, Predictions]:
         predictions = lens.predictions_on(test.states)
         rows = {"": predictions[lens.plain_method]}
-        return rows | {" tempered": predictions[lens.method]} if lens.tempering else rows
+        return rows | {" tempered": predictions[lens.method]} if lens.tempers else rows
 
     return predict
 

@@ -210,8 +210,7 @@ class LensPanel:
 
     def trained_on(self, test: QuestionSet) -> bool:
         """Whether any of them was fitted on the task of a test set."""
-        tasks = {task.split(":")[0] for lens in self.lenses for task in lens.training.tasks}
-        return any(q.task in tasks for q in test.states.questions)
+        return any(bool(lens.is_home(test.states.questions).any()) for lens in self.lenses)
 
     def view(self, test: QuestionSet) -> View:
         """Return what a lens saw in the questions of a test set."""

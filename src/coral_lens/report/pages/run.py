@@ -23,6 +23,7 @@ from coral_lens.report.pages.examples import answer_changes, choose_examples
 from coral_lens.report.pages.explorer import questions_data, script_text
 from coral_lens.report.pages.glance import glance_parts
 from coral_lens.report.pages.templates import fill_template, leaves_of, text_of
+from coral_lens.report.reach import reach_notes
 from coral_lens.report.runs import Evaluation, Run
 from coral_lens.report.tables import exports, formats
 from coral_lens.report.tables.run import COLUMNS, ResultsTable, TaskTable, in_order, results_table
@@ -86,7 +87,7 @@ def results_of(run: Run, table: ResultsTable, contents: Contents) -> dict[str, A
         "details": details(table),
         "glance": glance_parts(glances(table)),
         "tasks": tasks,
-        "notes": formats.notes_of(table),
+        "notes": [*reach_notes(run), *formats.notes_of(table)],
         "summary": summary,
         "subject": method_name(table.subject),
     }

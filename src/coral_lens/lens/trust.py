@@ -1,0 +1,87 @@
+"""Two trusts: how far a lens is believed on a task that it was fitted on, and on any other.
+
+    at home     log q' = scale of the task * log q
+    elsewhere   log q' = (1 - lambda) * log T + lambda * log q
+
+with q the lens's probabilities and T the base's, scaled by one temperature: what is left when nothing is known of the lens.
+Home is a matter of names: a task that it was fitted on, or one that the user says is of the same kind. That a question lies
+near the training questions grants nothing (a task on which a lens knows nothing can lie nearer than a typical training
+question), but one that lies beyond all that the trust was learned on is answered by T, whatever it is called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from coral_lens.lens.rules import FLOOR, log_of
+from coral_lens.ragged import Options
+from coral_lens.records import Question
+
+FADE = 1.25
+"""From the shift that the trust was learned up to, it fades to nothing until so many times that shift."""
+FIXED = frozenset({frozenset({"yes", "no"}), frozenset({"true", "false"}), frozenset({"correct", "incorrect"})})
+"""Options that say nothing of their question: what a lens has learned about options does not tell them apart."""
+
+
+@dataclass(frozen=True)
+class Trust:
+    """How far a lens is believed, at home and elsewhere."""
+
+    elsewhere: float
+    """Lambda: the weight of the lens on a task that it was not fitted on; the rest is the base by temperature."""
+    reach: float
+    """The shift up to which that was learned: the median of the furthest part that was left out."""
+    home_reach: float
+    """The largest shift of held-out questions of its own tasks: beyond it, a question is not at home whatever it is called."""
+    pooled: float
+    """The scale at home of questions whose task has no name."""
+    scales: Mapping[str, float] = field(default_factory=dict)
+    """By training task: what its log-probabilities are multiplied by at home."""
+    everywhere: bool = False
+    """Whether the user said that all questions are of the kind that the lens was fitted on."""
+
+    def weights(
+        self, shift: Float[np.ndarray, " question"], at_home: Bool[np.ndarray, " question"], *, fixed: bool = False
+    ) -> Float[np.ndarray, " question"]:
+        """Return the weight of the lens in each answer: 1 at home, lambda elsewhere, 0 far beyond what it was learned on.
+
+        `fixed`: the options say nothing of their questions, so that away from home the lens has none.
+        """
+        beyond = np.log(np.maximum(shift, 1e-12) / np.where(at_home, self.home_reach, self.reach)) / np.log(FADE)
+        return np.where(at_home, 1.0, 0.0 if fixed else self.elsewhere) * np.clip(1.0 - beyond, 0.0, 1.0)
+
+    def scales_of(
+        self, questions: Sequence[Question], at_home: Bool[np.ndarray, " question"]
+    ) -> Float[np.ndarray, " question"]:
+        """Return what the lens's log-probabilities are multiplied by: 1 away from home."""
+        own = [
+            self.scales.get(q.task, self.pooled) if home else 1.0 for q, home in zip(questions, at_home, strict=True)
+        ]
+        return np.array(own)
+
+
+def has_fixed_options(questions: Sequence[Question]) -> bool:
+    """Whether the options are the same strings in every question, or such as yes and no.
+
+    Of options that a text lists under letters, what is listed counts.
+    """
+    sets = {frozenset(option.strip().lower() for option in q.wording.listed or q.options) for q in questions}
+    return len(sets) == 1 and (len(questions) > 1 or sets <= FIXED)
+
+
+def blend(
+    base: Float[np.ndarray, " row"], q: Float[np.ndarray, " row"], weights: Float[np.ndarray, " question"],
+    scales: Float[np.ndarray, " question"], options: Options,
+) -> Float[np.ndarray, " row"]:  # fmt: skip
+    """Return the base's probabilities and the lens's, multiplied in these weights, question by question."""
+    lens = options.spread(weights)
+    return options.softmax((1.0 - lens) * log_of(base) + lens * options.spread(scales) * log_floored(q))
+
+
+def log_floored(q: Float[np.ndarray, " row"]) -> Float[np.ndarray, " row"]:
+    """Return log q; an option that the paper's rule clipped to 0 has not lost for ever."""
+    return np.log(np.maximum(q, FLOOR))

@@ -1,0 +1,38 @@
+"""How far a lens was from home in a run, in sentences: which questions lie far off, and what nobody has checked.
+
+It reads a run alone; runs of lenses of earlier versions, and of lm-eval's logs, say no more than they know.
+"""
+
+from __future__ import annotations
+
+from coral_lens.lens.settings import FAR
+from coral_lens.metrics.conformal import Abstention, abstains
+from coral_lens.report.runs import Evaluation, Run
+
+UNCHECKED = (
+    "harm cannot be excluded on a task that a lens was not fitted on unless some of its questions are labelled: measure it "
+    "there, or give thirty of them to `coral adapt`"
+)
+"""What is said of answers on a task that is not the lens's own."""
+
+
+def reach_notes(run: Run) -> list[str]:
+    """Return a sentence for each test set that a lens saw: how many questions are far from home, and how many abstained."""
+    notes = [note for e in run.evaluations if (note := reach_note(run, e))]
+    away = [run.titles[e.name] for e in run.evaluations if e.view and not e.trained_on]
+    if away and run.lens.get("trust"):
+        notes.append(f"Not fitted on {', '.join(away)}: {UNCHECKED}.")
+    return notes
+
+
+def reach_note(run: Run, evaluation: Evaluation) -> str:
+    """Return how many questions of a test set are far from home and how many the lens would abstain on."""
+    view, n = evaluation.view, len(evaluation.questions)
+    if view is None:
+        return ""
+    found = [f"{(view.shift >= FAR).sum():,} of {n:,} questions are far from those that the lens was fitted on"]
+    if record := run.lens.get("abstention"):
+        row = evaluation.predictions[view.method]
+        unsure = abstains(Abstention.from_dict(record), row.options.max(row.probs))
+        found.append(f"{unsure.sum():,} are too uncertain to answer")
+    return f"{run.titles[evaluation.name]}: {', and '.join(found)}."

@@ -1,0 +1,153 @@
+"""Two trusts: by the name of a task, never by a small shift; elsewhere the answer goes back to the base by temperature."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.planted import PlantedStore
+
+from coral_lens.lens.artefact import Lens
+from coral_lens.lens.calibrate import calibrate_on
+from coral_lens.lens.fit import fit_store
+from coral_lens.lens.settings import FitSettings, Guarantees
+from coral_lens.lens.trust import FADE, Trust, blend, has_fixed_options
+from coral_lens.ragged import Options
+from coral_lens.records import Question
+
+TASKS = {"a": 1.0, "b": 1.0}
+TRUST = Trust(0.4, 2.0, 8.0, 1.0)
+
+
+@pytest.fixture(scope="module")
+def lens() -> Lens:
+    return fit_store(PlantedStore(120, signal={1: 2.0}, tasks=TASKS), FitSettings(layers=(1,)))
+
+
+# ------------------------------------------------------------------------------------------------------- the formula
+
+
+def test_the_blend_worked_by_hand() -> None:
+    options = Options.of_sizes([2, 2])
+    base, q = np.array([0.6, 0.4, 0.6, 0.4]), np.array([0.1, 0.9, 0.1, 0.9])
+    found = blend(base, q, np.array([0.5, 1.0]), np.array([1.0, 2.0]), options)
+    half = np.sqrt(0.06) / (np.sqrt(0.06) + np.sqrt(0.36))
+    squared = 0.01 / (0.01 + 0.81)
+    assert found == pytest.approx([half, 1 - half, squared, 1 - squared])
+
+
+@given(st.integers(0, 1000))
+def test_weight_0_is_the_base_and_weight_1_the_lens(seed: int) -> None:
+    rng, options = np.random.default_rng(seed), Options.of_sizes([3, 5, 2])
+    base, q = (options.softmax(rng.normal(size=10)) for _ in range(2))
+    ones = np.ones(3)
+    assert blend(base, q, 0 * ones, ones, options) == pytest.approx(base)
+    assert blend(base, q, ones, ones, options) == pytest.approx(q, rel=1e-6)
+
+
+def test_up_to_its_reach_the_lens_has_its_weight_and_beyond_none() -> None:
+    shift = np.array([0.1, 1.0, 2.0, 2.0 * np.sqrt(FADE), 2.0 * FADE, 100.0])
+    assert TRUST.weights(shift, np.zeros(6, dtype=bool)) == pytest.approx([0.4, 0.4, 0.4, 0.2, 0.0, 0.0])
+    assert TRUST.weights(4 * shift, np.ones(6, dtype=bool)) == pytest.approx([1.0, 1.0, 1.0, 0.5, 0.0, 0.0])
+
+
+@given(st.lists(st.floats(1e-6, 1e6), min_size=2, max_size=9), st.booleans())
+def test_more_shift_never_means_more_trust(shifts: list[float], at_home: bool) -> None:
+    found = TRUST.weights(np.sort(shifts), np.full(len(shifts), at_home))
+    assert (np.diff(found) <= 0).all()
+
+
+def test_options_that_are_always_the_same_take_the_lens_out_but_not_at_home() -> None:
+    home = np.array([True, False])
+    assert TRUST.weights(np.ones(2), home, fixed=True).tolist() == [1.0, 0.0]
+
+
+# ----------------------------------------------------------------------------------------------------- fixed options
+
+
+def asked(*options: str, text: str = "Is it?") -> Question:
+    return Question(text, text, text, options)
+
+
+def test_the_same_strings_in_every_question_are_fixed_options() -> None:
+    assert has_fixed_options([asked("agree", "disagree"), asked("Disagree", "agree ", text="And this?")])
+    assert not has_fixed_options([asked("agree", "disagree"), asked("up", "down")])
+
+
+def test_one_question_alone_is_fixed_only_by_such_as_yes_and_no() -> None:
+    assert has_fixed_options([asked("Yes", "no")])
+    assert not has_fixed_options([asked("a cat", "a dog")])
+
+
+def test_letters_are_not_what_is_asked_where_the_text_lists_the_options() -> None:
+    one = asked("A", "B", text="Which?\nA. red\nB. blue\nAnswer:")
+    other = asked("A", "B", text="Which?\nA. tall\nB. short\nAnswer:")
+    assert not has_fixed_options([one, other])
+    assert has_fixed_options([one, one])
+
+
+# -------------------------------------------------------------------------------------------------------------- home
+
+
+def renamed(store: PlantedStore, task: str) -> PlantedStore:
+    store.questions = [replace(q, task=task) for q in store.questions]
+    return store
+
+
+def test_home_is_a_task_of_the_training_by_its_name(lens: Lens) -> None:
+    """The same questions at the same place: named otherwise, they are believed less."""
+    home, away = (renamed(PlantedStore(60, signal={1: 2.0}, seed=3), task) for task in ("a", "other"))
+    assert lens.is_home(home.questions).all()
+    assert not lens.is_home(away.questions).any()
+    assert np.median(lens.shifts(away)) < 1.5, "a small shift grants nothing"
+    assert lens.trust is not None
+    weights = {task: lens.read(store).weights for task, store in (("a", home), ("other", away))}
+    assert weights["a"] is not None
+    assert weights["other"] is not None
+    assert np.median(weights["a"]) == 1.0
+    assert np.median(weights["other"]) == lens.trust.elsewhere < 1.0
+
+
+def test_another_file_is_another_task_and_the_same_questions_are_home() -> None:
+    lens = fit_store(PlantedStore(120, signal={1: 2.0}), FitSettings(layers=(1,)))
+    assert "questions" in lens.training.tasks
+    assert not lens.is_home(PlantedStore(60, seed=3).questions).any()
+    assert lens.is_home(PlantedStore(120, signal={1: 2.0}).questions).all()
+
+
+def test_the_user_may_say_that_questions_are_of_the_same_kind(lens: Lens) -> None:
+    store = PlantedStore(60, signal={1: 2.0}, seed=3)
+    assert lens.at_home().is_home(store.questions).all()
+    assert [a.trust for a in lens.at_home().answers(store)].count(1.0) > 50
+    assert max(a.trust or 0.0 for a in lens.answers(store)) < 1.0
+
+
+def test_what_was_promised_for_other_questions_is_dropped_at_home(lens: Lens) -> None:
+    calibrated, _ = calibrate_on(lens, PlantedStore(60, signal={1: 2.0}, seed=3), Guarantees(coverage=0.8))
+    with pytest.warns(UserWarning, match="coral calibrate --home"):
+        assert calibrated.at_home().sets is None
+
+
+def test_the_papers_lens_is_believed_everywhere() -> None:
+    lens = fit_store(PlantedStore(60, signal={1: 2.0}), FitSettings(lens="ridge", layers=(1,)))
+    assert lens.trust is None
+    assert lens.at_home() is lens
+    assert {a.trust for a in lens.answers(PlantedStore(5, seed=1))} == {None}
+
+
+def test_the_tempered_row_stands_beside_the_plain_one(lens: Lens) -> None:
+    found = lens.apply(PlantedStore(40, signal={1: 2.0}, seed=5))
+    assert list(found) == ["base", "temperature", "listwise", "listwise tempered"]
+    assert lens.method == "listwise tempered"
+
+
+def test_a_lens_without_tempering_leaves_its_probabilities_to_the_bit() -> None:
+    lens = fit_store(PlantedStore(60, signal={1: 2.0}), FitSettings(layers=(1,), temper=False))
+    store = PlantedStore(20, signal={1: 2.0}, seed=5)
+    found = lens.apply(store)
+    assert list(found) == ["base", "temperature", "listwise"]
+    p, options = lens.base_probs(store.table), store.table.options
+    assert found["listwise"].tobytes() == lens.steered(p, lens.correction.states(store), options).tobytes()

@@ -31,6 +31,9 @@ INPUTS = ("model", "train.jsonl", "test.jsonl", "study.toml")
 PROVENANCE = {"versions", "digest", "store", "sha256", "tensors", "leak guard", "config"}
 """Keys whose values hold versions, or digests of what holds them; the digests of states are compared by the states. Release 0.1
 did not count leaks by reason, nor record the model's configuration."""
+OF_TRUST = {"tempering", "trust", "simulated", "trained_on"}
+"""Release 0.1 weakened a lens by the shift alone, and took every file for the same task: what follows from that is other now, and
+so are the rows of a tempered lens. Saved lenses keep their tempering (`READ`)."""
 READ = {
     "log-probabilities": "7152ae0e",
     "layer 2": "57d459b1",
@@ -97,8 +100,13 @@ def values_of(path: Path) -> Any:
 
     def stripped(value: Any) -> Any:
         if isinstance(value, dict):
-            return {k: stripped(v) for k, v in value.items() if k not in PROVENANCE}
-        return [stripped(v) for v in value] if isinstance(value, list) else value
+            kept = {k: v for k, v in value.items() if k not in PROVENANCE | OF_TRUST and not is_tempered(k)}
+            return {k: stripped(v) for k, v in kept.items() if isinstance(v, dict) or not is_tempered(v)}
+        return [stripped(v) for v in value if not is_tempered(v)] if isinstance(value, list) else value
+
+    def is_tempered(value: Any) -> bool:
+        names = value.values() if isinstance(value, dict) else [value]
+        return any(isinstance(name, str) and "tempered" in name for name in names)
 
     text = path.read_text("utf-8")
     if path.parent.name == "mine":  # of several stores: a digest of their manifests

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int
 
 from coral_lens.errors import CoralError
 from coral_lens.lens.choose import Candidate, fit_recipe, predict_all, predict_rounds
-from coral_lens.lens.domains import FEWEST_IN_PART, domains_of
+from coral_lens.lens.domains import CLUSTER, FEWEST_IN_PART, domains_of
 from coral_lens.lens.probes.registry import LENSES
 from coral_lens.lens.rules import apply_temperature, temperature_on
 from coral_lens.lens.settings import FAR
@@ -82,12 +82,14 @@ def fit_do_no_harm(
         return shift, None, ()
     names = [name for name in sorted(set(mixture.domains)) if mixture.can_spare(name)]
     parts = [simulate_without(mixture, chosen, gamma, name) for name in names]
-    medians = [float(np.median(part.shifts)) for part in parts]
     pooled, scales = fit_scales(*predict_home(data, chosen, seed=seed), gamma)
     home_reach = max(FAR, float(shift.of(places, np.flatnonzero(held_out)).max()))
-    trust = Trust(choose_lambda(parts), max([FAR, *medians]), home_reach, pooled, scales)
-    record = zip(names, parts, medians, strict=True)
-    return shift, trust, tuple(SimulatedShift(f"without {n}", len(p.answers), shift) for n, p, shift in record)
+    trust = Trust(choose_lambda(parts), reach_of(names, parts), home_reach, pooled, scales)
+    record = (
+        SimulatedShift(f"without {name}", len(part.answers), float(np.median(part.shifts)))
+        for name, part in zip(names, parts, strict=True)
+    )
+    return shift, trust, tuple(record)
 
 
 # ------------------------------------------------------------------------------------------------------------- elsewhere
@@ -103,6 +105,17 @@ def simulate_without(mixture: PlacedQuestions, chosen: Candidate, gamma: float, 
     rows, part = data.options.rows(~others), data.options.take(~others)
     lens = recipe.rule.correct(predicted, gamma)
     return Simulated(cooled[rows], lens[rows], part, data.table.answers[~others], shifts[~others])
+
+
+def reach_of(names: Sequence[str], parts: Sequence[Simulated]) -> float:
+    """Return the shift up to which the parts tell of other tasks: that of nine in ten questions of the furthest.
+
+    Clusters are of one task: whatever their shift, they tell nothing of another that lies far off.
+    """
+    furthest = [
+        float(np.quantile(p.shifts, 0.9)) for n, p in zip(names, parts, strict=True) if not n.startswith(CLUSTER)
+    ]
+    return max([FAR, *furthest])
 
 
 def choose_lambda(parts: Sequence[Simulated]) -> float:

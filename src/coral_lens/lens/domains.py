@@ -19,6 +19,8 @@ MOST_DOMAINS = 6
 """Parts of the mixture that are left out in turn; with more tasks, several are left out together."""
 N_CLUSTERS = 4
 """Parts that a mixture of one task is divided into, by the places of its questions."""
+CLUSTER = "cluster "
+"""With this begins the name of a part that is no task."""
 MOST_CLUSTERED = 10_000
 """Questions at most that find these parts; the others are then put to the nearest."""
 
@@ -54,7 +56,7 @@ def clusters_of(places: Float[np.ndarray, "question width"], *, seed: int) -> li
     mean, scale = drawn.mean(axis=0), np.maximum(drawn.std(axis=0), 1e-6)
     clusters = KMeans(n, n_init=4, random_state=seed).fit((drawn - mean) / scale)
     if every == 1:
-        return [f"cluster {c}" for c in clusters.labels_]
+        return [f"{CLUSTER}{c}" for c in clusters.labels_]
     return [
-        f"cluster {c}" for rows in row_chunks(*places.shape) for c in clusters.predict((places[rows] - mean) / scale)
+        f"{CLUSTER}{c}" for rows in row_chunks(*places.shape) for c in clusters.predict((places[rows] - mean) / scale)
     ]

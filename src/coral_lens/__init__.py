@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from coral_lens.engine.loading import load_model
     from coral_lens.engine.model import Model, wrap
     from coral_lens.errors import CoralError
+    from coral_lens.lens.adapt import adapt
     from coral_lens.lens.artefact import Answer, Lens, predict
     from coral_lens.lens.calibrate import calibrate
     from coral_lens.lens.fit import fit
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "errors": ("CoralError",),
+    "lens.adapt": ("adapt",),
     "lens.calibrate": ("calibrate",),
     "lens.fit": ("fit",),
     "lens.settings": ("FitSettings", "Guarantees"),
@@ -78,6 +80,7 @@ __all__ = [
     "Study",
     "Style",
     "TaskOptions",
+    "adapt",
     "calibrate",
     "evaluate",
     "extract",

@@ -14,7 +14,7 @@ from coral_lens.lens.artefact import Lens
 from coral_lens.lens.calibrate import calibrate_on
 from coral_lens.lens.fit import fit_store
 from coral_lens.lens.settings import FitSettings, Guarantees
-from coral_lens.lens.trust import FADE, Trust, blend, has_fixed_options
+from coral_lens.lens.trust import FADE, Believed, Trust, has_fixed_options
 from coral_lens.ragged import Options
 from coral_lens.records import Question
 
@@ -33,10 +33,17 @@ def lens() -> Lens:
 def test_the_blend_worked_by_hand() -> None:
     options = Options.of_sizes([2, 2])
     base, q = np.array([0.6, 0.4, 0.6, 0.4]), np.array([0.1, 0.9, 0.1, 0.9])
-    found = blend(base, q, np.array([0.5, 1.0]), np.array([1.0, 2.0]), options)
+    weights, scales = np.array([0.5, 1.0]), np.array([1.0, 2.0])
     half = np.sqrt(0.06) / (np.sqrt(0.06) + np.sqrt(0.36))
     squared = 0.01 / (0.01 + 0.81)
-    assert found == pytest.approx([half, 1 - half, squared, 1 - squared])
+    assert Believed(weights, scales, np.ones(2)).blend(base, q, options) == pytest.approx(
+        [half, 1 - half, squared, 1 - squared]
+    )
+    # temperature 2 takes the square root of what would be
+    cooled = Believed(weights, scales, np.array([2.0, 2.0])).blend(base, q, options)
+    assert cooled == pytest.approx(
+        [0.06**0.25 / (0.06**0.25 + 0.36**0.25), 1 - 0.06**0.25 / (0.06**0.25 + 0.36**0.25), 0.1, 0.9]
+    )
 
 
 @given(st.integers(0, 1000))
@@ -44,8 +51,8 @@ def test_weight_0_is_the_base_and_weight_1_the_lens(seed: int) -> None:
     rng, options = np.random.default_rng(seed), Options.of_sizes([3, 5, 2])
     base, q = (options.softmax(rng.normal(size=10)) for _ in range(2))
     ones = np.ones(3)
-    assert blend(base, q, 0 * ones, ones, options) == pytest.approx(base)
-    assert blend(base, q, ones, ones, options) == pytest.approx(q, rel=1e-6)
+    assert Believed(0 * ones, ones, ones).blend(base, q, options) == pytest.approx(base)
+    assert Believed(ones, ones, ones).blend(base, q, options) == pytest.approx(q, rel=1e-6)
 
 
 def test_up_to_its_reach_the_lens_has_its_weight_and_beyond_none() -> None:

@@ -25,7 +25,7 @@ from coral_lens.storage.escape import for_terminal
 
 PANELS = {
     "First steps": "demo tasks show doctor assets cache",
-    "A lens": "fit eval predict calibrate push",
+    "A lens": "fit eval predict adapt calibrate push",
     "Experiments": "run baseline report lm-eval",
     "Inside a model": "extract analyse sae",
 }

@@ -1,4 +1,4 @@
-"""Commands that make lenses: extract, fit, calibrate, push."""
+"""Commands that make lenses: extract, fit, adapt, calibrate, push."""
 
 from __future__ import annotations
 
@@ -151,6 +151,52 @@ def calibrate(
             typer.echo(f"{promise}")
     if left_out:
         typer.echo(f"{left_out} questions were left out, because the lens was fitted on them.")
+
+
+@app.command()
+@flat
+def adapt(
+    lens: Annotated[str, typer.Option(help="Folder of a lens made by `coral fit`, or a hub id.")],
+    questions: Annotated[
+        list[str], typer.Option(help="TASK[:SPLIT] or a file of labelled questions of the new task, 30 to 100 of them.")
+    ],
+    out: Annotated[Path, typer.Option(help="Folder for the lens of that task.")],
+    learning_curve: Annotated[
+        bool,
+        typer.Option(
+            "--learning-curve", help="Also say what fewer labels would have given, and whether more are worth it."
+        ),
+    ] = False,
+    *,
+    asking: Asking,
+    model: LensModelChoice,
+) -> None:
+    """Adapt a lens to a task that it was not fitted on: some tens of labels say how far it is to be believed there.
+
+    Prints by how much it is better than temperature alone, and leaves the lens out where it is clearly worse.
+    Example: `coral adapt --lens my-lens --questions few.jsonl --out my-lens-for-it`
+    """
+    from coral_lens.cli.printing import print_adaptation
+    from coral_lens.lens.adapt import adapt_on
+    from coral_lens.lens.calibrate import fresh_of
+    from coral_lens.lens.folder import load_lens, refuse_other_folder
+    from coral_lens.storage.progress import questions_bar
+
+    refuse_other_folder(out)
+    refuse_unwritable(out)
+    fitted = load_lens(lens)
+    loaded = model.opener(fitted.model)
+    labelled = asking.gather(questions, chat=loaded if fitted.style.chat else None)
+    fresh_of(fitted, labelled, to="adapt")
+    with work_for(beside(out), fitted, loaded(), labelled) as work:
+        with (
+            questions_bar("adapting", len(labelled)) as advance,
+            fitted.scored(loaded(), labelled, work_dir=work, progress=advance) as store,
+        ):
+            adapted = adapt_on(fitted, store, with_curve=learning_curve)
+        adapted.save(out)
+    print_adaptation(adapted)
+    typer.echo(f"Lens in {out}, for questions of this task alone.")
 
 
 @app.command()

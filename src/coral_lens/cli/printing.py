@@ -81,6 +81,21 @@ def print_curve(curve: LearningCurve) -> None:
     typer.echo(f"{curve.enough} training questions would have been enough: more gain less than a standard error.")
 
 
+def print_adaptation(lens: Lens) -> None:
+    """Print what labels of a task have shown, and what fewer of them would have."""
+    found = lens.adaptation
+    assert found is not None, "printed after adapting"
+    typer.echo(str(found))
+    if found.curve:
+        table = Table("labels", "Brier", box=None)
+        for point in found.curve.points:
+            table.add_row(str(point.questions), f"{100 * point.scores['brier']:.1f}")
+        plain_console().print(table)
+        most = found.curve.points[-1].questions
+        more = "more may still help" if found.curve.enough == most else "more gain less than a standard error"
+        typer.echo(f"{found.curve.enough} labels would have been enough: {more}.")
+
+
 # ------------------------------------------------------------------------------------------------------ runs and studies
 
 

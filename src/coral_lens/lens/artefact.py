@@ -28,8 +28,8 @@ from coral_lens.lens.rules import RULES, apply_temperature, base_probs, scale_co
 from coral_lens.lens.settings import BaseRule
 from coral_lens.lens.shift import ShiftModel
 from coral_lens.lens.tempering import Tempering, evidence_of
-from coral_lens.lens.trace import Trace, Training
-from coral_lens.lens.trust import Trust, blend, has_fixed_options
+from coral_lens.lens.trace import Adaptation, Trace, Training
+from coral_lens.lens.trust import Trust
 from coral_lens.metrics.conformal import Abstention, Conformal, abstains, prediction_sets
 from coral_lens.metrics.display import Shown, Table, cell
 from coral_lens.ragged import Options
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 FORMAT = 2
 KEYS_IN_ORDER = ("format", "kind", "rule", "layers", "inputs", "gamma", "base_weight", "base", "base_temperature",
-                 "then_temperature", "style", "probe", "tempering", "trust", "temperature", "sets", "abstention",
+                 "then_temperature", "style", "probe", "tempering", "trust", "adaptation", "temperature", "sets", "abstention",
                  "keys", "model", "training", "trace")  # fmt: skip
 """The keys of lens.json. What is not of the correction is a field of the lens, as it is or by `RECORDS`."""
 SAVED_AS = {"steered_temperature": "then_temperature", "control_temperature": "temperature"}
@@ -52,6 +52,7 @@ RECORDS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "style": (asdict, lambda record: Style(**record)),
     "tempering": (asdict, lambda record: Tempering(**record)),
     "trust": (asdict, lambda record: Trust(**record)),
+    "adaptation": (Adaptation.to_json, Adaptation.from_json),
     "sets": (Conformal.to_dict, Conformal.from_dict),
     "abstention": (Abstention.to_dict, Abstention.from_dict),
     "training": (Training.to_json, Training.from_json),
@@ -159,6 +160,8 @@ class Lens(Shown):
     """The probes of single layers among which its own was chosen; for people, never for steering."""
     trust: Trust | None = None
     """How far it is believed at home and elsewhere; without, its correction is left as it is, as in the paper."""
+    adaptation: Adaptation | None = None
+    """What labels of a task have shown, from `coral adapt`."""
 
     def table(self) -> Table:
         """Return how it did on its validation questions, beside its controls."""
@@ -230,8 +233,11 @@ class Lens(Shown):
     def is_home(self, questions: Sequence[Question]) -> Bool[np.ndarray, " question"]:
         """Return which questions are of a task that it was fitted on, by its name, or are themselves such as it was fitted on.
 
-        Questions of a file name no task: another file is another task, until the user says otherwise (`at_home`).
+        Questions of a file name no task: another file is another task, until the user says otherwise (`at_home`). A lens that was
+        adapted to a task by labels is for that task, and its home is forgotten.
         """
+        if self.trust is not None and self.trust.adapted:
+            return np.zeros(len(questions), dtype=bool)
         if self.trust is not None and self.trust.everywhere:
             return np.ones(len(questions), dtype=bool)
         tasks = {source.split(":")[0] for source in self.training.tasks} - {UNNAMED}
@@ -251,7 +257,15 @@ class Lens(Shown):
                 "left out: run `coral calibrate --home`.",
                 stacklevel=2,
             )
+        if self.trust.adapted:
+            raise CoralError("The lens was adapted to a task by labels of it; for its home, use the lens before that.")
         return replace(self, trust=replace(self.trust, everywhere=True), sets=None, abstention=None)
+
+    def adapt(self, model: Model, questions: Sequence[Question], *, work_dir: str | Path | None = None) -> Lens:
+        """Return the lens for the task of some tens of labelled questions: how far it is believed there is learned from them."""
+        from coral_lens.lens.adapt import adapt
+
+        return adapt(self, model, questions, work_dir=work_dir)
 
     def read(self, store: Scored) -> LensOutput:
         """Return what it makes of the questions of a store. Each layer is read once."""
@@ -263,9 +277,8 @@ class Lens(Shown):
         plain = self.steered(p, states, options)
         cooled = apply_temperature(raw, options, temperature=self.control_temperature)
         if self.trust:
-            home = self.is_home(store.questions)
-            weights = self.trust.weights(shifts, home, fixed=has_fixed_options(store.questions))
-            tempered = blend(cooled, plain, weights, self.trust.scales_of(store.questions, home), options)
+            believed = self.trust.believed(store.questions, shifts, self.is_home(store.questions))
+            weights, tempered = believed.weights, believed.blend(cooled, plain, options)
         else:
             weights, tempered = None, self.tempered(p, plain, shifts, options)
         probs = {"base": raw, "temperature": cooled, self.plain_method: plain, self.method: tempered}

@@ -21,18 +21,18 @@ if TYPE_CHECKING:
     from coral_lens.engine.model import Model
 
 
-def fresh_of(lens: Lens, questions: Sequence[Question]) -> Bool[np.ndarray, " question"]:
-    """Return which questions the lens was not fitted on; refuse questions that nothing can be promised from.
+def fresh_of(lens: Lens, questions: Sequence[Question], *, to: str = "calibrate") -> Bool[np.ndarray, " question"]:
+    """Return which questions the lens was not fitted on; refuse questions that nothing can be promised or learned from.
 
     Questions that calibrated it before may do so again: a new promise takes the place of the old one.
     """
     unlabelled = [q.id for q in questions if q.answer == UNKNOWN]
     if unlabelled:
-        raise CoralError(f"Question {unlabelled[0]!r} has no answer; calibration needs the correct option of each.")
+        raise CoralError(f"Question {unlabelled[0]!r} has no answer; to {to} a lens takes the correct option of each.")
     fresh = ~np.isin(question_keys(questions, version=lens.keys), lens.seen)
     if not fresh.any():
         raise CoralError(
-            "The lens was fitted on all of these questions, so they cannot say how good it is on others; calibrate it on "
+            f"The lens was fitted on all of these questions, so they cannot say how good it is on others; {to} it on "
             "questions that it has not seen."
         )
     return fresh

@@ -68,6 +68,8 @@ class TrustRecord(Exact):
     pooled: PositiveFloat
     scales: dict[Name, PositiveFloat]
     everywhere: bool
+    temperature: PositiveFloat
+    adapted: bool
 
 
 class PenaltyRecord(Exact):
@@ -177,6 +179,17 @@ class CurveRecord(Checked):
     enough: NonNegativeInt
 
 
+class AdaptationRecord(Exact):
+    """`adaptation`: what labels of a task have shown."""
+
+    n_questions: NonNegativeInt
+    weight: float
+    before: float
+    temperature: PositiveFloat
+    gain: ScoreRecord
+    curve: CurveRecord | None = None
+
+
 class TraceRecord(Checked):
     """`trace`: how it was chosen."""
 
@@ -217,6 +230,7 @@ class LensRecord(Checked):
     probe: Literal["ridge", "mlp"]
     tempering: TemperingRecord | None
     trust: TrustRecord | None
+    adaptation: AdaptationRecord | None
     temperature: PositiveFloat
     sets: SetsRecord | None
     abstention: AbstentionRecord | None

@@ -22,7 +22,7 @@ from coral_lens.lens.settings import FAR
 from coral_lens.lens.shift import ShiftModel, fit_shift, question_places
 from coral_lens.lens.trace import SimulatedShift
 from coral_lens.lens.training_data import TrainingData, fold_masks
-from coral_lens.lens.trust import Trust, blend, log_floored
+from coral_lens.lens.trust import Believed, Trust, log_floored
 from coral_lens.ragged import Options
 
 Questions = Bool[np.ndarray, " question"]
@@ -134,7 +134,7 @@ def loss_at(weight: float, part: Simulated) -> float:
     """
     options = part.options
     ones = np.ones(len(options))
-    probs = blend(part.base, part.lens, weight * ones, ones, options)
+    probs = Believed(weight * ones, ones, ones).blend(part.base, part.lens, options)
     squares = options.sum(probs**2)
     brier = squares - 2.0 * probs[options.row(part.answers)]
     return float(brier.mean() + USELESS * (squares - 2.0 / options.sizes).mean())

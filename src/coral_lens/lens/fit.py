@@ -33,7 +33,6 @@ from coral_lens.lens.rules import FLOOR, apply_temperature, base_probs, residual
 from coral_lens.lens.settings import FEWEST_QUESTIONS, FitSettings
 from coral_lens.lens.trace import Choice, GammaPoint, LayerTrial, Trace, Training
 from coral_lens.lens.training_data import TrainingData, fold_masks
-from coral_lens.lens.trust import blend
 from coral_lens.metrics.scores import Score, measure
 from coral_lens.records import UNKNOWN, Question, Scored
 from coral_lens.storage.files import digest, versions
@@ -245,9 +244,8 @@ def validation_scores(lens: Lens, data: TrainingData, fit: FitOutcome) -> dict[s
     cooled = apply_temperature(raw, options, temperature=lens.control_temperature)
     methods = {"base": raw, "temperature": cooled, lens.plain_method: plain}
     if lens.trust:
-        home = np.ones(len(options), dtype=bool)
-        weights, scales = lens.trust.weights(shifts, home), lens.trust.scales_of(data.questions, home)
-        methods[lens.method] = blend(cooled, plain, weights, scales, options)
+        believed = lens.trust.believed(data.questions, shifts, np.ones(len(options), dtype=bool))
+        methods[lens.method] = believed.blend(cooled, plain, options)
     return {method: with_intervals(data, probs) for method, probs in methods.items()}
 
 

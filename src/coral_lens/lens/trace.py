@@ -124,6 +124,50 @@ class LearningCurve:
 
 
 @dataclass(frozen=True)
+class Adaptation:
+    """What was found on labelled questions of one task."""
+
+    n_questions: int
+    weight: float
+    """Lambda: the weight of the lens."""
+    before: float
+    """The weight that it has without labels."""
+    temperature: float
+    """What the mixture of base and lens is scaled by."""
+    gain: Score
+    """By how much its Brier score is lower than that of temperature alone, each question judged by labels of the others."""
+    curve: LearningCurve | None = None
+    """The Brier score after fewer labels, on the others."""
+
+    @property
+    def is_left_out(self) -> bool:
+        """Whether the labels have shown that the base by temperature is better without the lens."""
+        return self.weight < 0.005
+
+    def __str__(self) -> str:
+        gain = f"{100 * self.gain.value:+.1f} ({100 * self.gain.low:+.1f} to {100 * self.gain.high:+.1f})"
+        found = f"{self.n_questions} labelled questions: better than temperature alone by {gain}, Brier score × 100: "
+        if self.is_left_out:
+            return f"{found}the lens is worse here and is left out; temperature {self.temperature:.2f}."
+        clear = "clearly better" if self.gain.low > 0.0 else "not clearly better or worse"
+        return (
+            f"{found}{clear}. Weight of the lens {self.weight:.2f} ({self.before:.2f} without labels), temperature "
+            f"{self.temperature:.2f}."
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as a record."""
+        curve = {"curve": self.curve.to_json()} if self.curve else {}
+        return drop_entries(asdict(self), "curve") | curve
+
+    @staticmethod
+    def from_json(record: Mapping[str, Any]) -> Adaptation:
+        """Read what `to_json` wrote."""
+        curve = LearningCurve.from_json(record["curve"]) if "curve" in record else None
+        return Adaptation(**drop_entries(record, "gain", "curve"), gain=Score(**record["gain"]), curve=curve)
+
+
+@dataclass(frozen=True)
 class Trace:
     """How setting, layer, gamma and kind were chosen, all on validation questions."""
 

@@ -43,6 +43,10 @@ class Trust:
     """By training task: what its log-probabilities are multiplied by at home."""
     everywhere: bool = False
     """Whether the user said that all questions are of the kind that the lens was fitted on."""
+    temperature: float = 1.0
+    """Away from home, the mixture of base and lens is scaled by this temperature."""
+    adapted: bool = False
+    """Whether weight and temperature were learned from labels of one task: the lens is then for that task alone."""
 
     def weights(
         self, shift: Float[np.ndarray, " question"], at_home: Bool[np.ndarray, " question"], *, fixed: bool = False
@@ -52,16 +56,19 @@ class Trust:
         `fixed`: the options say nothing of their questions, so that away from home the lens has none.
         """
         beyond = np.log(np.maximum(shift, 1e-12) / np.where(at_home, self.home_reach, self.reach)) / np.log(FADE)
-        return np.where(at_home, 1.0, 0.0 if fixed else self.elsewhere) * np.clip(1.0 - beyond, 0.0, 1.0)
+        elsewhere = 0.0 if fixed and not self.adapted else self.elsewhere
+        return np.where(at_home, 1.0, elsewhere) * np.clip(1.0 - beyond, 0.0, 1.0)
 
-    def scales_of(
-        self, questions: Sequence[Question], at_home: Bool[np.ndarray, " question"]
-    ) -> Float[np.ndarray, " question"]:
-        """Return what the lens's log-probabilities are multiplied by: 1 away from home."""
-        own = [
-            self.scales.get(q.task, self.pooled) if home else 1.0 for q, home in zip(questions, at_home, strict=True)
-        ]
-        return np.array(own)
+    def believed(
+        self,
+        questions: Sequence[Question],
+        shift: Float[np.ndarray, " question"],
+        at_home: Bool[np.ndarray, " question"],
+    ) -> Believed:
+        """Return how far the lens is believed on these questions, which lie so far off and are at home or not."""
+        weights = self.weights(shift, at_home, fixed=has_fixed_options(questions))
+        scales = [self.scales.get(q.task, self.pooled) for q in questions]
+        return Believed(weights, np.where(at_home, scales, 1.0), np.where(at_home, 1.0, self.temperature))
 
 
 def has_fixed_options(questions: Sequence[Question]) -> bool:
@@ -73,13 +80,23 @@ def has_fixed_options(questions: Sequence[Question]) -> bool:
     return len(sets) == 1 and (len(questions) > 1 or sets <= FIXED)
 
 
-def blend(
-    base: Float[np.ndarray, " row"], q: Float[np.ndarray, " row"], weights: Float[np.ndarray, " question"],
-    scales: Float[np.ndarray, " question"], options: Options,
-) -> Float[np.ndarray, " row"]:  # fmt: skip
-    """Return the base's probabilities and the lens's, multiplied in these weights, question by question."""
-    lens = options.spread(weights)
-    return options.softmax((1.0 - lens) * log_of(base) + lens * options.spread(scales) * log_floored(q))
+@dataclass(frozen=True)
+class Believed:
+    """How far the lens is believed, question by question."""
+
+    weights: Float[np.ndarray, " question"]
+    """Of the lens; the rest is the base by temperature."""
+    scales: Float[np.ndarray, " question"]
+    """What the lens's log-probabilities are multiplied by."""
+    temperature: Float[np.ndarray, " question"]
+    """What the mixture of both is scaled by."""
+
+    def blend(
+        self, base: Float[np.ndarray, " row"], q: Float[np.ndarray, " row"], options: Options
+    ) -> Float[np.ndarray, " row"]:
+        """Return the base's probabilities and the lens's, multiplied in these weights."""
+        lens, scale, inverse = (options.spread(x) for x in (self.weights, self.scales, 1.0 / self.temperature))
+        return options.softmax(inverse * ((1.0 - lens) * log_of(base) + lens * scale * log_floored(q)))
 
 
 def log_floored(q: Float[np.ndarray, " row"]) -> Float[np.ndarray, " row"]:

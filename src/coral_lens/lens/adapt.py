@@ -1,0 +1,189 @@
+"""Adapt a fitted lens to one new task, from some tens of its questions with labels.
+
+    log q' = ((1 - lambda) * log T + lambda * log q) / temperature
+
+Lambda and temperature are those of the highest likelihood under a prior that is what the lens does without labels: five labels
+move it little, a hundred decide. Where the labels show that the lens is worse than the base by temperature, lambda is 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from coral_lens.data.leaks import question_keys
+from coral_lens.errors import CoralError
+from coral_lens.lens.artefact import Lens
+from coral_lens.lens.calibrate import fresh_of
+from coral_lens.lens.rules import log_of
+from coral_lens.lens.settings import FAR
+from coral_lens.lens.trace import Adaptation, CurvePoint, LearningCurve
+from coral_lens.lens.trust import Trust, log_floored
+from coral_lens.metrics.scores import Score
+from coral_lens.ragged import Options
+from coral_lens.records import Question, Scored
+
+if TYPE_CHECKING:
+    from coral_lens.engine.model import Model
+
+FEWEST_LABELS = 5
+"""Fewer labelled questions than this are refused."""
+LARGEST_LAMBDA = 1.5
+"""More than 1 is more of the lens than it says itself: on a task that it knows better than its own."""
+TEMPERATURES = (0.2, 5.0)
+"""The lowest and the highest temperature."""
+UNTOLD = 0.5
+"""The centre of lambda's prior for a lens that has no trust of its own."""
+LAMBDA_PRIOR, TEMPERATURE_PRIOR = 0.2, 0.15
+"""Standard deviations of the priors of lambda and of the logarithm of the temperature."""
+ENOUGH_TO_TELL = 20
+"""Fewer labels than this never rule the lens out by the interval of its gain: five questions that agree are chance."""
+FOLDS = 10
+N_BOOT = 2000
+CURVE_SIZES = (5, 10, 20, 30, 50, 100, 200)
+CURVE_DRAWS = 20
+
+
+class Labelled(NamedTuple):
+    """What the base by temperature and the lens say of labelled questions, as logarithms."""
+
+    base: Float[np.ndarray, " row"]
+    lens: Float[np.ndarray, " row"]
+    options: Options
+    answers: Int[np.ndarray, " question"]
+
+    def take(self, mask: Bool[np.ndarray, " question"]) -> Labelled:
+        """Return some of the questions."""
+        rows = self.options.rows(mask)
+        return Labelled(self.base[rows], self.lens[rows], self.options.take(mask), self.answers[mask])
+
+    def probs(self, weight: float, temperature: float) -> Float[np.ndarray, " row"]:
+        """Return the probabilities at a weight of the lens and a temperature."""
+        return self.options.softmax(((1.0 - weight) * self.base + weight * self.lens) / temperature)
+
+    def brier(self, weight: float, temperature: float) -> Float[np.ndarray, " question"]:
+        """Return the Brier score of each question."""
+        probs = self.probs(weight, temperature)
+        return self.options.sum(probs**2) - 2.0 * probs[self.options.row(self.answers)] + 1.0
+
+
+def adapt(lens: Lens, model: Model, questions: Sequence[Question], *, work_dir: str | Path | None = None) -> Lens:
+    """Return the lens for the task of these labelled questions, of which 30 to 100 are enough; the same as `lens.adapt`.
+
+    Questions that it was fitted on are left out. The adapted lens is for this task alone; print `lens.adaptation` to see what
+    was found.
+
+        lens = coral_lens.adapt(lens, model, few)
+    """
+    fresh_of(lens, questions, to="adapt")
+    with lens.scored(model, questions, work_dir=Path(work_dir) if work_dir else None) as store:
+        return adapt_on(lens, store)
+
+
+def adapt_on(lens: Lens, store: Scored, *, with_curve: bool = False) -> Lens:
+    """Return the lens for the task of the labelled questions of a store, which no evaluation counts any more."""
+    fresh = fresh_of(lens, store.questions, to="adapt")
+    if fresh.sum() < FEWEST_LABELS:
+        raise CoralError(
+            f"Adapting needs at least {FEWEST_LABELS} labelled questions that the lens was not fitted on, better 30 to 100. "
+            f"Got {int(fresh.sum())}."
+        )
+    output = lens.read(store)
+    table, probs = store.table, output.probs
+    data = Labelled(
+        log_of(probs["temperature"]), log_floored(probs[lens.plain_method]), table.options, table.answers
+    ).take(fresh)
+    found = adaptation_of(data, before_of(lens))
+    if with_curve:
+        found = replace(found, curve=learning_curve(data, found.before))
+    known = lens.trust or Trust(found.weight, FAR, FAR, 1.0)
+    trust = replace(
+        known,
+        elsewhere=found.weight,
+        reach=max(known.reach, float(np.quantile(output.shifts[fresh], 0.9))),
+        temperature=found.temperature,
+        adapted=True,
+        everywhere=False,
+    )
+    used = np.union1d(lens.calibrated_on, question_keys(store.questions, version=lens.keys)[fresh])
+    return replace(
+        lens, trust=trust, tempering=None, adaptation=found, sets=None, abstention=None, calibrated_on=used
+    )  # fmt: skip
+
+
+def before_of(lens: Lens) -> float:
+    """Return the weight of a lens on a new task without labels."""
+    if lens.adaptation:
+        return lens.adaptation.before
+    return lens.trust.elsewhere if lens.trust else UNTOLD
+
+
+# ---------------------------------------------------------------------------------------------------------- what is found
+
+
+def adaptation_of(data: Labelled, before: float) -> Adaptation:
+    """Find weight and temperature, and by how much that is better than temperature alone."""
+    gain = gain_of(data, before)
+    if gain.high < 0.0 and len(data.answers) >= ENOUGH_TO_TELL:
+        return Adaptation(len(data.answers), 0.0, before, fit_mixture(data, 0.0, at_most=0.0)[1], gain)
+    weight, temperature = fit_mixture(data, before)
+    return Adaptation(len(data.answers), weight, before, temperature, gain)
+
+
+def fit_mixture(data: Labelled, before: float, *, at_most: float = LARGEST_LAMBDA) -> tuple[float, float]:
+    """Return weight and temperature of the highest likelihood, drawn to what holds without labels as far as these are few."""
+    from scipy.optimize import minimize
+
+    right = data.options.row(data.answers)
+
+    def loss(theta: np.ndarray) -> float:
+        nll = -float(log_of(data.probs(theta[0], float(np.exp(theta[1])))[right]).sum())
+        drawn = ((theta[0] - before) / LAMBDA_PRIOR) ** 2 + (theta[1] / TEMPERATURE_PRIOR) ** 2
+        return nll + drawn / 2
+
+    low, high = map(float, np.log(TEMPERATURES))
+    start = np.array([min(before, at_most), 0.0])
+    found = minimize(loss, start, method="L-BFGS-B", bounds=[(0.0, at_most), (low, high)]).x
+    return float(found[0]), float(np.exp(found[1]))
+
+
+def gain_of(data: Labelled, before: float, *, seed: int = 0) -> Score:
+    """Return by how much the Brier score is lower than temperature's alone, with its 95 % interval.
+
+    Both are fitted on labels of other questions than the one that is judged.
+    """
+    rng, n = np.random.default_rng(seed), len(data.answers)
+    fold = rng.permutation(n) % min(FOLDS, n)
+    gains = np.empty(n)
+    for k in range(fold.max() + 1):
+        others, judged = data.take(fold != k), data.take(fold == k)
+        alone = judged.brier(0.0, fit_mixture(others, 0.0, at_most=0.0)[1])
+        gains[fold == k] = alone - judged.brier(*fit_mixture(others, before))
+    means = gains[rng.integers(0, n, (N_BOOT, n))].mean(axis=1)
+    return Score(float(gains.mean()), *map(float, np.quantile(means, [0.025, 0.975])))
+
+
+def learning_curve(data: Labelled, before: float, *, seed: int = 0) -> LearningCurve:
+    """Return the Brier score on the other questions after so many labels, and after how many more gain little.
+
+    Each point is the mean of some draws; it is the first within one standard error of the best that is enough.
+    """
+    rng, n = np.random.default_rng(seed), len(data.answers)
+    sizes = [0, *(size for size in CURVE_SIZES if size <= n // 2)]
+    scores: dict[int, list[np.ndarray]] = {size: [] for size in sizes}
+    for _ in range(CURVE_DRAWS):
+        order = rng.permutation(n)
+        rest = data.take(np.isin(np.arange(n), order[sizes[-1] :]))
+        for size in sizes:
+            drawn = data.take(np.isin(np.arange(n), order[:size]))
+            scores[size].append(rest.brier(*(fit_mixture(drawn, before) if size else (before, 1.0))))
+    means = {size: float(np.mean(draws)) for size, draws in scores.items()}
+    best = min(sizes, key=lambda size: means[size])
+    error = float(np.std(np.concatenate(scores[best])) / np.sqrt(n))
+    points = tuple(CurvePoint(size, {"brier": means[size]}) for size in sizes)
+    return LearningCurve(points, next(size for size in sizes if means[size] <= means[best] + error))

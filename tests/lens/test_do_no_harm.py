@@ -10,6 +10,7 @@ from support.planted import PlantedStore, brier, data_of
 
 from coral_lens.lens.choose import Candidate, choose_candidate
 from coral_lens.lens.do_no_harm import (
+    ONE_TASK,
     USELESS,
     PlacedQuestions,
     Simulated,
@@ -174,7 +175,10 @@ def test_clusters_of_one_task_tell_nothing_of_what_lies_far_off() -> None:
     _, trust, shown = fit_do_no_harm(data, chosen_of(data), 1.0, temper=True, seed=0)
     assert max(row.shift for row in shown) > 3.0
     assert trust is not None
-    assert trust.reach == FAR
+    assert 0.0 < trust.elsewhere <= ONE_TASK
+    near, far = trust.weights(np.array([1.0, FAR]), np.zeros(2, dtype=bool))
+    assert near == trust.elsewhere
+    assert far == pytest.approx(0.0)
 
 
 def test_a_lens_that_is_not_to_be_tempered_simulates_nothing_but_knows_the_shift() -> None:

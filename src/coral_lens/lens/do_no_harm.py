@@ -22,7 +22,7 @@ from coral_lens.lens.settings import FAR
 from coral_lens.lens.shift import ShiftModel, fit_shift, question_places
 from coral_lens.lens.trace import SimulatedShift
 from coral_lens.lens.training_data import TrainingData, fold_masks
-from coral_lens.lens.trust import Believed, Trust, log_floored
+from coral_lens.lens.trust import FADE, Believed, Trust, log_floored
 from coral_lens.ragged import Options
 
 Questions = Bool[np.ndarray, " question"]
@@ -30,6 +30,8 @@ LAMBDAS = tuple(0.05 * k for k in range(21))
 """The weights on tasks that were not trained on, of which one is chosen."""
 USELESS = 0.5
 """Weight of a task on which the lens is useless, beside 1 for a task as it is: of three new tasks, it is useless on one."""
+ONE_TASK = 0.5
+"""The largest weight elsewhere of a lens of one task: its clusters are left out in turn, and tell nothing of another task."""
 SCALE_PRIOR = 0.5
 """Standard deviation of the logarithm of a task's scale around the scale of all."""
 SCALES = (0.1, 10.0)
@@ -84,7 +86,8 @@ def fit_do_no_harm(
     parts = [simulate_without(mixture, chosen, gamma, name) for name in names]
     pooled, scales = fit_scales(*predict_home(data, chosen, seed=seed), gamma)
     home_reach = max(FAR, float(shift.of(places, np.flatnonzero(held_out)).max()))
-    trust = Trust(choose_lambda(parts), reach_of(names, parts), home_reach, pooled, scales)
+    elsewhere, reach = fit_elsewhere(names, parts)
+    trust = Trust(elsewhere, reach, home_reach, pooled, scales)
     record = (
         SimulatedShift(f"without {name}", len(part.answers), float(np.median(part.shifts)))
         for name, part in zip(names, parts, strict=True)
@@ -107,15 +110,14 @@ def simulate_without(mixture: PlacedQuestions, chosen: Candidate, gamma: float, 
     return Simulated(cooled[rows], lens[rows], part, data.table.answers[~others], shifts[~others])
 
 
-def reach_of(names: Sequence[str], parts: Sequence[Simulated]) -> float:
-    """Return the shift up to which the parts tell of other tasks: that of nine in ten questions of the furthest.
+def fit_elsewhere(names: Sequence[str], parts: Sequence[Simulated]) -> tuple[float, float]:
+    """Return the weight of the lens on other tasks and the shift up to which the parts tell of it: nine in ten of the furthest's.
 
-    Clusters are of one task: whatever their shift, they tell nothing of another that lies far off.
+    Clusters are of one task and tell less: the weight is bounded, and has gone where a question is far.
     """
-    furthest = [
-        float(np.quantile(p.shifts, 0.9)) for n, p in zip(names, parts, strict=True) if not n.startswith(CLUSTER)
-    ]
-    return max([FAR, *furthest])
+    if any(name.startswith(CLUSTER) for name in names) or not parts:
+        return min(choose_lambda(parts), ONE_TASK), FAR / FADE
+    return choose_lambda(parts), max(FAR, *(float(np.quantile(part.shifts, 0.9)) for part in parts))
 
 
 def choose_lambda(parts: Sequence[Simulated]) -> float:

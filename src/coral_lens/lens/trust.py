@@ -34,7 +34,7 @@ class Trust:
     elsewhere: float
     """Lambda: the weight of the lens on a task that it was not fitted on; the rest is the base by temperature."""
     reach: float
-    """The shift up to which that was learned, from tasks that were left out; 1.5 where there was one task only."""
+    """The shift up to which that was learned, from tasks that were left out."""
     home_reach: float
     """The largest shift of held-out questions of its own tasks: beyond it, a question is not at home whatever it is called."""
     pooled: float

@@ -190,7 +190,11 @@ def test_eval_leaves_out_known_questions_and_writes_a_run_with_a_report(work: Wo
     (evaluation,) = run.evaluations
     assert [q.id for q in evaluation.questions] == [f"t{i}" for i in range(12)]
     assert set(evaluation.predictions) == {"base", "temperature", "listwise", "listwise tempered"}
-    assert evaluation.trained_on
+    assert not evaluation.trained_on, "another file is another task"
+    assert evaluation.view is not None
+    n_far = int((evaluation.view.shift >= 1.5).sum())
+    assert f"{n_far} of 12 questions are far from those that the lens was fitted on." in said
+    assert "harm cannot be excluded" in said
     assert run.lens["layers"] == list(load_lens(work.lens).layers)
     assert "<html" in (work.folder / "run" / "report.html").read_text("utf-8")
 
@@ -250,7 +254,7 @@ def test_predict_writes_a_line_with_the_stated_fields_for_every_question(
     assert [a["id"] for a in answers] == [q.id for q in questions]
     for answer, question in zip(answers, questions, strict=True):
         known = {"id", "answer", "option", "confidence", "probs", "base_probs", "shift", "options_in_set", "abstain"}
-        assert set(answer) == known
+        assert set(answer) == known | {"trust"}
         assert answer["shift"] > 0
         assert (answer["options_in_set"], answer["abstain"]) == (None, None), "the lens was not calibrated for them"
         assert len(answer["probs"]) == len(answer["base_probs"]) == len(question.options)
@@ -259,6 +263,9 @@ def test_predict_writes_a_line_with_the_stated_fields_for_every_question(
         assert answer["confidence"] == max(answer["probs"]) == answer["probs"][answer["answer"]]
         assert answer["option"] == question.options[answer["answer"]]
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([asked.name, "answers.jsonl"])
+    n_far, last = sum(a["shift"] >= 1.5 for a in answers), outcome.out.strip().splitlines()[-1]
+    assert last.startswith(f"{n_far} of 6 questions are far from those that the lens was fitted on")
+    assert "Harm cannot be excluded" in last
 
 
 def test_predict_keeps_a_journal_of_many_questions_and_goes_on_with_it(
@@ -352,6 +359,49 @@ def test_calibrate_gives_predict_its_sets_and_abstention(work: Work, coral: Cora
     assert left == ["answers.jsonl", "held-out.jsonl", "lens", "lens.work", "new.jsonl"]
     known = coral("eval", "--lens", lens, "--task", held_out).complaint
     assert "all 62 questions were used to fit this lens" in known
+
+
+def test_questions_that_the_user_says_are_of_the_same_kind_are_at_home(
+    work: Work, coral: Coral, tmp_path: Path
+) -> None:
+    asked = write(tmp_path / "new.jsonl", rows(toy_questions(6, seed=4, labelled=False)))
+    out = tmp_path / "answers.jsonl"
+    outcome = coral("predict", "--lens", work.lens, "--questions", asked, "--out", out, "--home")
+    assert outcome.code == 0, outcome.err
+    assert 1.0 in [json.loads(line)["trust"] for line in out.read_text("utf-8").splitlines()]
+    measured = coral("eval", "--lens", work.lens, "--task", work.folder / "test.jsonl", "--home")
+    assert "harm cannot be excluded" not in measured.out
+    lens = Path(shutil.copytree(work.lens, tmp_path / "lens"))
+    held_out = write(tmp_path / "held-out.jsonl", rows(toy_questions(60, seed=8)))
+    assert coral("calibrate", "--lens", lens, "--questions", held_out, "--home").code == 0
+    trust = load_lens(lens).trust
+    assert trust is not None
+    assert trust.everywhere
+
+
+def test_adapt_makes_a_lens_of_a_task_from_a_few_labels(work: Work, coral: Coral, tmp_path: Path) -> None:
+    few = write(tmp_path / "few.jsonl", rows(toy_questions(40, seed=8)))
+    out = tmp_path / "adapted"
+    outcome = coral("adapt", "--lens", work.lens, "--questions", few, "--out", out, "--learning-curve")
+    assert outcome.code == 0, outcome.err
+    adapted = load_lens(out)
+    assert adapted.adaptation is not None
+    said = " ".join(outcome.out.split())
+    assert str(adapted.adaptation) in said
+    assert "better than temperature alone by" in said
+    assert "labels would have been enough" in said
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["adapted", "few.jsonl"]
+    asked = write(tmp_path / "new.jsonl", rows(toy_questions(6, seed=4, labelled=False)))
+    predicted = coral("predict", "--lens", out, "--questions", asked, "--out", tmp_path / "answers.jsonl")
+    assert predicted.code == 0
+    assert "Harm cannot be excluded" not in predicted.out
+    assert (
+        "use the lens before that"
+        in coral(
+            "predict", "--lens", out, "--questions", asked, "--out", tmp_path / "answers.jsonl", "--home"
+        ).complaint
+    )
+    assert "is not a lens" in coral("adapt", "--lens", work.lens, "--questions", few, "--out", tmp_path).complaint
 
 
 def test_calibrating_on_training_or_unlabelled_questions_is_refused(work: Work, coral: Coral, tmp_path: Path) -> None:

@@ -165,10 +165,10 @@ def predict(
             answers = fitted.predict(loaded(), asked, work_dir=work, progress=advance)
         write_atomic(file, "".join(json.dumps(asdict(a), ensure_ascii=False) + "\n" for a in answers).encode())
     typer.echo(f"{len(answers)} answers in {out}")
-    typer.echo(trust_line(answers))
+    typer.echo(trust_line(answers, is_adapted=fitted.adaptation is not None))
 
 
-def trust_line(answers: list[Answer]) -> str:
+def trust_line(answers: list[Answer], *, is_adapted: bool) -> str:
     """Say of how many answers little is known: far from the training questions, not of a task of theirs, or abstained."""
     from coral_lens.lens.settings import FAR
     from coral_lens.report.reach import UNCHECKED
@@ -182,7 +182,7 @@ def trust_line(answers: list[Answer]) -> str:
     line = ", ".join(found)
     if alone := sum(a.trust == 0.0 for a in answers):
         line += f"; {alone:,} are answered by the model alone, scaled by temperature"
-    away = any(a.trust is not None and a.trust < 1.0 for a in answers)
+    away = not is_adapted and any(a.trust is not None and a.trust < 1.0 for a in answers)
     return f"{line}.{f' {UNCHECKED[0].upper()}{UNCHECKED[1:]}.' if away else ''}"
 
 

@@ -20,7 +20,7 @@ def reach_notes(run: Run) -> list[str]:
     """Return a sentence for each test set that a lens saw: how many questions are far from home, and how many abstained."""
     notes = [note for e in run.evaluations if (note := reach_note(run, e))]
     away = [run.titles[e.name] for e in run.evaluations if e.view and not e.trained_on]
-    if away and run.lens.get("trust"):
+    if away and run.lens.get("trust") and not run.lens.get("adaptation"):
         notes.append(f"Not fitted on {', '.join(away)}: {UNCHECKED}.")
     return notes
 

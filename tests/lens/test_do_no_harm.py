@@ -24,10 +24,11 @@ from coral_lens.lens.do_no_harm import (
 from coral_lens.lens.domains import domains_of
 from coral_lens.lens.fit import fit_store
 from coral_lens.lens.rules import apply_temperature, fit_temperature
-from coral_lens.lens.settings import FAR, FitSettings
+from coral_lens.lens.settings import FitSettings
 from coral_lens.lens.shift import question_places
 from coral_lens.lens.training_data import TrainingData
 from coral_lens.ragged import Options
+from coral_lens.records import FAR
 
 TASKS = {"a": 1.0, "b": 1.0, "c": 1.0}
 

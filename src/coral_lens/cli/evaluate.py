@@ -170,7 +170,7 @@ def predict(
 
 def trust_line(answers: list[Answer], *, is_adapted: bool) -> str:
     """Say of how many answers little is known: far from the training questions, not of a task of theirs, or abstained."""
-    from coral_lens.lens.settings import FAR
+    from coral_lens.records import FAR
     from coral_lens.report.reach import UNCHECKED
 
     n = len(answers)

@@ -21,12 +21,11 @@ from coral_lens.errors import CoralError
 from coral_lens.lens.artefact import Lens
 from coral_lens.lens.calibrate import fresh_of
 from coral_lens.lens.rules import log_of
-from coral_lens.lens.settings import FAR
 from coral_lens.lens.trace import Adaptation, CurvePoint, LearningCurve
 from coral_lens.lens.trust import Trust, log_floored
 from coral_lens.metrics.scores import Score
 from coral_lens.ragged import Options
-from coral_lens.records import Question, Scored
+from coral_lens.records import FAR, Question, Scored
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
@@ -75,8 +74,8 @@ class Labelled(NamedTuple):
 def adapt(lens: Lens, model: Model, questions: Sequence[Question], *, work_dir: str | Path | None = None) -> Lens:
     """Return the lens for the task of these labelled questions, of which 30 to 100 are enough; the same as `lens.adapt`.
 
-    Questions that it was fitted on are left out. The adapted lens is for this task alone; print `lens.adaptation` to see what
-    was found.
+    Questions that it was fitted on are left out. The adapted lens is for this task alone; its field `adaptation` says what was
+    found.
 
         lens = coral_lens.adapt(lens, model, few)
     """

@@ -18,12 +18,12 @@ from coral_lens.lens.choose import Candidate, fit_recipe, predict_all, predict_r
 from coral_lens.lens.domains import CLUSTER, FEWEST_IN_PART, domains_of
 from coral_lens.lens.probes.registry import LENSES
 from coral_lens.lens.rules import apply_temperature, temperature_on
-from coral_lens.lens.settings import FAR
 from coral_lens.lens.shift import ShiftModel, fit_shift, question_places
 from coral_lens.lens.trace import SimulatedShift
 from coral_lens.lens.training_data import TrainingData, fold_masks
 from coral_lens.lens.trust import FADE, Believed, Trust, log_floored
 from coral_lens.ragged import Options
+from coral_lens.records import FAR
 
 Questions = Bool[np.ndarray, " question"]
 LAMBDAS = tuple(0.05 * k for k in range(21))

@@ -21,8 +21,6 @@ from coral_lens.storage.settings import (
 
 FEWEST_QUESTIONS = 20
 """Fewer labelled questions than this are refused."""
-FAR = 1.5
-"""The shift from which a question counts as far: of held-out questions of the training tasks, nine in ten are nearer."""
 
 
 def lens_names() -> Iterable[str]:

@@ -16,8 +16,8 @@ import numpy as np
 from jaxtyping import Float
 
 from coral_lens.lens.rules import FLOOR
-from coral_lens.lens.settings import FAR
 from coral_lens.ragged import Options
+from coral_lens.records import FAR
 
 
 @dataclass(frozen=True)

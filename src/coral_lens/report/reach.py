@@ -5,8 +5,8 @@ It reads a run alone; runs of lenses of earlier versions, and of lm-eval's logs,
 
 from __future__ import annotations
 
-from coral_lens.lens.settings import FAR
 from coral_lens.metrics.conformal import Abstention, abstains
+from coral_lens.records import FAR
 from coral_lens.report.runs import Evaluation, Run
 
 UNCHECKED = (

@@ -82,6 +82,13 @@ class Extraction:
     """None: the model as it is."""
     readings: Readings | None = None
     """None: nothing else is read."""
+    exits: bool = False
+    """Run no block above the highest layer, and no vocabulary head: options then have states and no scores."""
+
+    @property
+    def last(self) -> int | None:
+        """The layer after which a pass ends, or None."""
+        return max(self.layers) if self.exits else None
 
     def row_bytes(self, width: int) -> int:
         """Return the size of an option in a shard, for a model of this width."""
@@ -92,7 +99,8 @@ class Extraction:
     def about(self) -> dict[str, str]:
         """What edits and readings depend on, as text."""
         parts = {"edited": self.edited, "readings": self.readings}
-        return {name: canonical(part.about) for name, part in parts.items() if part}
+        found = {name: canonical(part.about) for name, part in parts.items() if part}
+        return found | ({"exit": f"after layer {self.last}"} if self.exits else {})
 
 
 def all_layers(model: Model) -> tuple[int, ...]:
@@ -211,6 +219,7 @@ DIFFERING = {
     "style": "the states of questions that were asked in another style",
     "prompts": "the states of the same questions in other prompts",
     "layers": "the states of other layers than are asked for",
+    "exit": "states with scores where none are asked for, or states that end at another layer",
 }
 """What a store holds that is not the one asked for, by what differs; the first that applies is said."""
 
@@ -377,7 +386,17 @@ def compute_shard(
     parts |= {layer_name(layer): [torch.zeros(0, model.width, dtype=torch.float32)] for layer in extraction.layers}
     broken: list[int] = []
     edits = edited.edits if edited else ()
-    for scored in score(model, prompts, shard, readers=readers, edits=edits, on_broken=broken.append, divide=divide):
+    batches = score(
+        model,
+        prompts,
+        shard,
+        readers=readers,
+        edits=edits,
+        on_broken=broken.append,
+        divide=divide,
+        last=extraction.last,
+    )
+    for scored in batches:
         parts["question"].append(torch.tensor(scored.batch.questions))
         parts["logprob"].append(scored.logprobs)
         for name, tensor in scored.readings.items():

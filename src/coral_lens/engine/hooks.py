@@ -78,6 +78,36 @@ def tapped(model: Model, batch: Batch, *, readers: Sequence[Reader] = (), edits:
         yield
 
 
+class _LeftError(Exception):
+    """The pass has reached the last block that is wanted. Never leaves this module."""
+
+
+@contextmanager
+def leaving_after(model: Model, layer: int | None) -> Iterator[None]:
+    """End the pass that the block runs after a layer, once its readers have read; None lets it run to the end.
+
+    What the block would have computed with the rest is never computed: nothing after the pass runs.
+    """
+    if layer is None:
+        yield
+        return
+    owner = get_ident()
+
+    def leave(states: Tensor) -> Tensor:
+        if get_ident() != owner:  # somebody else's own pass through the model
+            return states
+        raise _LeftError
+
+    # hooks run in the order in which they were made: those of readers are there already
+    handle = attach(model, Site("residual", layer), leave)
+    try:
+        yield
+    except _LeftError:
+        pass
+    finally:
+        handle.remove()
+
+
 Hook = Callable[[Tensor], Tensor]
 
 

@@ -232,15 +232,21 @@ class Model:
         layers: list[Any] = list(past.layers)
         return states, PrefixCache([(layer.keys, layer.values) for layer in layers], keys)
 
-    def prefill(self, prefixes: Sequence[tuple[int, ...]]) -> PrefixCache:
-        """Compute the keys and values of token prefixes, padded on the right, to be attended to by rows."""
+    def prefill(self, prefixes: Sequence[tuple[int, ...]], *, last: int | None = None) -> PrefixCache:
+        """Compute the keys and values of token prefixes, padded on the right, to be attended to by rows.
+
+        `last`: those of the blocks up to this layer alone.
+        """
         from transformers import DynamicCache
+
+        from coral_lens.engine.hooks import leaving_after
 
         width = max(len(p) for p in prefixes)
         ids = torch.tensor([[*p, *[0] * (width - len(p))] for p in prefixes], device=self.device)
         # a cache made without the configuration keeps all keys, also in layers with a sliding window
         cache = DynamicCache()
-        self.hf.base_model(input_ids=ids, past_key_values=cache, use_cache=True)
+        with leaving_after(self, last):
+            self.hf.base_model(input_ids=ids, past_key_values=cache, use_cache=True)
         layers: list[Any] = list(cache.layers)
         positions = torch.arange(width, device=self.device).expand(len(prefixes), -1)
         # a block that is skipped (see `rerun`) has no keys

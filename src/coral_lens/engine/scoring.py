@@ -19,7 +19,7 @@ from torch import Tensor
 from coral_lens.engine._kernels import cut_blocks, fused
 from coral_lens.engine._workers import n_workers, side_by_side, twins_of
 from coral_lens.engine.batches import Batch, batch_prefixes, lay_out, prefix_batch
-from coral_lens.engine.hooks import Edit, Reader, tapped
+from coral_lens.engine.hooks import Edit, Reader, leaving_after, tapped
 from coral_lens.engine.in_use import in_use
 from coral_lens.engine.packing import Packing, Plan, PlannedBatch
 from coral_lens.errors import CoralError
@@ -54,6 +54,7 @@ def score(
     edits: Sequence[Edit] = (),
     on_broken: OnBroken | None = None,
     divide: bool = False,
+    last: int | None = None,
 ) -> Iterator[ScoredBatch]:
     """Yield the scores and readings of each batch of the plan, in its order.
 
@@ -62,22 +63,27 @@ def score(
 
     One token that is not finite spoils its whole row. The questions of such a batch are scored one by one, each a batch:
     those that are broken by themselves have no scores, and `on_broken` is told their numbers. Without it they are an error.
+
+    `last` is the layer after which the pass ends: no block above it runs, nor the vocabulary head, readers read nothing beyond
+    it, and every option has the log-probability 0.
     """
     n = n_workers(model, len(plan.batches))
     table = PrefixTable()
+
+    def caches(of: Model) -> PrefixCaches:
+        return PrefixCaches(of, edits, table, last=last)
+
     jobs = list(zip(plan.batches, companies(prompts, plan), strict=True))
 
     def compute(worker: BatchScorer, job: tuple[PlannedBatch, Company]) -> ScoredJob:
         return worker.score(*job, skips_broken=on_broken is not None)
 
     if n == 1 and (divide or torch.get_num_threads() == 1 or model.device.type != "cpu"):
-        alone = BatchScorer(model, prompts, plan.packing, readers, edits, PrefixCaches(model, edits, table))
+        alone = BatchScorer(model, prompts, plan.packing, readers, edits, caches(model))
         results: Iterator[ScoredJob] = (compute(alone, job) for job in jobs)
     else:
         scorers = [
-            BatchScorer(
-                twin, prompts, plan.packing, [r.fresh() for r in readers], edits, PrefixCaches(twin, edits, table)
-            )
+            BatchScorer(twin, prompts, plan.packing, [r.fresh() for r in readers], edits, caches(twin))
             for twin in twins_of(model, n)
         ]
         results = side_by_side(jobs, scorers, compute)
@@ -144,7 +150,7 @@ def score_batch(
     """Run one batch through the model."""
     with in_use(model):
         states = run_batch(model, batch, readers=readers, edits=edits, prefixes=prefixes)
-        token_logprobs = answer_logprobs(model, states, batch)
+        token_logprobs = torch.zeros(len(batch.targets)) if states is None else answer_logprobs(model, states, batch)
         readings: dict[str, Tensor] = {}
         for reader in readers:
             readings |= {name: tensor.cpu() for name, tensor in reader.take().items()}
@@ -160,12 +166,17 @@ def run_batch(
     readers: Sequence[Reader] = (),
     edits: Sequence[Edit] = (),
     prefixes: PrefixCaches | None = None,
-) -> Float[Tensor, "batch width feature"]:
-    """Return the final, normed states of a batch; readers and edits see it on its way through the model."""
+) -> Float[Tensor, "batch width feature"] | None:
+    """Return the final, normed states of a batch; readers and edits see it on its way through the model.
+
+    None where the pass ends before, as the caches of prefixes say.
+    """
+    prefixes, final = prefixes or PrefixCaches(model, edits), None
     with in_use(model), fused(model.hf):
-        cache = (prefixes or PrefixCaches(model, edits)).for_batch(batch)
-        with tapped(model, batch, readers=readers, edits=edits):
-            return body(model, batch, cache)
+        cache = prefixes.for_batch(batch)
+        with tapped(model, batch, readers=readers, edits=edits), leaving_after(model, prefixes.last):
+            final = body(model, batch, cache)
+    return final
 
 
 Company = tuple[tuple[int, ...], ...]
@@ -205,7 +216,11 @@ class PrefixTable:
 class PrefixCaches:
     """The key-value cache of the prefixes of one batch, kept for the next: batches of one prefix follow each other."""
 
-    def __init__(self, model: Model, edits: Sequence[Edit] = (), table: PrefixTable | None = None) -> None:
+    def __init__(
+        self, model: Model, edits: Sequence[Edit] = (), table: PrefixTable | None = None, *, last: int | None = None
+    ) -> None:
+        """`last`: the layer after which passes end, those of batches too."""
+        self.last = last
         self._model, self._edits, self._table = model, edits, table or PrefixTable()
         self._known: Company = ()
         self._cache: PrefixCache | None = None
@@ -217,7 +232,7 @@ class PrefixCaches:
 
     def _compute(self, company: Company) -> PrefixCache:
         with in_use(self._model), fused(self._model.hf), tapped(self._model, prefix_batch(company), edits=self._edits):
-            return self._model.prefill(company)
+            return self._model.prefill(company, last=self.last)
 
     def for_batch(self, batch: Batch) -> PrefixCache | None:
         """Return the cache that the rows of a batch attend to, or None where they have no prefix."""

@@ -178,7 +178,8 @@ class CoralLM(HFLM):  # type: ignore[misc]
             return {}
         lens = self.lens if task is not None else None
         layers = lens.layers if lens else ()
-        scored = score_requests(self.coral, questions, self._shape, layers=layers, progress=advance)
+        exits = lens is not None and lens.exits
+        scored = score_requests(self.coral, questions, self._shape, layers=layers, exits=exits, progress=advance)
         if lens and task is not None:
             asked = tuple(question_of(requests, name, task) for requests, name in questions.items())
             scored = replace(scored, questions=asked)

@@ -80,11 +80,13 @@ def score_requests(
     shape: Shape,
     *,
     layers: tuple[int, ...] = (),
+    exits: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> ScoredRequests:
     """Score questions, each with a name for errors; `progress` is told how many more are done.
 
-    The states of `layers` are rounded as a store rounds them: a lens sees the same.
+    The states of `layers` are rounded as a store rounds them: a lens sees the same. `exits`: nothing above them is computed,
+    so that there are no scores, and nothing is known of what the model would write.
     """
     rendered = [rendered_requests(requests) for requests in questions]
     encoded = zip(questions.values(), encode_pairs(rendered, model), strict=True)
@@ -94,11 +96,13 @@ def score_requests(
     options = Options.of_sizes([len(p.options) for p in prompts])
     logprobs, greedy = np.zeros(options.n_rows), np.zeros(options.n_rows, dtype=bool)
     states = {layer: torch.zeros(options.n_rows, model.width) for layer in layers}
-    readers: list[Reader] = [FinalStates(), *([PooledResidual(layers)] if layers else [])]
-    for scored in score(model, prompts, plan, readers=readers):
+    pooled: list[Reader] = [PooledResidual(layers)] if layers else []
+    readers = pooled if exits else [FinalStates(), *pooled]
+    for scored in score(model, prompts, plan, readers=readers, last=max(layers) if exits else None):
         rows = options.rows_of(scored.batch.questions)
         logprobs[rows] = scored.logprobs.numpy()
-        greedy[rows] = greedy_options(model, scored)
+        if not exits:
+            greedy[rows] = greedy_options(model, scored)
         for layer in layers:
             states[layer][torch.from_numpy(rows)] = scored.readings[layer_name(layer)]
         if progress:

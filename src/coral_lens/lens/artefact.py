@@ -24,7 +24,7 @@ from coral_lens.errors import CoralError
 from coral_lens.lens.correction import Correction
 from coral_lens.lens.layer_view import LayerView
 from coral_lens.lens.publish import public_name, training_sentence, without_paths
-from coral_lens.lens.rules import RULES, apply_temperature, base_probs, scale_corrected
+from coral_lens.lens.rules import RULES, apply_temperature, base_probs, scale_corrected, uniform_probs
 from coral_lens.lens.settings import BaseRule
 from coral_lens.lens.shift import ShiftModel
 from coral_lens.lens.tempering import Tempering, evidence_of
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 
 FORMAT = 2
 KEYS_IN_ORDER = ("format", "kind", "rule", "layers", "inputs", "gamma", "base_weight", "base", "base_temperature",
-                 "then_temperature", "style", "probe", "tempering", "trust", "adaptation", "temperature", "sets", "abstention",
-                 "keys", "model", "training", "trace")  # fmt: skip
+                 "then_temperature", "style", "probe", "tempering", "trust", "adaptation", "exits", "temperature", "sets",
+                 "abstention", "keys", "model", "training", "trace")  # fmt: skip
 """The keys of lens.json. What is not of the correction is a field of the lens, as it is or by `RECORDS`."""
 SAVED_AS = {"steered_temperature": "then_temperature", "control_temperature": "temperature"}
 """Fields whose key in lens.json is another word than their name, because earlier versions wrote it."""
@@ -74,6 +74,7 @@ class Answer(Shown):
     """Steered probability of the chosen option."""
     probs: tuple[float, ...]
     base_probs: tuple[float, ...]
+    """Before steering; empty where the lens exits before the model has said anything."""
     shift: float
     """How far the question lies from those that the lens was fitted on: 1 is typical of them, 1.5 and beyond is far."""
     options_in_set: tuple[int, ...] | None = None
@@ -92,7 +93,7 @@ class Answer(Shown):
         """Return what the model thought of each option before and after steering."""
         chosen = [i == self.answer for i in range(len(self.probs))]
         columns: dict[str, Sequence[Any]] = {"option": range(len(chosen)), "chosen": chosen}
-        columns |= {"before": self.base_probs, "after": self.probs}
+        columns |= ({"before": self.base_probs} if self.base_probs else {}) | {"after": self.probs}
         if self.options_in_set is not None:
             columns["in set"] = [i in self.options_in_set for i in columns["option"]]
         return Table(repr(self)[1:-1], tuple(columns), tuple(zip(*columns.values(), strict=True)))
@@ -162,6 +163,8 @@ class Lens(Shown):
     """How far it is believed at home and elsewhere; without, its correction is left as it is, as in the paper."""
     adaptation: Adaptation | None = None
     """What labels of a task have shown, from `coral adapt`."""
+    exits: bool = False
+    """Whether it starts from no base probabilities, so that no block above its layers need run, nor the vocabulary head."""
 
     def table(self) -> Table:
         """Return how it did on its validation questions, beside its controls."""
@@ -186,8 +189,9 @@ class Lens(Shown):
         """What it is, in words."""
         noun = RULES[self.correction.rule].noun
         where = f"layer {self.layers[0]}" if len(self.layers) == 1 else f"layers {', '.join(map(str, self.layers))}"
+        exits = f", exits after layer {max(self.layers)}" if self.exits else ""
         tempered = ", tempered" if self.trust else ", tempered by shift" if self.tempering else ""
-        return f"{self.kind} {noun}, {where}, gamma {self.gamma:g}{tempered}"
+        return f"{self.kind} {noun}, {where}, gamma {self.gamma:g}{tempered}{exits}"
 
     @property
     def plain_method(self) -> str:
@@ -205,7 +209,9 @@ class Lens(Shown):
         return self.tempering is not None or self.trust is not None
 
     def base_probs(self, table: OptionTable) -> Float[np.ndarray, " row"]:
-        """Return the probabilities that it starts from."""
+        """Return the probabilities that it starts from: all alike where it exits before there are any."""
+        if self.exits:
+            return uniform_probs(table.options)
         p = base_probs(table, self.base)
         if self.base_temperature == 1.0:
             return p
@@ -277,8 +283,9 @@ class Lens(Shown):
         plain = self.steered(p, states, options)
         cooled = apply_temperature(raw, options, temperature=self.control_temperature)
         if self.trust:
+            fallback = p if self.exits else cooled
             believed = self.trust.believed(store.questions, shifts, self.is_home(store.questions))
-            weights, tempered = believed.weights, believed.blend(cooled, plain, options)
+            weights, tempered = believed.weights, believed.blend(fallback, plain, options)
         else:
             weights, tempered = None, self.tempered(p, plain, shifts, options)
         probs = {"base": raw, "temperature": cooled, self.plain_method: plain, self.method: tempered}
@@ -296,7 +303,7 @@ class Lens(Shown):
     @property
     def extraction(self) -> Extraction:
         """What it needs to know of questions."""
-        return Extraction(layers=self.layers, style=self.style)
+        return Extraction(layers=self.layers, style=self.style, exits=self.exits)
 
     @contextmanager
     def scored(
@@ -347,7 +354,7 @@ class Lens(Shown):
                     question.options[best],
                     float(steered[best]),
                     tuple(map(float, steered)),
-                    tuple(map(float, base)),
+                    () if self.exits else tuple(map(float, base)),
                     float(shifts[i]),
                     None if in_set is None else tuple(map(int, np.flatnonzero(in_set[rows]))),
                     None if unsure is None else bool(unsure[i]),

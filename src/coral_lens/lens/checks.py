@@ -231,6 +231,7 @@ class LensRecord(Checked):
     tempering: TemperingRecord | None
     trust: TrustRecord | None
     adaptation: AdaptationRecord | None
+    exits: bool
     temperature: PositiveFloat
     sets: SetsRecord | None
     abstention: AbstentionRecord | None

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float
@@ -22,14 +22,22 @@ from coral_lens.data.splits import split_mask
 from coral_lens.engine.extract import Extraction, all_layers, refuse_layers, score_questions
 from coral_lens.errors import CoralError
 from coral_lens.lens.artefact import Lens
-from coral_lens.lens.choose import SHOWN, Candidate, Work, choose_candidate, fit_recipe, screening_lens
+from coral_lens.lens.choose import SHOWN, Candidate, Work, choose_candidate, fit_recipe, screening_lens, try_singles
 from coral_lens.lens.correction import Correction
 from coral_lens.lens.do_no_harm import fit_do_no_harm
 from coral_lens.lens.folder import load_lens
 from coral_lens.lens.layer_view import view_of
 from coral_lens.lens.learning_curve import brier_by_question, learning_curve
 from coral_lens.lens.probes.registry import AUTO, LENSES
-from coral_lens.lens.rules import FLOOR, apply_temperature, base_probs, residuals, scale_corrected, temperature_on
+from coral_lens.lens.rules import (
+    FLOOR,
+    apply_temperature,
+    base_probs,
+    residuals,
+    scale_corrected,
+    temperature_on,
+    uniform_probs,
+)
 from coral_lens.lens.settings import FEWEST_QUESTIONS, FitSettings
 from coral_lens.lens.trace import Choice, GammaPoint, LayerTrial, Trace, Training
 from coral_lens.lens.training_data import TrainingData, fold_masks
@@ -63,8 +71,8 @@ def fit(
     """
     settings, bar = settings or FitSettings(), bar_of(bar)
     check_questions(questions)
-    extraction = Extraction(layers=settings.layers or all_layers(model), style=settings.style)
-    refuse_layers(model, extraction.layers)
+    refuse_layers(model, (*(settings.layers or ()), settings.exit_layer or 0))
+    extraction = Extraction(layers=settings.within_exit(settings.layers or all_layers(model)), style=settings.style)
     folder = Path(work_dir) if work_dir else None
     with ExitStack() as stack:
         with bar("extracting", len(questions), "questions") as advance:
@@ -101,6 +109,9 @@ def fit_store(
     check_questions(store.questions)
     settings = with_layers(settings, store)
     data, base_temperature = training_data(store, settings)
+    asked = settings_record(settings)
+    if settings.exit:
+        settings = with_layers(replace(settings, exit=None, exit_layer=choose_exit(data, settings, bar)), store)
     choices: list[tuple[Candidate, list[Candidate]]] = []
     tried: dict[str, list[Candidate]] = {}
     for kind in AUTO if settings.lens == "auto" else (settings.lens,):
@@ -112,12 +123,19 @@ def fit_store(
     first = data.rounds[0]
     correction = chosen.correction or fit_recipe(data, chosen.recipe, np.ones(len(first), dtype=bool), first)
     compared = [candidate for candidate, _ in choices]
-    return make_lens(store, data, correction, FitOutcome(settings, base_temperature, chosen, singles, compared))
+    lens = make_lens(store, data, correction, FitOutcome(settings, base_temperature, chosen, singles, compared))
+    return replace(lens, training=replace(lens.training, settings=asked))
 
 
 def with_layers(settings: FitSettings, store: Scored) -> FitSettings:
     """Return the settings with the layers to try named."""
-    return replace(settings, layers=settings.layers or store.layers)
+    return replace(settings, layers=settings.within_exit(settings.layers or store.layers))
+
+
+def choose_exit(data: TrainingData, settings: FitSettings, bar: Bar) -> int:
+    """Return the lowest layer whose lens is within one standard error of the best layer's, but not the embeddings."""
+    kind = "listwise" if settings.lens == "auto" else screening_lens(settings.lens)
+    return max(1, min(as_good_layers(data, try_singles(data, kind, settings, bar), settings.criterion)))
 
 
 def load_or_fit(
@@ -127,7 +145,7 @@ def load_or_fit(
     if (folder / "lens.json").exists():
         with suppress(CoralError):
             saved = load_lens(folder)
-            wanted = json.loads(json.dumps(asdict(with_layers(settings, store))))
+            wanted = json.loads(json.dumps(settings_record(with_layers(settings, store))))
             if (saved.training.store, saved.training.settings) == (digest(store.manifest), wanted):
                 return saved
     lens = fit_store(store, settings, journal=journal, bar=bar)
@@ -143,7 +161,7 @@ def training_data(store: Scored, settings: FitSettings) -> tuple[TrainingData, f
         rounds = fold_masks(questions, folds, seed=settings.seed)
     else:
         rounds = (split_mask(questions, fraction=settings.validation, seed=settings.seed),)
-    p, temperature = base_probs(table, settings.base), 1.0
+    p, temperature = base_probs(table, settings.base) if not settings.exits else uniform_probs(table.options), 1.0
     if settings.scale_base:
         train = ~rounds[0] if folds == 1 else np.ones(len(questions), dtype=bool)
         temperature = temperature_on(p, table, train)
@@ -191,6 +209,7 @@ def make_lens(store: Scored, data: TrainingData, correction: Correction, fit: Fi
         shift=shift,
         tempering=None,
         trust=trust,
+        exits=settings.exits,
         control_temperature=temperature_on(base_probs(data.table, settings.base), data.table, data.is_validation),
         model={k: v for k, v in store.manifest["model"].items() if k in KEPT_OF_MODEL},
         training=training_of(store, data, fit),
@@ -244,8 +263,9 @@ def validation_scores(lens: Lens, data: TrainingData, fit: FitOutcome) -> dict[s
     cooled = apply_temperature(raw, options, temperature=lens.control_temperature)
     methods = {"base": raw, "temperature": cooled, lens.plain_method: plain}
     if lens.trust:
+        fallback = data.p if lens.exits else cooled
         believed = lens.trust.believed(data.questions, shifts, np.ones(len(options), dtype=bool))
-        methods[lens.method] = believed.blend(cooled, plain, options)
+        methods[lens.method] = believed.blend(fallback, plain, options)
     return {method: with_intervals(data, probs) for method, probs in methods.items()}
 
 
@@ -253,6 +273,12 @@ def with_intervals(data: TrainingData, probs: Float[np.ndarray, " row"]) -> dict
     """Return the shown scores on the validation questions, each with its 95 % interval."""
     scores = measure(data.predictions(probs, data.is_validation), n_boot=CHECK_BOOT).scores
     return {metric: scores[metric] for metric in SHOWN}
+
+
+def settings_record(settings: FitSettings) -> dict[str, Any]:
+    """Return the settings as a lens keeps them; those that release 0.1 did not know are there only if they were given."""
+    record = asdict(settings)
+    return {name: value for name, value in record.items() if name not in ("exit_layer", "exit") or value is not None}
 
 
 def training_of(store: Scored, data: TrainingData, fit: FitOutcome) -> Training:
@@ -265,7 +291,7 @@ def training_of(store: Scored, data: TrainingData, fit: FitOutcome) -> Training:
         # a network chosen by folds is that of the first round; only a lens of closed form is fitted on everything
         n_train=len(questions) if fit.chosen.correction is None else int((~data.rounds[0]).sum()),
         n_validation=int(data.is_validation.sum()),
-        settings=asdict(fit.settings),
+        settings=settings_record(fit.settings),
         store=digest(store.manifest),
         questions=store.manifest["questions"],
         versions=versions(),

@@ -114,7 +114,7 @@ def load_lens(folder: str | Path) -> Lens:
     if record["format"] != FORMAT:
         raise CoralError(f"{source} has lens format {record['format']!r}, but this version reads {FORMAT}.")
     # lenses of older versions do not say which version of the keys they have: it is the first; and they know no trust
-    record = {"keys": 1, "trust": None, "adaptation": None} | record
+    record = {"keys": 1, "trust": None, "adaptation": None, "exits": False} | record
     check_record(record, path)
     weights = bundled(source, TENSORS, record["tensors"])
     if weights is None:

@@ -41,7 +41,7 @@ model's own hidden states. Use it with `coral predict --lens THIS-FOLDER --quest
 
 - Base probabilities: softmax of the `{lens.base}` score{temperature_phrase(lens)}. Prompts: `{lens.style}`.
 - Layer 0 is the embedding output, layer l the residual stream after block l, before the final norm.
-- Inputs of the probe: {", ".join(["pooled states", *lens.correction.inputs])}.
+- Inputs of the probe: {", ".join(["pooled states", *lens.correction.inputs])}.{exit_sentence(lens)}
 - Fitted on {training.n_train} questions, {split_phrase(training)}.
 {override_lines(training)}
 | training data | questions | terms |
@@ -111,11 +111,22 @@ def score_rows(validation: Mapping[str, Mapping[str, Score]]) -> str:
     return "\n".join(lines)
 
 
+def exit_sentence(lens: Lens) -> str:
+    """Say what an early exit saves and loses."""
+    if not lens.exits:
+        return ""
+    return (
+        f"\n- **Early exit**: an answer takes the blocks up to layer {max(lens.layers)} and no vocabulary head. The model's own "
+        "probabilities are not computed: the lens cannot go back to them, and far from home it can only be less sure."
+    )
+
+
 def shift_sentence(lens: Lens) -> str:
     """Say what the lens does about shift."""
     if lens.trust:
+        there = "becomes less sure" if lens.exits else "goes back to the model's own answers"
         return (
-            "It goes back to the model's own answers there by itself. On any task that is not in the table above it is believed "
+            f"It {there} there by itself. On any task that is not in the table above it is believed "
             f"by a weight of {lens.trust.elsewhere:.2g} only, and harm cannot be excluded without labels of that task."
         )
     return "It weakens them there by itself." if lens.tempering else "It does not weaken them there by itself."

@@ -42,6 +42,11 @@ def base_probs(table: OptionTable, rule: BaseRule) -> Float[np.ndarray, " row"]:
     return table.options.softmax(BASE_SCORES[rule](table))
 
 
+def uniform_probs(options: Options) -> Float[np.ndarray, " row"]:
+    """Return the distribution of who has not looked: all options of a question are alike."""
+    return options.spread(1.0 / options.sizes)
+
+
 def log_of(p: Float[np.ndarray, " row"]) -> Float[np.ndarray, " row"]:
     """Return log p, finite where p is 0."""
     return np.log(np.maximum(p, 1e-300))

@@ -90,6 +90,11 @@ class FitSettings(Settings):
     temper: bool | None = None
     """Weaken the correction of questions that are unlike the training ones. By default listwise lenses are tempered, and the
     paper's are not."""
+    exit_layer: Annotated[int, Range(1)] | None = None
+    """Read nothing above this layer and start from no base probabilities: answers then need neither the blocks above it nor the
+    vocabulary head. They are cheaper, and far from home the lens can only be less sure."""
+    exit: Annotated[str, OneOf(("auto",))] | None = None
+    """`auto` takes the lowest such layer that is as good as the best, by one standard error on validation."""
     learning_curve: bool = False
     """Fit the chosen lens on fewer questions too, and say how many would have been enough."""
     seed: Seed = 0
@@ -104,8 +109,25 @@ class FitSettings(Settings):
             raise CoralError(
                 f"{self.lens} averages probes of single layers: it takes neither rank inputs nor top layers."
             )
+        if self.exits and self.scale_base:
+            raise CoralError("A lens that exits early has no base probabilities to scale; leave out scale_base.")
+        if self.exit_layer is not None and self.exit:
+            raise CoralError("Give exit_layer or exit, not both: the one names the layer, the other has it chosen.")
         if self.then_temperature and self.temper:
             raise CoralError("A tempered lens has its own temperature; leave out then_temperature, or do not temper.")
+
+    @property
+    def exits(self) -> bool:
+        """Whether the lens is to start from no base probabilities."""
+        return self.exit_layer is not None or self.exit is not None
+
+    def within_exit(self, layers: tuple[int, ...]) -> tuple[int, ...]:
+        """Return the layers that are not above the exit."""
+        if self.exit_layer is None:
+            return layers
+        if not any(layer <= self.exit_layer for layer in layers):
+            raise CoralError(f"No layer to try lies at or below the exit layer {self.exit_layer}; give lower --layers.")
+        return tuple(layer for layer in layers if layer <= self.exit_layer)
 
     def tempers(self, kind: str) -> bool:
         """Return whether a lens of this kind is to be tempered."""

@@ -240,9 +240,9 @@ def prefills(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     seen: list[list[int]] = []
     real = Model.prefill
 
-    def counting(model: Model, prefixes: Sequence[tuple[int, ...]]) -> PrefixCache:
+    def counting(model: Model, prefixes: Sequence[tuple[int, ...]], *, last: int | None = None) -> PrefixCache:
         seen.append([len(prefix) for prefix in prefixes])
-        return real(model, prefixes)
+        return real(model, prefixes, last=last)
 
     monkeypatch.setattr(Model, "prefill", counting)
     return seen

@@ -102,9 +102,9 @@ def test_prefixes_are_computed_once_in_the_same_company_as_on_one_thread(
     computed: list[tuple[tuple[int, ...], ...]] = []
     prefill = Model.prefill
 
-    def noting(self: Model, prefixes: tuple[tuple[int, ...], ...]) -> PrefixCache:
+    def noting(self: Model, prefixes: tuple[tuple[int, ...], ...], *, last: int | None = None) -> PrefixCache:
         computed.append(prefixes)
-        return prefill(self, prefixes)
+        return prefill(self, prefixes, last=last)
 
     monkeypatch.setattr(Model, "prefill", noting)
     prompts = with_prefixes()

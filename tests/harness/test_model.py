@@ -53,6 +53,12 @@ def paper(tiny: Model) -> Lens:
 
 
 @pytest.fixture(scope="module")
+def early(tiny: Model) -> Lens:
+    """A lens that needs no more than the first block."""
+    return replace(fit(tiny, toy_questions(40), FitSettings(exit_layer=1)), gamma=1.5)
+
+
+@pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_task(tmp_path_factory.mktemp("tasks"), ASKED)
 
@@ -157,7 +163,7 @@ def test_prompts_beyond_the_models_length_are_cut_as_hflm_cuts_them_and_counted(
 
 
 @pytest.mark.filterwarnings(LENGTHS)
-@pytest.mark.parametrize("kind", ["lens", "paper"])
+@pytest.mark.parametrize("kind", ["lens", "paper", "early"])
 def test_answers_are_the_logs_of_the_probabilities_of_coral_eval(
     kind: str, tiny: Model, folder: Path, requests: list[Instance], request: pytest.FixtureRequest
 ) -> None:
@@ -169,7 +175,7 @@ def test_answers_are_the_logs_of_the_probabilities_of_coral_eval(
     assert (kind == "paper") == bool((expected.probs == 0).any()), "the paper's rule clips"
     (results,) = evaluate(CoralLM(tiny, lens=lens), folder)["results"].values()
     assert results["acc,none"] == score(expected, "accuracy")
-    assert not np.allclose(expected.probs, lens.predictions(tiny, ASKED)["base"].probs, atol=0.05)
+    assert not np.allclose(expected.probs, lens.predictions(tiny, ASKED)["base"].probs, atol=0.01)
 
 
 @pytest.mark.filterwarnings(LENGTHS)

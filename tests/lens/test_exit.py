@@ -84,6 +84,15 @@ def test_it_reads_nothing_above_its_layer_and_nothing_of_the_base() -> None:
     assert brier(one, lens.apply(one)[lens.method]) < brier(one, lens.apply(one)["temperature"])
 
 
+def test_far_from_home_its_answer_stays_and_is_hardly_believed() -> None:
+    lens = fit_store(PlantedStore(120, signal=SIGNAL), FitSettings(exit_layer=1))
+    away = PlantedStore(40, signal=SIGNAL, seed=3)
+    away.states[1] += 50.0
+    found, options = lens.apply(away), away.table.options
+    assert (options.top(found[lens.method]) == options.top(found[lens.plain_method])).all()
+    assert (options.max(found[lens.method]) < options.max(found[lens.plain_method])).all()
+
+
 def test_auto_takes_the_lowest_layer_that_is_as_good_as_the_best() -> None:
     lens = fit_store(PlantedStore(200, signal=SIGNAL), FitSettings(exit="auto"))
     assert lens.layers == (1,)

@@ -68,6 +68,7 @@ class TrustRecord(Exact):
     pooled: PositiveFloat
     scales: dict[Name, PositiveFloat]
     everywhere: bool
+    least: Annotated[float, Field(ge=0, le=1)]
     temperature: PositiveFloat
     adapted: bool
 

@@ -41,6 +41,7 @@ from coral_lens.lens.rules import (
 from coral_lens.lens.settings import FEWEST_QUESTIONS, FitSettings
 from coral_lens.lens.trace import Choice, GammaPoint, LayerTrial, Trace, Training
 from coral_lens.lens.training_data import TrainingData, fold_masks
+from coral_lens.lens.trust import LEAST
 from coral_lens.metrics.scores import Score, measure
 from coral_lens.records import UNKNOWN, Question, Scored
 from coral_lens.storage.files import digest, versions
@@ -208,7 +209,7 @@ def make_lens(store: Scored, data: TrainingData, correction: Correction, fit: Fi
         style=settings.style,
         shift=shift,
         tempering=None,
-        trust=trust,
+        trust=replace(trust, least=LEAST) if trust and settings.exits else trust,
         exits=settings.exits,
         control_temperature=temperature_on(base_probs(data.table, settings.base), data.table, data.is_validation),
         model={k: v for k, v in store.manifest["model"].items() if k in KEPT_OF_MODEL},

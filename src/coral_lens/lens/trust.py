@@ -23,6 +23,8 @@ from coral_lens.records import Question
 
 FADE = 1.25
 """From the shift that the trust was learned up to, it fades to nothing until so many times that shift."""
+LEAST = 0.1
+"""The least weight of a lens that exits early: its answer stays, and is hardly believed."""
 FIXED = frozenset({frozenset({"yes", "no"}), frozenset({"true", "false"}), frozenset({"correct", "incorrect"})})
 """Options that say nothing of their question: what a lens has learned about options does not tell them apart."""
 
@@ -43,6 +45,8 @@ class Trust:
     """By training task: what its log-probabilities are multiplied by at home."""
     everywhere: bool = False
     """Whether the user said that all questions are of the kind that the lens was fitted on."""
+    least: float = 0.0
+    """The weight that is never fallen short of: more than 0 for a lens that exits early, which has nothing to fall back on."""
     temperature: float = 1.0
     """Away from home, the mixture of base and lens is scaled by this temperature."""
     adapted: bool = False
@@ -57,7 +61,7 @@ class Trust:
         """
         beyond = np.log(np.maximum(shift, 1e-12) / np.where(at_home, self.home_reach, self.reach)) / np.log(FADE)
         elsewhere = 0.0 if fixed and not self.adapted else self.elsewhere
-        return np.where(at_home, 1.0, elsewhere) * np.clip(1.0 - beyond, 0.0, 1.0)
+        return np.maximum(np.where(at_home, 1.0, elsewhere) * np.clip(1.0 - beyond, 0.0, 1.0), self.least)
 
     def believed(
         self,

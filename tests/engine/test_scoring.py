@@ -273,6 +273,21 @@ def test_a_prefix_is_computed_once_for_all_its_batches(
     assert prefills == [[61], [47]]
 
 
+def test_a_pass_that_ends_early_reads_what_the_whole_one_reads(any_tiny: Model, prefills: list[list[int]]) -> None:
+    """With shared prefixes, whose blocks above the layer are not computed either; a layer below is read too."""
+    prompts = few_shot_prompts()
+    plan = plan_for(prompts, token_budget=1000)
+    whole, short = (
+        list(score(any_tiny, prompts, plan, readers=[PooledResidual((0, 1))], last=last)) for last in (None, 1)
+    )
+    assert len(prefills) == 2
+    for one, other in zip(whole, short, strict=True):
+        assert one.batch.questions == other.batch.questions
+        for name, states in one.readings.items():
+            assert torch.equal(states, other.readings[name])
+        assert set(other.logprobs.tolist()) == {0.0}
+
+
 def test_a_prefix_that_was_computed_with_a_longer_one_is_used_again_without_it(
     tiny: Model, prefills: list[list[int]]
 ) -> None:

@@ -101,8 +101,8 @@ def arc_only(*_: Any, include_path: str | None = None, **__: Any) -> TaskManager
 
 
 def write_own_questions(folder: Path) -> None:
-    """Write the files that pages call the reader's own: train, test and held-out with answers, new without."""
-    for seed, (name, n) in enumerate({"train": 40, "test": 20, "held-out": 60, "new": 6}.items()):
+    """Write the files that pages call the reader's own: train, test, held-out and few with answers, new without."""
+    for seed, (name, n) in enumerate({"train": 40, "test": 20, "held-out": 60, "new": 6, "few": 30}.items()):
         questions = toy_questions(n, seed=seed, labelled=name != "new")
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row(q)) + "\n" for q in questions), "utf-8")
 

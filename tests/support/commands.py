@@ -27,6 +27,7 @@ PAGE = ROOT / "docs" / "reference" / "files.md"
 LINES = """
 extract train.jsonl --model model --heads all --out store
 fit --model model --train train.jsonl --out lens
+adapt --lens lens --questions more.jsonl --out adapted
 calibrate --lens lens --questions more.jsonl
 eval --lens lens --task test.jsonl --out run
 eval --lens lens --task test.jsonl --out other

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from coral_lens.lens.artefact import Answer, Lens, load_lens, predict
     from coral_lens.lens.calibrate import calibrate
     from coral_lens.lens.fit import fit
-    from coral_lens.lens.settings import FitSettings, Guarantees
+    from coral_lens.lens.settings import FitSettings, Guarantees, NetworkSearch
     from coral_lens.metrics.scores import Metrics, measure
     from coral_lens.ragged import Options
     from coral_lens.records import OptionTable, Predictions, Question
@@ -35,7 +35,7 @@ _HOMES = {
     "errors": ("CoralError",),
     "lens.calibrate": ("calibrate",),
     "lens.fit": ("fit",),
-    "lens.settings": ("FitSettings", "Guarantees"),
+    "lens.settings": ("FitSettings", "Guarantees", "NetworkSearch"),
     "lens.artefact": ("Answer", "Lens", "load_lens", "predict"),
     "engine.loading": ("load_model",),
     "metrics.scores": ("Metrics", "measure"),
@@ -63,6 +63,7 @@ __all__ = [
     "Lens",
     "Metrics",
     "Model",
+    "NetworkSearch",
     "OptionTable",
     "Options",
     "Predictions",

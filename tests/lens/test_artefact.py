@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.models import make_llama, make_model, make_tokenizer
-from support.planted import PlantedStore
+from support.planted import PlantedStore, one_network
 from support.questions import toy_questions
 
 from coral_lens.data.leaks import question_keys
@@ -26,10 +26,8 @@ from coral_lens.engine.activations import ActivationStore
 from coral_lens.engine.extract import Extraction, extract
 from coral_lens.engine.model import Model, wrap
 from coral_lens.errors import CoralError
-from coral_lens.lens import choose as choosing
 from coral_lens.lens.artefact import Answer, Lens, load_lens
 from coral_lens.lens.fit import fit, fit_store
-from coral_lens.lens.probes.mlp import MlpSettings
 from coral_lens.lens.rules import base_probs, steer, tilt
 from coral_lens.lens.settings import FitSettings
 from coral_lens.lens.shift import ShiftModel
@@ -83,12 +81,9 @@ def test_a_saved_lens_gives_the_same_predictions_to_the_bit(lens: Lens, saved: P
     assert not np.allclose(before[lens.plain_method], before["base"])
 
 
-def test_an_mlp_lens_gives_the_same_predictions_to_the_bit(
-    tiny: Model, fresh: ActivationStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(choosing, "GRID", (MlpSettings(max_epochs=2),))
-    monkeypatch.setattr(choosing, "HIDDEN", (8, 4))
-    fitted = replace(fit(tiny, toy_questions(TRAINING), FitSettings(lens="mlp", layers=(1,))), gamma=2.0)
+def test_an_mlp_lens_gives_the_same_predictions_to_the_bit(tiny: Model, fresh: ActivationStore, tmp_path: Path) -> None:
+    settings = FitSettings(lens="mlp", layers=(1,), network=one_network())
+    fitted = replace(fit(tiny, toy_questions(TRAINING), settings), gamma=2.0)
     fitted.save(tmp_path / "lens")
     again = load_lens(str(tmp_path / "lens"))
     assert again.name == fitted.name == "mlp probe, layer 1, gamma 2"

@@ -116,7 +116,8 @@ class Written:
     @property
     def inner(self) -> type | None:
         """Settings inside settings, which have options of their own."""
-        return self.hint if isinstance(self.hint, type) and is_dataclass(self.hint) else None
+        kind = bare(self.hint)
+        return kind if isinstance(kind, type) and is_dataclass(kind) else None
 
     @property
     def default(self) -> Any:
@@ -220,6 +221,33 @@ DEVICES = ("cpu", "cuda", "mps", "xpu", "hpu", "mtia", "npu")
 DataDir = Annotated[Path | None, typer.Option("--data", metavar="PATH", help=docs_of(TaskOptions)["data_dir"])]
 
 
+def refuse_device(device: str | None) -> None:
+    """Refuse what is not the name of a device."""
+    if device is not None:
+        kind, colon, number = device.partition(":")
+        OneOf(DEVICES).refuse("device", kind)
+        if colon and not number.isdecimal():
+            raise CoralError(f"device must look like cuda or cuda:1. Got {device!r} instead.")
+
+
+@dataclass(frozen=True)
+class TrainingPlace(Settings):
+    """Where networks are trained."""
+
+    device: str | None = None
+    """cpu, cuda, cuda:1, mps. By default the GPU if there is one."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_device(self.device)
+
+    def usable(self) -> str:
+        """Return the device, which must be there."""
+        from coral_lens.lens.training_data import usable_device
+
+        return usable_device(self.device)
+
+
 @dataclass(frozen=True)
 class Machine(Settings):
     """Where a model runs."""
@@ -233,11 +261,7 @@ class Machine(Settings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.device is not None:
-            kind, colon, number = self.device.partition(":")
-            OneOf(DEVICES).refuse("device", kind)
-            if colon and not number.isdecimal():
-                raise CoralError(f"device must look like cuda or cuda:1. Got {self.device!r} instead.")
+        refuse_device(self.device)
 
     def open(self, name: str) -> Model:
         """Load a model with a word on standard error, since it can take a while."""

@@ -179,6 +179,7 @@ class TraceRecord(Checked):
     validation: dict[Name, dict[str, ScoreRecord]]
     simulated: list[SimulatedRecord] = []
     learning_curve: CurveRecord | None = None
+    own_layers: bool = False
 
     @field_validator("validation")
     @classmethod

@@ -9,7 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +22,7 @@ from coral_lens.data.splits import split_mask
 from coral_lens.engine.extract import Extraction, all_layers, refuse_layers, score_questions
 from coral_lens.errors import CoralError
 from coral_lens.lens.artefact import Lens, load_lens
-from coral_lens.lens.choose import SHOWN, Candidate, Work, choose_candidate, fit_recipe, screening_lens
+from coral_lens.lens.choose import SHOWN, Candidate, Work, choose_candidate, fit_recipe, single_lens
 from coral_lens.lens.correction import Correction
 from coral_lens.lens.do_no_harm import fit_do_no_harm
 from coral_lens.lens.layer_view import view_of
@@ -69,7 +69,8 @@ def fit(
         with bar("extracting", len(questions), "questions") as advance:
             scoring = score_questions(model, questions, extraction, folder=folder, progress=advance)
             store = stack.enter_context(scoring)
-        return fit_store(store, settings, journal=folder / "search.jsonl" if folder else None, bar=bar)
+        journal = folder / "search.jsonl" if folder else None
+        return fit_store(store, settings, journal=journal, bar=bar, device=str(model.device))
 
 
 def check_questions(questions: Sequence[Question]) -> None:
@@ -92,21 +93,24 @@ def fit_store(
     *,
     journal: Path | None = None,
     bar: Bar = silent,
+    device: str = "cpu",
 ) -> Lens:
     """Fit a lens from a store of labelled questions, or from several joined.
 
-    `journal` is a file in which a search for a network keeps what it has done; `bar` shows how far the fit is.
+    `journal` is a file in which a search for a network keeps what it has done; `bar` shows how far the fit is; `device` is
+    where networks are trained.
     """
     check_questions(store.questions)
     settings = with_layers(settings, store)
     data, base_temperature = training_data(store, settings)
+    data = replace(data, device=device)
     choices: list[tuple[Candidate, list[Candidate]]] = []
     tried: dict[str, list[Candidate]] = {}
     for kind in AUTO if settings.lens == "auto" else (settings.lens,):
         # an ensemble goes without ranks, so what was tried with them is not its own
-        known = tried.get(screening_lens(kind)) if "rank" not in settings.inputs else None
+        known = tried.get(single_lens(kind)) if "rank" not in settings.inputs else None
         choices.append(choose_candidate(data, kind, settings, Work(journal, bar), known))
-        tried[screening_lens(kind)] = choices[-1][1]
+        tried[single_lens(kind)] = choices[-1][1]
     chosen, singles = min(choices, key=lambda choice: choice[0].cost(settings.criterion))
     first = data.rounds[0]
     correction = chosen.correction or fit_recipe(data, chosen.recipe, np.ones(len(first), dtype=bool), first)
@@ -119,17 +123,18 @@ def with_layers(settings: FitSettings, store: Scored) -> FitSettings:
     return replace(settings, layers=settings.layers or store.layers)
 
 
-def load_or_fit(
-    store: Scored, settings: FitSettings, folder: Path, *, journal: Path | None = None, bar: Bar = silent
-) -> Lens:
-    """Return the lens in `folder` if it was fitted on the same store in the same way, else fit one and save it there."""
+def load_or_fit(store: Scored, settings: FitSettings, folder: Path, *, bar: Bar = silent, device: str = "cpu") -> Lens:
+    """Return the lens in `folder` if it was fitted on the same store in the same way, else fit one and save it there.
+
+    A search for a network keeps what it has done beside the folder.
+    """
     if (folder / "lens.json").exists():
         with suppress(CoralError):
             saved = load_lens(folder)
-            wanted = json.loads(json.dumps(asdict(with_layers(settings, store))))
+            wanted = json.loads(json.dumps(with_layers(settings, store).record()))
             if (saved.training.store, saved.training.settings) == (digest(store.manifest), wanted):
                 return saved
-    lens = fit_store(store, settings, journal=journal, bar=bar)
+    lens = fit_store(store, settings, journal=folder.parent / "search.jsonl", bar=bar, device=device)
     lens.save(folder)
     return lens
 
@@ -217,10 +222,16 @@ def trace_of(data: TrainingData, fit: FitOutcome) -> Trace:
         ),
         gammas=chosen.gammas,
         kinds={c.recipe.kind: c.best(criterion) for c in fit.compared},
-        as_good=as_good_layers(data, fit.singles, criterion),
+        as_good=as_good_layers(of_singles(data, chosen), fit.singles, criterion),
         validation={},
         learning_curve=curve,
+        own_layers=LENSES[chosen.recipe.kind].network,
     )
+
+
+def of_singles(data: TrainingData, chosen: Candidate) -> TrainingData:
+    """Return the data that the candidates of single layers were scored on: those of a network on the first round alone."""
+    return replace(data, rounds=data.rounds[:1]) if LENSES[chosen.recipe.kind].network else data
 
 
 def as_good_layers(data: TrainingData, singles: Sequence[Candidate], criterion: str) -> tuple[int, ...]:
@@ -264,7 +275,7 @@ def training_of(store: Scored, data: TrainingData, fit: FitOutcome) -> Training:
         # a network chosen by folds is that of the first round; only a lens of closed form is fitted on everything
         n_train=len(questions) if fit.chosen.correction is None else int((~data.rounds[0]).sum()),
         n_validation=int(data.is_validation.sum()),
-        settings=asdict(fit.settings),
+        settings=fit.settings.record(),
         store=digest(store.manifest),
         questions=store.manifest["questions"],
         versions=versions(),

@@ -142,10 +142,12 @@ class Trace:
     simulated: tuple[SimulatedShift, ...] = ()
     """What its tempering was learned on; empty where it is not tempered."""
     learning_curve: LearningCurve | None = None
+    own_layers: bool = False
+    """Of a network: whether `layers` are trials of its own; earlier versions tried the lens there that screened for it."""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as a record; what there is nothing of is left out."""
-        record = {
+        record: dict[str, Any] = {
             "criterion": self.criterion,
             "rule": self.rule,
             "chosen": self.chosen.to_json(),
@@ -159,6 +161,8 @@ class Trace:
             record["simulated"] = [asdict(part) for part in self.simulated]
         if self.learning_curve:
             record["learning_curve"] = self.learning_curve.to_json()
+        if self.own_layers:
+            record["own_layers"] = True
         return record
 
     @staticmethod
@@ -178,6 +182,7 @@ class Trace:
             },
             simulated=tuple(SimulatedShift(**part) for part in record.get("simulated", ())),
             learning_curve=LearningCurve.from_json(curve) if curve else None,
+            own_layers=record.get("own_layers", False),
         )
 
 

@@ -191,8 +191,9 @@ class LensPanel:
 
     def layers_to_look_at(self, questions: Sequence[Question]) -> tuple[int, ...]:
         """Return the layers whose probes a lens kept; none where the states of so many questions would fill the disk."""
-        view = self.lenses[self.looked].view
-        if view is None:
+        lens = self.lenses[self.looked]
+        view = lens.view
+        if view is None or not view.is_of(lens.correction):
             return ()
         size = 2 * view.n_weights * sum(len(q.options) for q in questions)
         return view.layers if size <= VIEW_BYTES else ()

@@ -41,6 +41,8 @@ class Surroundings:
     folders: Folders
     open_model: Callable[[str], Model]
     bar: Bar = silent
+    device: str = "cpu"
+    """Where networks are trained."""
 
 
 class StudyStates:

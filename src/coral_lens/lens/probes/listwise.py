@@ -105,8 +105,9 @@ def fit_listwise_mlp(train: Sample, validation: Sample, settings: ListwiseMlpSet
     """Minimise cross-entropy with AdamW; what is kept is a copy of the state with the best validation loss."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        network = build_mlp(train.z.shape[1], settings.hidden, dropout=settings.dropout)
-        logs = torch.nn.Parameter(torch.tensor([-1.0, 0.0]))  # of the base's weight and of the scale
+        network = build_mlp(train.z.shape[1], settings.hidden, dropout=settings.dropout).to(train.device)
+        # of the base's weight and of the scale
+        logs = torch.nn.Parameter(torch.tensor([-1.0, 0.0], device=train.device))
         groups: list[dict[str, Any]] = [
             {"params": list(network.parameters()), "weight_decay": settings.weight_decay},
             {"params": [logs], "weight_decay": 0.0, "lr": 10 * settings.learning_rate},
@@ -127,8 +128,8 @@ def fit_listwise_mlp(train: Sample, validation: Sample, settings: ListwiseMlpSet
             if stale >= settings.patience:
                 break
     network.load_state_dict(best_state[0])
-    base_weight, scale = best_state[1].double().exp().tolist()
-    return FittedProbe(NetworkProbe(network.eval(), tuple(settings.hidden)), base_weight, scale)
+    base_weight, scale = best_state[1].cpu().double().exp().tolist()
+    return FittedProbe(NetworkProbe(network.cpu().eval(), tuple(settings.hidden)), base_weight, scale)
 
 
 @torch.no_grad()
@@ -147,12 +148,8 @@ def rows_of_sample(sample: Sample, questions: Int[np.ndarray, " chosen"]) -> Que
     """Return the rows of numbered questions of a sample, in that order."""
     options, rows = sample.options.take(questions), sample.options.rows_of(questions)
     log_p = np.log(np.maximum(sample.p[rows], 1e-30)).astype(np.float32)
-    return QuestionRows(
-        torch.from_numpy(np.asarray(sample.z[rows], np.float32)),
-        torch.from_numpy(log_p),
-        torch.from_numpy(options.question),
-        torch.from_numpy(options.row(sample.answers[questions])),
-    )
+    arrays = np.asarray(sample.z[rows], np.float32), log_p, options.question, options.row(sample.answers[questions])
+    return QuestionRows(*(torch.from_numpy(array).to(sample.device) for array in arrays))
 
 
 def loss(network: torch.nn.Module, logs: Tensor, rows: QuestionRows) -> Float[Tensor, ""]:
@@ -160,6 +157,6 @@ def loss(network: torch.nn.Module, logs: Tensor, rows: QuestionRows) -> Float[Te
     weights = logs.exp()
     logits = weights[0] * rows.log_p + weights[1] * network(rows.z)[:, 0]
     n = len(rows.right)
-    highest = torch.full((n,), -torch.inf).scatter_reduce(0, rows.question, logits.detach(), "amax")
-    total = torch.zeros(n).index_add(0, rows.question, (logits - highest[rows.question]).exp())
+    highest = logits.new_full((n,), -torch.inf).scatter_reduce(0, rows.question, logits.detach(), "amax")
+    total = logits.new_zeros(n).index_add(0, rows.question, (logits - highest[rows.question]).exp())
     return (total.log() + highest - logits[rows.right]).mean()

@@ -277,7 +277,8 @@ def test_probe_2_is_60_20_20_of_mmlus_test_questions_with_five_shots() -> None:
 def test_the_transfer_study_has_probe_1_unchanged(size: str) -> None:
     probe1, transfer = config(f"probe1{size}"), config(f"transfer{size}")
     assert transfer.mixture == probe1.mixture
-    assert transfer.method == probe1.method
+    # but for CCPS, which the paper's table of transfer trains on one of the two tasks
+    assert [m for m in transfer.method if m.kind != "ccps"] == [m for m in probe1.method if m.kind != "ccps"]
     assert (transfer.seed, transfer.seeds, transfer.base) == (probe1.seed, probe1.seeds, probe1.base)
     # what Probe 1 must not have seen, it has not seen here either
     assert set(transfer.guard) == set(probe1.tested)

@@ -38,6 +38,8 @@ TOP = 48
 """Heads that the paper calls a reasonable target for an intervention."""
 SIGNAL = 0.8
 """Share of the positive signal that `needed` heads hold."""
+ABOVE = (0.05, 0.1)
+"""Values of R2 above which the paper counts heads."""
 EPOCHS = 15
 """Epochs that a network is taken to train before it stops: a guess, and the estimate says so."""
 STEPS = 12
@@ -94,6 +96,8 @@ class HeadAnalysis:
     """The share of the positive signal in the best 48 heads, or in all if there are fewer."""
     clear: int
     """Heads whose interval lies above 0."""
+    above: dict[str, int]
+    """Heads whose R2 is above each of the values that the paper counts by: `0.05` and `0.1`."""
 
 
 def analyse_heads(
@@ -193,6 +197,7 @@ def summarise(
         needed_share=with_interval(needed / len(rows)),
         top_share=with_interval(shares[:, min(TOP, len(rows)) - 1]),
         clear=sum(row.r2.low > 0 for row in rows),
+        above={f"{value:g}": int((draws[0] > value).sum()) for value in ABOVE},
     )
 
 

@@ -52,6 +52,9 @@ class DimensionSettings(Settings):
     """Principal components to go up to."""
     standardise: bool = False
     """Give every column the same variance before the decomposition; the paper does not say so."""
+    embedding: bool = True
+    """Count the embedding as layer 0. Without it the outputs of the blocks are grouped and called from 0, so that 30 blocks are
+    the paper's six groups, 0 to 4 up to 25 to 29."""
 
 
 @dataclass(frozen=True)

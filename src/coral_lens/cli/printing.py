@@ -306,7 +306,9 @@ def print_heads(analysis: HeadAnalysis) -> None:
     best = sorted(analysis.rows, key=lambda row: -row.r2.value)[:5]
     typer.echo(
         f"{len(analysis.rows)} heads: mean R2 {mean.value:.4f} [{mean.low:.4f} to {mean.high:.4f}], highest "
-        f"{analysis.highest:.3f}; {analysis.clear} with an interval above 0.\n{needed.value:.0f} heads "
+        f"{analysis.highest:.3f}; {analysis.clear} with an interval above 0, "
+        + ", ".join(f"{n} above {value}" for value, n in analysis.above.items())
+        + f".\n{needed.value:.0f} heads "
         f"[{needed.low:.0f} to {needed.high:.0f}], {with_interval(analysis.needed_share)} %, hold 80 % of the positive "
         f"signal; the best 48 hold {with_interval(analysis.top_share)} %.\nbest: "
         + ", ".join(f"layer {row.layer} head {row.head} ({row.r2})" for row in best)

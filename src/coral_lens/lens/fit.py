@@ -146,7 +146,9 @@ def training_data(store: Scored, settings: FitSettings) -> tuple[TrainingData, f
     if folds > 1:
         rounds = fold_masks(questions, folds, seed=settings.seed)
     else:
-        rounds = (split_mask(questions, fraction=settings.validation, seed=settings.seed),)
+        rounds = (
+            split_mask(questions, fraction=settings.validation, seed=settings.seed, stratified=settings.stratified),
+        )
     p, temperature = base_probs(table, settings.base), 1.0
     if settings.scale_base:
         train = ~rounds[0] if folds == 1 else np.ones(len(questions), dtype=bool)

@@ -112,6 +112,8 @@ class FitSettings(Settings):
     """What chooses among layers: the criterion after steering, or how well the probe predicts residuals."""
     validation: Annotated[Share, NO_OPTION] = 0.2
     """Share of the questions, by whole groups, that choose setting, layer and gamma."""
+    stratified: Annotated[bool, LATER, NO_OPTION] = True
+    """Whether every task has the same share of them; otherwise they are drawn from all questions alike."""
     folds: Annotated[int, Range(1, 20)] = 1
     """1: one split, as in the paper. More: grouped folds choose, and a lens of closed form is then fitted on everything."""
     inputs: Annotated[tuple[Annotated[str, OneOf(input_names)], ...], Option(read=parse_names)] = ()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from coral_lens.methods.entry import MethodEntry
 
 
-OF_THE_STUDY = ("lens", "base", "style", "layers", "validation", "seed", "learning_curve")
+OF_THE_STUDY = ("lens", "base", "style", "layers", "validation", "stratified", "seed", "learning_curve")
 """Settings of a fit that a method of a study does not choose."""
 NETWORK_OPTIONS = tuple(f.name for f in fields(NetworkSearch))
 """Settings of a network, which a study writes beside the others."""
@@ -36,7 +36,9 @@ def lens_settings(entry: MethodEntry, options: dict[str, Any]) -> FitSettings:
 
 def fit_lens(context: FitContext, settings: FitSettings) -> Predict:
     """Fit a lens, or load it if it was fitted before."""
-    shared = {name: getattr(context.common, name) for name in ("base", "style", "layers", "validation", "seed")}
+    shared = {
+        name: getattr(context.common, name) for name in ("base", "style", "layers", "validation", "stratified", "seed")
+    }
     lens = load_or_fit(
         context.train.states,
         replace(settings, **shared),

@@ -60,6 +60,8 @@ class Mixture(StudyPart):
     """Share of all questions, by whole groups, that chooses setting, layer and gamma."""
     held_out: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Share of all questions, by whole groups and the same of every task, that is kept for a test with `rest`."""
+    stratified: bool = True
+    """Whether every task has the same shares, rounded up in each; otherwise all questions are divided as one."""
 
     @model_validator(mode="after")
     def _leaves_something(self) -> Mixture:

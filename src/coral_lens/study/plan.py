@@ -251,7 +251,7 @@ def held_out_ids(mixture: Mixture, load: Load, *, seed: int) -> frozenset[str]:
         raise CoralError(f"Mixture {mixture.name!r} holds the question {twice!r} twice; make ids and sources unique.")
     if not mixture.held_out:
         return frozenset()
-    mask = split_mask(questions, fraction=mixture.held_out, seed=seed)
+    mask = split_mask(questions, fraction=mixture.held_out, seed=seed, stratified=mixture.stratified)
     return ids_of(q for q, out in zip(questions, mask, strict=True) if out)
 
 

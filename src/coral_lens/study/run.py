@@ -211,6 +211,7 @@ class StudyRun:
             style=self.states.style,
             layers=self.study.layers,
             validation=plan.mixture.validation_of_rest,
+            stratified=plan.mixture.stratified,
             seed=seed,
         )
 

@@ -245,9 +245,15 @@ def head_pictures(record: Record) -> list[Picture]:
     caption = (
         f"{caption_subject(record)}: a small network on each of {n} heads. Mean R² {between(mean, 1, 3)}, highest "
         f"{record['highest']:.3f}; {between(needed, 1, 0)} heads hold 80 % of the positive signal, the best 48 hold "
-        f"{between(record['top_share'], 100, 0)} %; {record['clear']} have an interval above 0. Brackets, band and bar: 95 %."
+        f"{between(record['top_share'], 100, 0)} %; {record['clear']} have an interval above 0{counted_above(record)}. "
+        "Brackets, band and bar: 95 %."
     )
     return [Picture("heads", paint, 4.9, caption, caption), head_map(record)]
+
+
+def counted_above(record: Record) -> str:
+    """Return how many heads are above the values that the paper counts by; earlier versions did not count them."""
+    return "".join(f", {n} an R² above {value}" for value, n in record.get("above", {}).items())
 
 
 def between(score: Record, unit: int, digits: int) -> str:

@@ -90,6 +90,7 @@ KNOWN = {
     "base": Look("#5d6b76", "o", "--"),
     "temperature": Look("#0072b2", "s", "-.", "\\\\\\"),
     "coral": Look("#d5502b", "D", "-", "///"),
+    "coral ridge": Look("#d5502b", "D", (0, (3, 1)), "//", hollow=True),
     "listwise": Look("#00805e", "^", ":", "..."),
     "listwise tempered": Look("#a3568c", "v", (0, (7, 2)), "xxx"),
 }

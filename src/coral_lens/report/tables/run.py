@@ -15,11 +15,11 @@ COLUMNS = ("accuracy", "ece", "cwece", "brier", "nll")
 """The metrics of a results table, by their names in METRICS."""
 TOP_1 = ("brier_top1", "nll_top1")
 """The other family of Brier and NLL, confidence against right or wrong; a study's tables have them too."""
-SUBJECTS = ("listwise tempered", "listwise", "coral tempered", "coral")
+SUBJECTS = ("listwise tempered", "listwise", "coral tempered", "coral", "coral ridge")
 """The method that is compared with the controls: the first of these that a run has, else its first lens."""
 UNSTEERED = ("base", "0-shot", "temperature")
 """Rows in which no lens has a part."""
-CONTROLS = ("base", "temperature", "coral")
+CONTROLS = ("base", "temperature", "coral", "coral ridge")
 """What a gain is measured against: the unsteered model, the plain remedy that looks at no hidden state, the paper's lens."""
 ENOUGH = 1000
 """ECE and its kin rank nothing below this many questions: their noise is then as large as what they measure."""

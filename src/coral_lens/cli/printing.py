@@ -158,8 +158,7 @@ def print_study(page: Path) -> None:
         )
     plain_console().print(table)
     typer.echo(
-        "Mean relative improvement on the unsteered model with the same prompts (few-shot), with 95 % intervals.\n"
-        f"Report: {page}"
+        f"Mean relative improvement on the unsteered model with the same prompts, with 95 % intervals.\nReport: {page}"
     )
 
 

@@ -90,6 +90,8 @@ class Test(StudyPart):
     shots: int | None = Field(default=None, ge=0)
     rest: str = ""
     """Name of the mixture whose held-out questions are tested, one test set for each of its sources."""
+    apart: bool = False
+    """Whether it stands in tables and never in a mean: a task beside those that are summed up."""
     adapt: str = ""
     """Split of the same task on which a method may adapt to it, if it has a form that does; a row of its own shows that form."""
 

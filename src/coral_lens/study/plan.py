@@ -65,6 +65,8 @@ class TestPlan:
     """Questions that are also worked examples in some prompt of the study."""
     adapt: Selection | None = None
     """What methods may adapt on; no test set holds any of it."""
+    apart: bool = False
+    """Whether it is left out of means."""
 
     @property
     def n_questions(self) -> int:
@@ -93,7 +95,8 @@ def plan_study(study: Study, load: Load) -> Plan:
     kept = tuple(without_shown(name, part, load, shown) for name, part in tests)
     guards = {name: guard_of(selected(part, load)) for name, part in tests}
     adapted = {named(t, t.source.label): adaptation(t.adaptation, load, guards) for t in study.test if t.adaptation}
-    kept = tuple(replace(t, adapt=adapted.get(t.name)) for t in kept)
+    apart = {named(t, t.source.label) for t in study.test if t.task and t.apart}
+    kept = tuple(replace(t, adapt=adapted.get(t.name), apart=t.name in apart) for t in kept)
     guards |= {f"guard {s.label}": guard_of(load(s)) for s in study.guard}
     mixtures = tuple(mixture_plan(m, load, held_out[m.name], guards) for m in study.mixture)
     return Plan(mixtures, kept)

@@ -79,6 +79,7 @@ class Prepared:
                     "shots": t.part.source.shots,
                     "n_left_out": t.n_left_out,
                     **({"adapted on": f"{len(t.adapt.ids)} of {t.adapt.source.label}"} if t.adapt else {}),
+                    **({"apart": True} if t.apart else {}),
                 }
                 for t in self.plan.tests
             },

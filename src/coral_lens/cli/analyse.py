@@ -297,6 +297,9 @@ def write(out: Path, name: str, record: Any) -> None:
     """Write an analysis and its figures, and say where."""
     from coral_lens.analysis.files import write_analysis
     from coral_lens.report.figures.analysis import write_analysis_pictures
+    from coral_lens.report.figures.paper import write_paper_figure
 
-    pictures = write_analysis_pictures(write_analysis(name, record, out), out)
+    plain = write_analysis(name, record, out)
+    pictures = [*write_analysis_pictures(plain, out), write_paper_figure(plain, out)]
+    pictures = [picture for picture in pictures if picture]
     typer.echo(f"{name}.csv, {name}.json, {', '.join(f'{p}.png' for p in pictures)} (and .svg) in {out}")

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from coral_lens.cli import analyse, cache, check, evaluate, fit, sae, study
+from coral_lens.cli import analyse, cache, check, evaluate, fit, reproduce, sae, study
 from coral_lens.errors import CoralError
 from coral_lens.storage.escape import for_terminal
 
@@ -114,6 +114,7 @@ app = typer.Typer(
 app.add_typer(fit.app)
 app.add_typer(evaluate.app)
 app.add_typer(study.app)
+app.add_typer(reproduce.app)
 app.add_typer(analyse.app, name="analyse")
 app.add_typer(check.app)
 app.add_typer(sae.app, name="sae")

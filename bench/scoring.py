@@ -3,6 +3,7 @@
     python bench/scoring.py --data DIR            arc_challenge, 0-shot, SmolLM2
     python bench/scoring.py --task hellaswag:validation --questions 60
     python bench/scoring.py --one-core            processor time of one thread, for a machine that others use too
+    python bench/scoring.py --dtype bfloat16 --hflm-dtype bfloat16
 
 Machines are noisy, so the contenders take turns in short rounds, the order turning round by round, and the medians of
 their rates are compared. HFLM runs at the best of several batch sizes, found first; it computes every option by itself, so
@@ -15,6 +16,7 @@ batch is also scored without states right beside, which is what pooling is compa
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -42,6 +44,8 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--dtype", default="float32", help="our arithmetic")
+    parser.add_argument("--hflm-dtype", default="float32", help="HFLM's, which takes bfloat16 for most checkpoints")
     parser.add_argument("--task", default="arc_challenge:validation")
     parser.add_argument("--num-fewshot", type=int, default=None)
     parser.add_argument("--data", type=Path, default=None)
@@ -57,7 +61,8 @@ def main() -> None:
         torch.set_num_threads(1)
         clock = time.process_time
 
-    model = load_model(args.model)
+    model = load_model(args.model, dtype=args.dtype)
+    rival = model if args.dtype == args.hflm_dtype else load_model(args.model, dtype=args.hflm_dtype)
     options = TaskOptions(limit=args.questions, data_dir=args.data, num_fewshot=args.num_fewshot)
     questions = load_questions(args.task, options)
     rendered = [render(q, Style(), model) for q in questions]
@@ -65,10 +70,11 @@ def main() -> None:
     some = spaced(rendered, args.hflm_questions or len(rendered))
     runs: dict[str, Run] = {
         "ours, all layers pooled": Run(len(questions), lambda: ours(model, questions, rendered)),
-        "lm-eval HFLM": Run(len(some), hflm(model, some, sizes=args.batch_sizes, clock=clock)),
+        "lm-eval HFLM": Run(len(some), hflm(rival, some, sizes=args.batch_sizes, clock=clock)),
     }
     if not args.no_loop:
-        runs["one pass per option"] = Run(len(questions), lambda: plain_loop(model, prompts))
+        runs["one pass per option"] = Run(len(questions), lambda: plain_loop(rival, prompts))
+    print(f"ours in {args.dtype}, HFLM in {args.hflm_dtype}; load of the machine {os.getloadavg()[0]:.1f}")
     print(f"{len(questions)} questions; padding: {padding(model, prompts):.1%} of the tokens computed")
     print_rates(measure(runs, rounds=args.rounds, clock=clock))
     print_limits([batch_by_batch(model, prompts, clock) for _ in range(args.rounds)])
@@ -160,13 +166,15 @@ def batch_by_batch(model: Model, prompts: list[Prompt], clock: Callable[[], floa
     """Score every batch with states and without, in turns, with the matrix multiplication timed around each pair."""
     walks = (batches(model, prompts, layers=True), batches(model, prompts, layers=False))
     seconds = [0.0, 0.0]
-    possible, matmul = 0.0, [matmul_rate(clock)]
+    # the roofline is that of the products, which mixed computes in bfloat16 too
+    dtype = torch.float32 if model.precision == "float32" else torch.bfloat16
+    possible, matmul = 0.0, [matmul_rate(clock, dtype=dtype)]
     for i, needed in enumerate(flops(model, prompts)):
         for which in (i % 2, 1 - i % 2):
             start = clock()
             next(walks[which])
             seconds[which] += clock() - start
-        matmul.append(matmul_rate(clock))
+        matmul.append(matmul_rate(clock, dtype=dtype))
         possible += needed / statistics.mean(matmul[-2:])
     return Limits(seconds[0], seconds[1], possible, matmul)
 
@@ -175,10 +183,11 @@ def matmul_rate(
     clock: Callable[[], float] = time.perf_counter,
     shape: tuple[int, int, int] = (1536, 1536, 1536),
     repeats: int = 6,
+    dtype: torch.dtype = torch.float32,
 ) -> float:
-    """Return this machine's float32 matrix-multiply rate just now at the given sizes, in FLOP/s."""
+    """Return this machine's matrix-multiply rate just now at the given sizes, in FLOP/s."""
     rows, inner, columns = shape
-    a, b = torch.randn(rows, inner), torch.randn(columns, inner)
+    a, b = torch.randn(rows, inner, dtype=dtype), torch.randn(columns, inner, dtype=dtype)
     torch.nn.functional.linear(a, b)  # the first one pays for the memory
     start = clock()
     for _ in range(repeats):

@@ -43,8 +43,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=None)
     parser.add_argument("--questions", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--dtype", default="float32")
     args = parser.parse_args()
-    model = load_model("smollm2")
+    model = load_model("smollm2", dtype=args.dtype)
     options = TaskOptions(limit=args.questions, data_dir=args.data, num_fewshot=args.num_fewshot)
     prompts = prepare(load_questions(args.task, options), Style(), model).prompts
     threads = torch.get_num_threads()

@@ -12,6 +12,7 @@ EXTRAS = {
     "report": ("matplotlib", "jinja2", "markupsafe"),
     "gguf": ("gguf",),
     "frames": ("pandas",),
+    "adapter": ("peft",),
 }
 """What each extra of the package installs, by the names that it is imported by."""
 

@@ -26,8 +26,9 @@ from coral_lens.engine.activations import ActivationStore
 from coral_lens.engine.extract import Extraction, extract
 from coral_lens.engine.model import Model, wrap
 from coral_lens.errors import CoralError
-from coral_lens.lens.artefact import Answer, Lens, load_lens
+from coral_lens.lens.artefact import Answer, Lens
 from coral_lens.lens.fit import fit, fit_store
+from coral_lens.lens.folder import load_lens
 from coral_lens.lens.rules import base_probs, steer, tilt
 from coral_lens.lens.settings import FitSettings
 from coral_lens.lens.shift import ShiftModel

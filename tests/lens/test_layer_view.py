@@ -12,10 +12,11 @@ from support.planted import PlantedStore, one_network
 
 from coral_lens.errors import CoralError
 from coral_lens.lens import layer_view
-from coral_lens.lens.artefact import Lens, load_lens
+from coral_lens.lens.artefact import Lens
 from coral_lens.lens.choose import SCREENED_LAYERS
 from coral_lens.lens.features import build_inputs
 from coral_lens.lens.fit import fit_store
+from coral_lens.lens.folder import load_lens
 from coral_lens.lens.layer_view import VIEW_FILE, load_view, view_of
 from coral_lens.lens.probes.registry import LENSES
 from coral_lens.lens.rules import correct_rows, tilt

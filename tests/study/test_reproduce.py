@@ -67,7 +67,7 @@ def quiet() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Picture, "png", lambda self: b"\x89PNG")
         patch.setattr(Picture, "svg", lambda self: "<svg></svg>")
-        patch.setattr("coral_lens.engine.extract.choose_budget", lambda _: 600)
+        patch.setattr("coral_lens.engine.extract.choose_budget", lambda *_: 600)
         for name in ("DECAYS", "PENALTIES", "DROPOUTS"):  # one network is as good as thirty
             patch.setattr(f"coral_lens.analysis.probes.{name}", (0.0,))
         yield
@@ -141,9 +141,14 @@ class Opening:
     def __init__(self, model: Model) -> None:
         self.model, self.names = model, list[str]()
 
-    def __call__(self, name: str) -> Model:
+    def __call__(self, name: str, *, dtype: str | None = None) -> Model:
         self.names.append(name)
         return self.model
+
+
+def nobody(name: str, *, dtype: str | None = None) -> Model:
+    """Opens no model."""
+    pytest.fail(f"{name} was loaded in {dtype}")
 
 
 @pytest.fixture(scope="module")
@@ -217,7 +222,7 @@ def test_a_second_run_does_nothing_but_the_page(
     root, _, scale = whole
     before = {p: p.stat().st_mtime_ns for p in (root / "work").rglob("*.safetensors")}
     told: list[str] = []
-    page = reproduce(undertaking(saved, scale, root, lambda _: pytest.fail("loaded")), tell=told.append)
+    page = reproduce(undertaking(saved, scale, root, nobody), tell=told.append)
     assert told == []
     assert page.exists()
     assert {p: p.stat().st_mtime_ns for p in (root / "work").rglob("*.safetensors")} == before
@@ -311,9 +316,9 @@ def test_a_model_of_another_size_than_the_scale_is_refused(
 ) -> None:
     scale = replace(tiny_scale(files), weights=weights)
     with pytest.raises(CoralError, match=sentence):
-        reproduce(undertaking(saved, scale, tmp_path, pytest.fail))
+        reproduce(undertaking(saved, scale, tmp_path, nobody))
     assert not (tmp_path / "out").exists()
-    run_module.refuse_size(str(saved), undertaking(saved, scale, tmp_path, pytest.fail, anyway=True))
+    run_module.refuse_size(str(saved), undertaking(saved, scale, tmp_path, nobody, anyway=True))
 
 
 def test_a_folder_of_another_scale_and_one_with_other_things_are_refused(
@@ -323,11 +328,11 @@ def test_a_folder_of_another_scale_and_one_with_other_things_are_refused(
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("mine")
     with pytest.raises(CoralError, match="is not empty and holds no reproduction"):
-        reproduce(undertaking(saved, scale, tmp_path, pytest.fail))
+        reproduce(undertaking(saved, scale, tmp_path, nobody))
     (tmp_path / "out" / "thesis.tex").unlink()
-    run_module.claim_folder(undertaking(saved, scale, tmp_path, pytest.fail))
+    run_module.claim_folder(undertaking(saved, scale, tmp_path, nobody))
     with pytest.raises(CoralError, match="holds a reproduction at scale 'tiny', not 'other'; choose another --out"):
-        reproduce(undertaking(saved, replace(scale, name="other"), tmp_path, pytest.fail))
+        reproduce(undertaking(saved, replace(scale, name="other"), tmp_path, nobody))
 
 
 # ------------------------------------------------------------------------------------------------------------- the plan
@@ -336,7 +341,7 @@ def test_a_folder_of_another_scale_and_one_with_other_things_are_refused(
 def test_the_plan_counts_what_parts_share_once_and_loads_no_model(
     files: dict[str, Path], saved: Path, tmp_path: Path
 ) -> None:
-    place = undertaking(saved, tiny_scale(files), tmp_path, pytest.fail).place(str(saved))
+    place = undertaking(saved, tiny_scale(files), tmp_path, nobody).place(str(saved))
     plans = {plan.name: plan for plan in plan_parts(place, tuple(PARTS))}
     assert list(plans) == list(PARTS)
     assert plans["probe1"].questions > 60 + 30 + 30
@@ -347,7 +352,7 @@ def test_the_plan_counts_what_parts_share_once_and_loads_no_model(
     assert all(plan.seconds is not None and plan.seconds >= 0 for plan in plans.values())
     options = sum(len(q.options) for q in toy_questions(60, seed=1))
     assert plans["layers"].n_bytes == options * 4 * 32 * 2, "four layers of width 32 in half precision"
-    nowhere = undertaking(tmp_path / "no-such-model", tiny_scale(files), tmp_path, pytest.fail)
+    nowhere = undertaking(tmp_path / "no-such-model", tiny_scale(files), tmp_path, nobody)
     (plan,) = plan_parts(nowhere.place(str(tmp_path / "no-such-model")), ("layers",))
     assert (plan.seconds, plan.n_bytes, plan.questions) == (None, None, 60)
 

@@ -17,10 +17,12 @@ import torch
 from torch import Tensor
 
 from coral_lens.engine._machine import is_tiny, keep, record_path
+from coral_lens.engine._seals import n_weights
 from coral_lens.engine.batches import Batch, collate
 from coral_lens.engine.hooks import Site
 from coral_lens.engine.in_use import in_use
 from coral_lens.engine.packing import Packing, plan_for
+from coral_lens.engine.precision import rounding
 from coral_lens.engine.readers import PooledResidual, layer_name
 from coral_lens.engine.scoring import NotFiniteError, ScoredBatch, score, score_batch
 from coral_lens.engine.trees import build_tree
@@ -39,7 +41,7 @@ CHECK_TEXTS = (
     ("The sun rises in the", (" east", " west, as everybody knows")),
 )
 """A context and its options: ragged ones, two of which begin alike."""
-TOLERANCE = {torch.float32: 2e-3, torch.float64: 1e-6}
+TOLERANCE = {"float32": 2e-3, "float64": 1e-6}
 """Log-probabilities of the tree and of plain passes may differ by this much."""
 ROUNDINGS = 1.5
 """In half precision log-probabilities move by tenths of a nat from rounding alone, and no fixed tolerance tells it from a
@@ -59,7 +61,7 @@ _TREES: WeakKeyDictionary[PreTrainedModel, set[tuple[object, ...]]] = WeakKeyDic
 
 def packing_of(model: Model) -> Packing:
     """Return what `choose_packing` does; that trees are exact is found out once for a model, machine and set of versions."""
-    holds_for = (model.family, model.dtype, model.device, model.max_length)
+    holds_for = (model.family, model.precision, model.device, model.max_length)
     known = _TREES.setdefault(model.hf, set())
     if holds_for in known:
         return "tree"
@@ -126,9 +128,9 @@ def self_check(model: Model, prompts: Sequence[Prompt]) -> SelfCheck:
     rows = collate(trees, [(i,) for i in trees], packing="plain")
     plain = score_batch(model, rows, readers=[reader])
     difference = float((packed.logprobs - plain.logprobs).abs().max())
-    if model.dtype in TOLERANCE:
-        return SelfCheck(difference, difference / TOLERANCE[model.dtype])
-    rounded = score_batch(model, rows, readers=[reader], edits=[Rounding(reader.sites)])
+    if model.precision in TOLERANCE:
+        return SelfCheck(difference, difference / TOLERANCE[model.precision])
+    rounded = score_batch(model, rows, readers=[reader], edits=[Rounding(reader.sites, rounding(model.precision))])
     # layer by layer: rounding grows on its way up, and would hide in the last layer what is plain to see in the first
     ratios = [distance(packed, plain, name) / (distance(rounded, plain, name) or 1.0) for name in plain.readings]
     return SelfCheck(difference, max(ratios) / ROUNDINGS)
@@ -144,11 +146,13 @@ class Rounding:
     """Moves every state by up to one unit in its last place, as if it had been rounded once more."""
 
     sites: tuple[Site, ...]
+    unit: float
+    """One unit in the last place, relative to the state."""
     _random: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0), repr=False)
 
     def edit(self, site: Site, states: Tensor, batch: Batch) -> Tensor:
         moves = torch.rand(states.shape, generator=self._random).to(states.device) * 2 - 1
-        return (states.float() * (1 + torch.finfo(states.dtype).eps * moves)).to(states.dtype)
+        return (states.float() * (1 + self.unit * moves)).to(states.dtype)
 
 
 def refuse_checkpoint(model: Model) -> None:
@@ -190,15 +194,15 @@ def named_parts(model: Model) -> list[Finding]:
     config = model.hf.config.get_text_config()
     heads = getattr(config, "num_attention_heads", "?")
     projections = [names[module] for module in model.projections]
-    n_params = sum(p.numel() for p in model.hf.parameters())
+    millions = n_weights(model.hf) / 1e6
     return [
-        Finding("architecture", f"{type(model.hf).__name__} ({config.model_type}), {n_params / 1e6:,.0f} M parameters"),
+        Finding("architecture", f"{type(model.hf).__name__} ({config.model_type}), {millions:,.0f} M parameters"),
         Finding("layers", f"0 (embeddings) to {model.n_layers}, width {model.width}, {heads} heads"),
         Finding("blocks", f"{names[model.blocks[0]]} ... {names[model.blocks[-1]]}"),
         Finding("final norm, head", f"{names[model.norm]}, {names[model.head]}"),
         Finding("output projections", f"{projections[0]} ... {projections[-1]}" if projections else "none"),
         Finding("attention mask", model.mask_form),
-        Finding("dtype, device", f"{model.dtype}, {model.device}"),
+        Finding("dtype, device", f"{model.precision}, {model.device}"),
         Finding("longest input", f"{model.max_length} tokens"),
         Finding("weights", model.fingerprint["weights"][:16]),
         Finding("tokenizer", model.fingerprint["tokenizer"][:16]),
@@ -253,5 +257,5 @@ def layer_check(model: Model) -> Finding:
     return Finding(
         "layer map",
         f"states equal Hugging Face's to {worst:.1e} of their range; the last is read before the final norm",
-        worst < (1e-4 if model.dtype == torch.float32 else 5e-2),
+        worst < (1e-4 if model.precision == "float32" else 5e-2),
     )

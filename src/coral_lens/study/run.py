@@ -11,7 +11,7 @@ A killed run goes on where it was and ends with the same bytes as an undisturbed
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,10 +40,10 @@ from coral_lens.study.evaluate import FORMAT, LEAK_GUARD, Measurement, write_run
 from coral_lens.study.folders import Folders, check_folders, claim
 from coral_lens.study.plan import Load, MixturePlan, Plan, definitions_of, loader, plan_study, selected
 from coral_lens.study.predictions import Rows, described, method_folder, method_predictions
-from coral_lens.study.states import StudyStates, Surroundings
+from coral_lens.study.states import OpenModel, StudyStates, Surroundings
 
 if TYPE_CHECKING:
-    from coral_lens.engine.model import Model
+    pass
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def run_prepared(
     prepared: Prepared,
     folders: Folders,
     *,
-    open_model: Callable[[str], Model],
+    open_model: OpenModel,
     bar: Bar = silent,
     device: str | None = None,
 ) -> Path:
@@ -162,7 +162,7 @@ def run_alone(
     prepared: Prepared,
     folders: Folders,
     *,
-    open_model: Callable[[str], Model],
+    open_model: OpenModel,
     bar: Bar = silent,
     device: str | None = None,
 ) -> Path:

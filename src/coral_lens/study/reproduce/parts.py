@@ -39,7 +39,7 @@ from coral_lens.study.folders import Folders
 from coral_lens.study.plan import Load, loader
 from coral_lens.study.reproduce.scale import Scale
 from coral_lens.study.run import prepare_study, run_prepared
-from coral_lens.study.states import StudyStates, Surroundings
+from coral_lens.study.states import OpenModel, StudyStates, Surroundings
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
@@ -54,7 +54,7 @@ class Workplace:
     """The model's."""
     folders: Folders
     """Of all parts together; `out` has a folder for each."""
-    open_model: Callable[[str], Model]
+    open_model: OpenModel
     bar: Bar = silent
     device: str = "cpu"
     done: Mapping[str, dict[str, Any]] = field(default_factory=dict)
@@ -78,14 +78,18 @@ class Workplace:
         """Gives the questions of a source, as all parts ask them."""
         return loader(self.study("probe1"), self.folders.data)
 
+    @cached_property
+    def _states(self) -> StudyStates:
+        around = Surroundings(self.folders, self.open_model, self.bar, self.device)
+        return StudyStates(self.study("probe1"), self.load, self.name, around)
+
     def store(self, source: Source) -> ActivationStore:
         """Return what the model makes of a source: the store of the studies, if they have one."""
-        around = Surroundings(self.folders, self.open_model, self.bar, self.device)
-        return StudyStates(self.study("probe1"), self.load, self.name, around).store(source)
+        return self._states.store(source)
 
     def model(self) -> Model:
-        """Return the model, loaded when it is first needed."""
-        return self.open_model(self.name)
+        """Return the model, loaded when it is first needed, in the precision of the states that are there."""
+        return self._states.model()
 
     @property
     def layer(self) -> int:

@@ -24,6 +24,7 @@ from coral_lens.study.folders import Folders, check_folders
 from coral_lens.study.reproduce.page import Findings, write_page
 from coral_lens.study.reproduce.parts import PARTS, Workplace
 from coral_lens.study.reproduce.scale import Scale
+from coral_lens.study.states import OpenModel
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
@@ -32,6 +33,8 @@ Tell = Callable[[str], None]
 """Told in a sentence what happens."""
 CLAIM = "reproduction.json"
 """What a folder of results belongs to."""
+FORMAT = 1
+"""Of that file."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Undertaking:
     folders: Folders
     parts: tuple[str, ...]
     """In the order of the paper; empty: all."""
-    open_model: Callable[[str], Model]
+    open_model: OpenModel
     bar: Bar = silent
     device: str = "cpu"
     anyway: bool = False
@@ -62,15 +65,15 @@ class Undertaking:
 class OneModel:
     """Opens models, and keeps the last one: the parts of a model share it."""
 
-    def __init__(self, open_model: Callable[[str], Model]) -> None:
+    def __init__(self, open_model: OpenModel) -> None:
         self._open = open_model
         self._kept: dict[str, Model] = {}
 
-    def __call__(self, name: str) -> Model:
+    def __call__(self, name: str, *, dtype: str | None = None) -> Model:
         if name not in self._kept:
             self._kept.clear()
             gc.collect()  # one model in memory at a time
-            self._kept[name] = self._open(name)
+            self._kept[name] = self._open(name, dtype=dtype)
         return self._kept[name]
 
 
@@ -209,7 +212,7 @@ def claim_folder(undertaking: Undertaking) -> None:
             f"{undertaking.folders.out} holds a reproduction at scale {known['scale']!r}, not {undertaking.scale.name!r}; choose "
             "another --out."
         )
-    write_record(path, {"scale": undertaking.scale.name, "models": list(undertaking.models)})
+    write_record(path, {"format": FORMAT, "scale": undertaking.scale.name, "models": list(undertaking.models)})
 
 
 def refuse_size(model: str, undertaking: Undertaking) -> None:

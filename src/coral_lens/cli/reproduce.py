@@ -39,13 +39,14 @@ def undertaking_of(reproducing: Reproducing, machine: Machine) -> Undertaking:
     from coral_lens.storage.progress import shown
     from coral_lens.study.folders import Folders
     from coral_lens.study.reproduce.run import Undertaking, parts_of
-    from coral_lens.study.reproduce.scale import SCALES
+    from coral_lens.study.reproduce.scale import SCALES, limited
 
+    scale = SCALES[reproducing.scale]
     data = folder_of_data(reproducing.data)
     work = reproducing.work or beside(reproducing.out)
     return Undertaking(
         models=tuple(dict.fromkeys(reproducing.models)),
-        scale=SCALES[reproducing.scale],
+        scale=limited(scale, reproducing.limit) if reproducing.limit else scale,
         folders=Folders(out=reproducing.out, work=work, data=data, dtype=machine.dtype),
         parts=parts_of(reproducing.parts),
         open_model=machine.open,
@@ -60,23 +61,30 @@ def print_plans(undertaking: Undertaking) -> None:
     from rich.table import Table
 
     from coral_lens.report.terminal import plain_console
+    from coral_lens.storage.escape import for_terminal
     from coral_lens.storage.files import size_text
     from coral_lens.storage.progress import duration
     from coral_lens.study.reproduce.parts import PARTS
     from coral_lens.study.reproduce.plan import plan_parts
+    from coral_lens.study.reproduce.run import records_of
 
     for model in undertaking.models:
         typer.echo(f"reading the questions for {model} ...", err=True)
         plans = plan_parts(undertaking.place(model), undertaking.wanted)
-        table = Table(model, "where", "questions", "passes", "time, about", "states", box=None)
+        done = records_of(undertaking, model)
+        table = Table(for_terminal(model), "in the paper", "questions", "passes", "time, about", "states", box=None)
         for plan in plans:
             time = "unknown" if plan.seconds is None else duration(plan.seconds)
             size = "unknown" if plan.n_bytes is None else size_text(plan.n_bytes)
-            row = (PARTS[plan.name].where, f"{plan.questions:,}", f"{plan.passes:.1f}", time, size)
-            table.add_row(f"{plan.name}: {PARTS[plan.name].title}", *row)
+            left = ("done", "") if plan.name in done else (time, size)
+            table.add_row(plan.name, PARTS[plan.name].where, f"{plan.questions:,}", f"{plan.passes:.1f}", *left)
         plain_console().print(table)
-        known = [plan.seconds for plan in plans if plan.seconds is not None]
-        if known:
-            typer.echo(f"All of it: about {duration(sum(known))}, reckoned from how fast this machine multiplies now.")
+        known = [plan.seconds for plan in plans if plan.seconds is not None and plan.name not in done]
+        if len(done) == len(plans):
+            typer.echo("All of it is done.")
+        elif known:
+            typer.echo(
+                f"What is left: about {duration(sum(known))}, reckoned from how fast this machine multiplies now."
+            )
         else:
             typer.echo(f"The configuration of {model} is not at hand: neither time nor bytes can be reckoned.")

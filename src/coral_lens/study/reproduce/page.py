@@ -22,7 +22,8 @@ from coral_lens.report.pages.reproduction import (
 from coral_lens.report.tables.paper_shape import Block, shape_latex, shape_markdown, short_model, table_one, table_two
 from coral_lens.report.tables.study import StudyTable, read_tables
 from coral_lens.storage.files import file_name, write_atomic
-from coral_lens.study.reproduce.claims import Claim, all_claims
+from coral_lens.study.reproduce.claim import Claim
+from coral_lens.study.reproduce.claims import all_claims
 from coral_lens.study.reproduce.parts import PARTS
 from coral_lens.study.reproduce.scale import Scale
 

@@ -12,7 +12,7 @@ import gc
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from coral_lens.errors import CoralError, need
 from coral_lens.storage.files import digest, kept_record, versions, write_atomic, write_record
 from coral_lens.storage.progress import Bar, duration, silent
 from coral_lens.study.folders import Folders, check_folders
-from coral_lens.study.reproduce.page import Findings, write_page
+from coral_lens.study.reproduce.page import STUDIES, Findings, write_page
 from coral_lens.study.reproduce.parts import PARTS, Workplace
 from coral_lens.study.reproduce.scale import Scale
 from coral_lens.study.states import OpenModel
@@ -140,26 +140,9 @@ def part_path(place: Workplace, part: str) -> Path:
 def key_of(place: Workplace, part: str) -> str:
     """Return what the record of a part depends on: the scale's settings, not the model's weights, which stores compare."""
     scale = place.scale
-    study = (
-        scale.study(part, place.name).model_dump(mode="json")
-        if part in ("probe1", "probe2", "transfer", "corrsteer")
-        else {}
-    )
-    about = [scale.home, scale.away, *scale.sae.sources, scale.sae.asked, scale.sae.tested]
-    plans = [asdict(p) for p in (scale.layers, scale.probes, scale.dimensions, scale.sae.training, scale.sae.ablation)]
-    steering = asdict(scale.sae.steering)
-    return digest(
-        [
-            part,
-            place.name,
-            place.folders.dtype,
-            study,
-            [s.model_dump(mode="json") for s in about],
-            plans,
-            steering,
-            scale.n_heads,
-        ]
-    )
+    study = place.study(part).model_dump(mode="json") if part in STUDIES else {}
+    inside = (scale.home, scale.away, scale.n_heads, scale.sae, scale.layers, scale.probes, scale.dimensions)
+    return digest([part, place.name, place.folders.dtype, study, [repr(one) for one in inside]])
 
 
 def records_of(undertaking: Undertaking, model: str) -> dict[str, dict[str, Any]]:

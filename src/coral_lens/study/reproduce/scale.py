@@ -7,7 +7,7 @@ texts instead of letters, which a small model cannot answer by, and tries less. 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from coral_lens.analysis.settings import DimensionSettings, LayerPlan, ProbePlan
@@ -214,3 +214,38 @@ SCALES = {
         layers=LayerPlan(lens="mlp", tested_folds=1),
     ),
 }
+
+
+# ---------------------------------------------------------------------------------------------------------------- limits
+
+
+def limited(scale: Scale, n: int) -> Scale:
+    """Return a scale that asks at most `n` questions of each source: a look at everything, with intervals as wide as that is."""
+
+    def cap(source: Source) -> Source:
+        return source.model_copy(update={"n": min(source.n or n, n)})
+
+    def study(part: str, model: str) -> Study:
+        whole = scale.study(part, model)
+        mixtures = tuple(m.model_copy(update={"sources": tuple(map(cap, m.sources))}) for m in whole.mixture)
+        tests = tuple(t if t.rest else t.model_copy(update={"n": min(t.n or n, n)}) for t in whole.test)
+        return whole.model_copy(update={"mixture": mixtures, "test": tests})
+
+    return replace(
+        scale,
+        name=f"{scale.name}, limit {n}",
+        about=f"{scale.about} Here at most {n:,} questions of each source.",
+        study=study,
+        home=cap(scale.home),
+        away=cap(scale.away),
+        n_heads=min(scale.n_heads, n),
+        sae=limited_sae(scale.sae, n),
+    )
+
+
+def limited_sae(scale: SaeScale, n: int) -> SaeScale:
+    """Return the same for autoencoders, which are asked three sets of questions of one source."""
+    sizes = {name: min(getattr(scale, name), n) for name in ("selecting", "ablating", "choosing", "testing")}
+    asked = scale.asked.model_copy(update={"n": sum(sizes.values()) - sizes["testing"]})
+    sources = tuple(s.model_copy(update={"n": min(s.n or n, n)}) for s in scale.sources)
+    return replace(scale, sources=sources, asked=asked, **sizes)

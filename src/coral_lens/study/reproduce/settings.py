@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from coral_lens.storage.settings import NotEmpty, OneOf, Option, Settings
+from coral_lens.storage.settings import NotEmpty, OneOf, Option, Range, Settings
 
 PARTS = ("probe1", "probe2", "layers", "depth", "transfer", "sae", "corrsteer", "heads", "dimensions")
 """The parts of the paper, in its order."""
@@ -35,6 +35,8 @@ class Reproducing(Settings):
     """Folder for states, lenses and whatever a killed run goes on from. By default OUT.work."""
     data: Path | None = None
     """Folder with TASK/SPLIT.jsonl[.gz] or .parquet, looked into before the embedded data and the hub."""
+    limit: Annotated[int, Range(least=50)] | None = None
+    """At most this many questions of each source: a look at every part, in a folder of its own. At least 50."""
     check: bool = False
     """Load no model: say what each part would take in questions, passes, hours and bytes, and stop."""
     anyway: bool = False

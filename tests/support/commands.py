@@ -53,6 +53,7 @@ WITHOUT_WORK = {
     "push": "sends to the hub what is on the disk",
     "lm-eval": "is lm-eval's own command line",
     "demo": "is `fit` and `eval` on the embedded data",
+    "reproduce": "is the lines above on the paper's data; tests/study/test_reproduce.py stops it, breaks it and goes on",
     "doctor": "writes nothing",
     "tasks": "writes nothing",
     "show": "writes nothing",

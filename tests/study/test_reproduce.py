@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.commands import ROOT
 from support.models import make_llama, make_model, make_tokenizer
 from support.planted import one_network
 from support.questions import toy_questions
+from typer.testing import CliRunner
 
 from coral_lens.analysis.settings import DimensionSettings, LayerPlan, ProbePlan
+from coral_lens.cli import app
 from coral_lens.engine.model import Model
 from coral_lens.errors import CoralError
 from coral_lens.report.figures.style import Picture
@@ -26,7 +29,7 @@ from coral_lens.study.reproduce import run as run_module
 from coral_lens.study.reproduce.parts import PARTS, Part
 from coral_lens.study.reproduce.plan import plan_parts, shared_beginning
 from coral_lens.study.reproduce.run import Undertaking, parts_of, reproduce
-from coral_lens.study.reproduce.scale import SCALES, SaeScale, Scale, smaller_study
+from coral_lens.study.reproduce.scale import SCALES, SaeScale, Scale, limited, smaller_study
 from coral_lens.study.reproduce.settings import PARTS as NAMES
 
 pytestmark = [pytest.mark.usefixtures("one_thread"), pytest.mark.filterwarnings("ignore")]
@@ -199,6 +202,21 @@ def test_every_part_leaves_a_record_and_the_page_reads_in_the_order_of_the_paper
     markdown = (root / "out" / "tables.md").read_text("utf-8")
     assert "| 0-shot |" in markdown
     assert len(list((root / "out" / "figures").glob("*.svg"))) == 4
+
+
+def test_the_page_of_files_names_what_lies_beside_the_page(whole: tuple[Path, Opening, Scale]) -> None:
+    words = (
+        (ROOT / "docs" / "reference" / "files.md").read_text("utf-8").split("## A reproduction")[1].split("\n## ")[0]
+    )
+    out = whole[0] / "out"
+    named = set(re.findall(r"`([a-z]+\.[a-z]+)`", words)) - {"failure.txt", "part.json"}
+    assert {p.name for p in out.iterdir() if p.is_file() and p.suffix != ".lock"} == named
+    assert {p.suffix for p in (out / "figures").iterdir()} == {".svg", ".png"}
+    (folder,) = (p for p in out.iterdir() if p.is_dir() and p.name != "figures")
+    assert sorted(p.name for p in folder.iterdir()) == sorted(PARTS)
+    assert all(
+        (folder / part / "study" / "report.html").exists() for part in ("probe1", "probe2", "transfer", "corrsteer")
+    )
 
 
 def test_every_claim_has_the_papers_number_ours_and_a_sentence(whole: tuple[Path, Opening, Scale]) -> None:
@@ -397,3 +415,41 @@ def test_the_small_scale_asks_less_of_the_same_and_says_what_it_leaves_out() -> 
     assert {"SteerConf", "Math-MC"} <= set(SCALES["small"].left_out)
     for scale in SCALES.values():
         assert (scale.layers.lens, scale.dimensions.embedding) == ("mlp", False)
+
+
+def test_a_limit_caps_every_source_and_is_a_scale_of_its_own() -> None:
+    scale = limited(SCALES["paper"], 70)
+    assert scale.name == "paper, limit 70"
+    for part in ("probe1", "probe2", "transfer", "corrsteer"):
+        study = scale.study(part, "m")
+        assert {s.n for m in study.mixture for s in m.sources} == {70}
+        assert {t.n for t in study.test if not t.rest} <= {70}
+        assert study.guard == SCALES["paper"].study(part, "m").guard, "what is kept out of training is kept out whole"
+    assert (scale.home.n, scale.away.n, scale.n_heads, scale.sae.testing, scale.sae.asked.n) == (70, 70, 70, 70, 210)
+    small = SCALES["small"].sae
+    assert limited(SCALES["small"], 120).sae.asked.n == 120 + 120 + min(120, small.choosing)
+
+
+# ----------------------------------------------------------------------------------------------------- the command line
+
+
+def test_the_command_prints_the_plan_and_refuses_what_it_cannot_do(
+    saved: Path, files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SCALES, "small", tiny_scale(files))
+    runner = CliRunner()
+
+    def coral(*words: object) -> Any:
+        return runner.invoke(app, ["reproduce", "--out", str(tmp_path / "out"), *map(str, words)])
+
+    outcome = coral("--model", saved, "--check", "--part", "dimensions", "--part", "corrsteer")
+    assert outcome.exit_code == 0
+    assert [line.split()[0] for line in outcome.stdout.splitlines()[2:5]] == ["sae", "corrsteer", "dimensions"]
+    assert "What is left: about" in outcome.stdout
+    assert not (tmp_path / "out").exists()
+    for words, sentence in {
+        ("--limit", 5): "limit must be at least 50. Got 5 instead.",
+        ("--part", "probe3"): "Unknown part 'probe3'; use one of probe1,",
+        ("--model", tmp_path / "none"): "There is no model at",
+    }.items():
+        assert sentence in str(coral(*words).exception)

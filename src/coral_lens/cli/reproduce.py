@@ -72,7 +72,8 @@ def print_plans(undertaking: Undertaking) -> None:
         typer.echo(f"reading the questions for {model} ...", err=True)
         plans = plan_parts(undertaking.place(model), undertaking.wanted)
         done = records_of(undertaking, model)
-        table = Table(for_terminal(model), "in the paper", "questions", "passes", "time, about", "states", box=None)
+        typer.echo(for_terminal(f"{model}, scale {undertaking.scale.name}:"))
+        table = Table("part", "in the paper", "questions", "passes", "time, about", "states", box=None)
         for plan in plans:
             time = "unknown" if plan.seconds is None else duration(plan.seconds)
             size = "unknown" if plan.n_bytes is None else size_text(plan.n_bytes)

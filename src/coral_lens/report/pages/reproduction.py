@@ -12,7 +12,7 @@ from typing import Any
 from coral_lens.report.figures.style import Picture
 from coral_lens.report.pages.contents import Contents
 from coral_lens.report.pages.templates import fill_template, leaves_of
-from coral_lens.report.tables.paper import HEADS
+from coral_lens.report.tables.paper import COLUMNS
 from coral_lens.report.tables.paper_shape import NOTE, Block
 
 LOOK = {"agrees": "good", "does not agree": "bad", "cannot be told": "even"}
@@ -71,7 +71,7 @@ def render_reproduction(page: Reproduction) -> str:
         {
             "shown": shown,
             "sections": contents.sections,
-            "heads": list(HEADS.values()),
+            "heads": [f"{column} {'↑' if column == 'Acc' else '↓'}" for column in COLUMNS],
             "shape_note": NOTE,
             "look": LOOK,
         },

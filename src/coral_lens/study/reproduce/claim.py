@@ -59,9 +59,13 @@ def together(said: Sequence[Said]) -> Said:
 
 def stated(key: str) -> str:
     """Return a number that the paper states, with its unit."""
-    number = load_stated_numbers()[key]
-    unit = f" {number.unit}" if number.unit in ("%", "points", "heads", "layer") else ""
-    return f"{number.value:g}{unit}"
+    unit = load_stated_numbers()[key].unit
+    return f"{number_of(key)} {unit}" if unit in ("%", "points", "heads") else number_of(key)
+
+
+def number_of(key: str) -> str:
+    """Return a number that the paper states."""
+    return f"{load_stated_numbers()[key].value:g}"
 
 
 def between(value: Record | Difference, *, unit: float = 100.0, digits: int = 1) -> str:

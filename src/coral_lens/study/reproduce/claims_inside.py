@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from coral_lens.report.tables.paper import load_stated_numbers
-from coral_lens.study.reproduce.claim import Claim, Record, Said, between, no_gain_says, stated, together
+from coral_lens.study.reproduce.claim import Claim, Record, Said, between, no_gain_says, number_of, stated, together
 
 MIDDLE = (0.45, 0.8)
 """Shares of a model's depth that count as its middle: the paper's best layers are 17 to 21 of 30."""
@@ -30,7 +30,7 @@ def layer_claims(record: Record) -> Iterator[Claim]:
     yield Claim(
         "layers",
         "Middle layers are the best to steer by",
-        f"layers {stated('layers.best_low')} to {stated('layers.best_high')} of {stated('layers.last')}",
+        "layers {} to {} of {}".format(*(number_of(f"layers.{name}") for name in ("best_low", "best_high", "last"))),
         f"layer {best} of {last}, chosen on other folds",
         said,
         f"{said.capitalize()}: layer {best} of {last} is chosen, at {100 * best / last:.0f} % of the depth; steering by it "
@@ -45,7 +45,7 @@ def layer_claims(record: Record) -> Iterator[Claim]:
     yield Claim(
         "layers",
         "Steering by early layers falls below the unsteered accuracy",
-        f"layers 0 to {stated('layers.harmful_high')}",
+        f"layers 0 to {number_of('layers.harmful_high')}",
         f"{100 * mean:.1f} on average, unsteered {100 * unsteered:.1f}",
         said,
         f"{said.capitalize()}: the first {len(early)} layers have {100 * mean:.1f} % accuracy on average, "
@@ -93,7 +93,9 @@ def depth_claims(record: Record) -> Iterator[Claim]:
     deeper = [row["gain"]["accuracy"] for row in home if row["probe"] in ("depth 1", "depth 2", "depth 3")]
     if not linear or not deeper:
         return
-    values = {p: mean_of(deeper, p) - mean_of(linear, "value") for p in ("value", "low", "high")}
+    # the two are not paired, so the ends that lie farthest apart are taken: the interval is too wide rather than too narrow
+    ends = {"value": "value", "low": "high", "high": "low"}
+    values = {p: mean_of(deeper, p) - mean_of(linear, other) for p, other in ends.items()}
     said: Said = "does not agree" if values["low"] > 0 else "agrees" if values["high"] < 0 else "cannot be told"
     yield Claim(
         "probe",

@@ -109,8 +109,8 @@ def headline(findings: Findings, claims: Sequence[ClaimLine]) -> tuple[str, ...]
     counts = tally(claims)
     n_missing = sum(len(reasons) for reasons in findings.failed.values())
     said = (
-        f"Of {len(claims)} statements of the paper that could be looked at here, {counts['agrees']} agree, "
-        f"{counts['does not agree']} do not, and {counts['cannot be told']} cannot be told from these questions."
+        f"Of {len(claims)} statements of the paper that could be looked at here, this model agrees with {counts['agrees']} and "
+        f"does not agree with {counts['does not agree']}; of {counts['cannot be told']} it cannot be told from these questions."
     )
     left = "; ".join(f"{name}: {reason}" for name, reason in findings.scale.left_out.items())
     sentences = [said, f"Scale {findings.scale.name}. {findings.scale.about}"]
@@ -132,7 +132,9 @@ def page_sections(
         return PaperSection(anchor, title, where, claims=tuple(lines), missing=missing, links=links, **more)
 
     return (
-        section("abstract", "Abstract", "the averages that it states", words=(ABSTRACT,)),
+        section(
+            "abstract", "Abstract", "the averages that it states", "probe1", "probe2", "transfer", words=(ABSTRACT,)
+        ),
         section(
             "steering",
             "CORAL steering results",

@@ -190,7 +190,7 @@ SCALES = {
         left_out={
             "SteerConf": "it asks a model to write its answers, and hardly any that a small one writes can be read",
             "Math-MC": "its questions are not in the embedded data",
-            "CCPS's search and adaptation": "the small scale trains its networks once",
+            "CCPS's search, its training on CommonsenseQA alone and its adaptation": "the small scale trains its networks once",
         },
     ),
     "paper": Scale(

@@ -25,7 +25,7 @@ class Reproducing(Settings):
     models: Annotated[tuple[str, ...], NotEmpty(), Option("--model")] = ("smollm2",)
     """Hub id, local folder, .gguf file, or `smollm2` (embedded); several fill the columns of the tables."""
     scale: Literal["small", "paper"] = "small"
-    """`small`: for 2 cores and the embedded model, about two hours. `paper`: the paper's sizes, for a GPU and 7B models."""
+    """`small`: for 2 cores and the embedded model, some hours. `paper`: the paper's sizes, for a GPU and 7B models."""
     parts: Annotated[tuple[Annotated[str, OneOf(part_names)], ...], Option("--part")] = ()
     """Only this part: probe1, probe2, layers, depth, transfer, sae, corrsteer, heads or dimensions; may be given several times.
     By default all of them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -244,6 +245,27 @@ def test_a_second_run_does_nothing_but_the_page(
     assert told == []
     assert page.exists()
     assert {p: p.stat().st_mtime_ns for p in (root / "work").rglob("*.safetensors")} == before
+
+
+def test_several_models_stand_side_by_side_and_one_is_in_memory_at_a_time(
+    files: dict[str, Path], saved: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "second-llama"
+    shutil.copytree(saved, other)
+    names = (str(saved), str(other))
+    opened: list[str] = []
+
+    def open_model(name: str, *, dtype: str | None = None) -> Model:
+        opened.append(name)
+        return replace(make_model("llama"), name=name)
+
+    both = replace(undertaking(saved, tiny_scale(files), tmp_path, open_model, parts=("dimensions",)), models=names)
+    page = reproduce(both).read_text("utf-8")
+    assert opened == list(names)
+    for name in ("tiny-llama", "second-llama"):
+        assert f"R² and variance by components, {name}" in page
+        assert f"<b>{name}</b> · ours, not run" in page
+    assert len(list((tmp_path / "out" / "figures").glob("dimensions-*.svg"))) == 2
 
 
 def failing(part: str, error: BaseException) -> dict[str, Part]:

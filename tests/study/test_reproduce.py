@@ -445,6 +445,9 @@ def test_a_limit_caps_every_source_and_is_a_scale_of_its_own() -> None:
     for part in ("probe1", "probe2", "transfer", "corrsteer"):
         study = scale.study(part, "m")
         assert {s.n for m in study.mixture for s in m.sources} == {70}
+        assert not any(m.stratified for m in study.mixture), (
+            "70 questions of 57 subjects: each would give one to the test"
+        )
         assert {t.n for t in study.test if not t.rest} <= {70}
         assert study.guard == SCALES["paper"].study(part, "m").guard, "what is kept out of training is kept out whole"
     assert (scale.home.n, scale.away.n, scale.n_heads, scale.sae.testing, scale.sae.asked.n) == (70, 70, 70, 70, 210)

@@ -227,7 +227,9 @@ def limited(scale: Scale, n: int) -> Scale:
 
     def study(part: str, model: str) -> Study:
         whole = scale.study(part, model)
-        mixtures = tuple(m.model_copy(update={"sources": tuple(map(cap, m.sources))}) for m in whole.mixture)
+        # few questions of many subjects cannot be divided subject by subject: rounded up, the shares would be other ones
+        about = {"stratified": False}
+        mixtures = tuple(m.model_copy(update={"sources": tuple(map(cap, m.sources)), **about}) for m in whole.mixture)
         tests = tuple(t if t.rest else t.model_copy(update={"n": min(t.n or n, n)}) for t in whole.test)
         return whole.model_copy(update={"mixture": mixtures, "test": tests})
 

@@ -262,6 +262,7 @@ def test_predict_writes_a_line_with_the_stated_fields_for_every_question(
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted([asked.name, "answers.jsonl"])
 
 
+@pytest.mark.filterwarnings("default:The lens was fitted on states:UserWarning")
 def test_predict_computes_in_the_arithmetic_of_the_lens_unless_told_otherwise(
     work: Work, coral: Coral, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

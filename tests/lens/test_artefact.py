@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.models import make_llama, make_model, make_tokenizer
+from support.models import make_llama, make_model, make_tokenizer, rewrapped
 from support.planted import PlantedStore, one_network
 from support.questions import toy_questions
 
@@ -25,6 +25,7 @@ from coral_lens.data.settings import Style
 from coral_lens.engine.activations import ActivationStore
 from coral_lens.engine.extract import Extraction, extract
 from coral_lens.engine.model import Model, wrap
+from coral_lens.engine.precision import set_precision
 from coral_lens.errors import CoralError
 from coral_lens.lens.artefact import Answer, Lens
 from coral_lens.lens.fit import fit, fit_store
@@ -349,6 +350,15 @@ def test_questions_rendered_with_a_chat_template_are_refused_by_a_lens_without(l
     rendered = Rendered(("<user>ask",) * n, question.options, question.options, chat=True)
     with pytest.raises(CoralError, match="with the chat template, but the lens was fitted without"):
         lens.predict(tiny, [replace(question, rendered=rendered)])
+
+
+def test_a_model_that_computes_in_another_arithmetic_is_taken_with_a_warning(lens: Lens, tiny: Model) -> None:
+    hf = deepcopy(tiny.hf)
+    set_precision(hf, "mixed", [])
+    mixed = rewrapped(Model(**{**vars(tiny), "hf": hf, "name": "mixed one"}))
+    with pytest.warns(UserWarning, match="fitted on states computed in float32, and 'mixed one' computes in mixed"):
+        found = lens.predict(mixed, toy_questions(2))
+    assert len(found) == 2
 
 
 def test_an_override_uses_the_lens_on_another_model_and_is_on_record(lens: Lens, tmp_path: Path) -> None:

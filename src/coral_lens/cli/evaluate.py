@@ -121,7 +121,8 @@ def show_left_out(run: Run) -> None:
 
 def worked_examples(task: str, asking: Asking) -> list[Question]:
     """Return the questions that may stand as worked examples in the prompts of a task, with their answers."""
-    from coral_lens.data.questions import is_file, task_and_split
+    from coral_lens.data.questions import task_and_split
+    from coral_lens.data.sources import is_file
     from coral_lens.data.tasks import definitions, shot_splits
 
     if is_file(task):
@@ -135,7 +136,9 @@ def worked_examples(task: str, asking: Asking) -> list[Question]:
 @flat
 def predict(
     lens: Annotated[str, typer.Option(help="Folder of a lens made by `coral fit`, or a hub id.")],
-    questions: Annotated[str, typer.Option(help="A .jsonl, .csv or .tsv file of questions; answers are not needed.")],
+    questions: Annotated[
+        str, typer.Option(help="A file of questions (.jsonl, .csv, .parquet, ...); answers are not needed.")
+    ],
     out: Annotated[Path, typer.Option(help="JSONL file to write, one line per question.")],
     *,
     source: SourceOptions,
@@ -154,7 +157,7 @@ def predict(
     file = output_file(out, is_ours=holds_answers, inputs=(questions, lens))
     fitted, target = load_lens(lens), beside(out)
     loaded = model.opener(fitted.model["name"])
-    asking = Asking(limit=source.limit, data_dir=source.data_dir)
+    asking = Asking(limit=source.limit, data_dir=source.data_dir, table=source.table)
     asked = asking.gather([questions], chat=loaded if fitted.style.chat else None)
     fitted = fitted.adopted(loaded()) if model.other_model else fitted
     fitted.check(loaded())

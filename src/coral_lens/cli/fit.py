@@ -50,7 +50,9 @@ class KeptStates(Settings):
 @app.command()
 @flat
 def extract(
-    source: Annotated[list[str], typer.Argument(help="TASK[:SPLIT], or a .jsonl, .csv or .tsv file of questions.")],
+    source: Annotated[
+        list[str], typer.Argument(help="TASK[:SPLIT], or a file of questions (.jsonl, .csv, .parquet, ...).")
+    ],
     out: Annotated[Path, typer.Option(help="Folder for the activation store.")],
     *,
     kept: KeptStates,

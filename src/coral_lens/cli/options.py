@@ -26,6 +26,7 @@ from typer.models import OptionInfo
 
 from coral_lens.data.settings import TaskOptions
 from coral_lens.errors import CoralError
+from coral_lens.storage.escape import for_terminal
 from coral_lens.storage.settings import (
     MOST_SEED,
     OneOf,
@@ -293,11 +294,9 @@ class Asking(TaskOptions):
 
     def gather(self, sources: list[str], *, chat: Callable[[], Model] | None = None) -> list[Question]:
         """Load the questions of all sources, in the chat template of a model if one is given; an id twice is refused."""
-        from coral_lens.data.questions import load_questions
-
         folder_of_data(self.data_dir)
         options = replace(self, chat_template=chat().chat_template) if chat else self
-        questions = [q for source in sources for q in load_questions(source, options)]
+        questions = [q for source in sources for q in load_aloud(source, options)]
         seen: set[str] = set()
         for question in questions:
             if question.id in seen:
@@ -306,6 +305,16 @@ class Asking(TaskOptions):
                 )
             seen.add(question.id)
         return questions
+
+
+def load_aloud(source: str, options: TaskOptions) -> list[Question]:
+    """Load the questions of a source, and of a table say in one line on standard error what was understood."""
+    from coral_lens.data.questions import Questions, load_questions
+
+    questions = load_questions(source, options)
+    if isinstance(questions, Questions):
+        typer.echo(for_terminal(f"{source}: {questions.summary}"), err=True)
+    return questions
 
 
 def folder_of_data(data: str | Path | None) -> Path | None:

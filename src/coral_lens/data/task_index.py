@@ -118,7 +118,7 @@ def _entry(name: str) -> Entry:
     known = _entries(fresh=False)
     raise CoralError(
         f"There is no task called {name!r}.{nearest(name, known)} `coral tasks` lists what is available offline; a "
-        "file of questions must exist or end in .jsonl, .csv, .tsv or .gz."
+        "file of questions must exist or end in .jsonl, .csv, .tsv, .parquet, .arrow, .xlsx or .gz."
     )
 
 

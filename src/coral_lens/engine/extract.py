@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from coral_lens.data.settings import Style
-from coral_lens.engine.activations import FORMAT, ActivationStore, MemoryStore, ScoredShards, question_record
+from coral_lens.engine.activations import FORMAT, ActivationStore, MemoryStore, ScoredShards
 from coral_lens.engine.budget import choose_budget
 from coral_lens.engine.hooks import Edit, Reader
 from coral_lens.engine.packing import Packing, Plan, plan_for
@@ -26,7 +26,7 @@ from coral_lens.engine.readers import HeadInputs, PooledResidual, layer_name
 from coral_lens.engine.scoring import TOKEN_BUDGET, score
 from coral_lens.engine.self_check import packing_of
 from coral_lens.errors import CoralError
-from coral_lens.records import Prompt, Question
+from coral_lens.records import Prompt, Question, question_record
 from coral_lens.storage.files import canonical, digest, versions
 from coral_lens.storage.progress import Progress
 from coral_lens.storage.resumable import Resumable, read_manifest

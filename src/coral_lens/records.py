@@ -134,10 +134,10 @@ class Question:
     """The share of each option, where the answer is a distribution, such as that of annotators who disagree; else empty."""
     shots: tuple[Question, ...] = field(default=(), compare=False, repr=False)
     """Worked examples that a Style puts before it."""
-    names: tuple[str, ...] = field(default=(), compare=False, repr=False)
-    """The columns of the table that it comes from."""
-    cells: Sequence[Any] = field(default=(), compare=False, repr=False)
-    """What stands in them: it comes back beside the answer."""
+    table: Mapping[str, Sequence[Any]] | None = field(default=None, compare=False, repr=False)
+    """The columns of the table that it comes from, or of a part of it."""
+    row: int = field(default=0, compare=False, repr=False)
+    """Its place in them; see `columns`."""
 
     @cached_property
     def wording(self) -> Wording:
@@ -158,8 +158,8 @@ class Question:
 
     @property
     def columns(self) -> dict[str, Any]:
-        """The row of the table that it comes from; empty where it comes from none."""
-        return dict(zip(self.names, self.cells, strict=True))
+        """The row of the table that it comes from, which comes back beside its answer; empty where it comes from none."""
+        return {name: values[self.row] for name, values in (self.table or {}).items()}
 
     def __post_init__(self) -> None:
         where, n = f"Question {self.id!r}", len(self.options)
@@ -229,16 +229,26 @@ def question_from(record: Mapping[str, Any]) -> Question:
     return Question(**values)
 
 
-def checked_questions(columns: Mapping[str, Sequence[Any]]) -> list[Question]:
-    """Return the questions that `Question(...)` would make of columns of values, for values that were checked before.
+class CheckedQuestion:
+    """A question of values that were checked before: once made, it is a `Question`, and was not checked again.
 
-    A file may have a hundred thousand of them: this takes a fifth of the time.
+    A file may have a hundred thousand of them, and a frozen record with checks takes ten times as long to make.
     """
-    n = len(columns["id"])
-    questions: list[Question] = list(map(object.__new__, repeat(Question, n)))
-    for name, values in columns.items():
-        assert len(values) == n, "a value for each question"
-        deque(map(object.__setattr__, questions, repeat(name), values), maxlen=0)
+
+    def __init__(
+        self, id: str, group: str, text: str, options: tuple[str, ...], answer: int, table: Any, row: int
+    ) -> None:
+        self.id, self.group, self.text, self.options = id, group, text, options
+        self.answer, self.table, self.row = answer, table, row
+        self.__class__ = Question  # type: ignore[assignment]
+
+
+def checked_questions(columns: Mapping[str, Sequence[Any]]) -> list[Question]:
+    """Return the questions that `Question(...)` would make of columns of values, for values that were checked before."""
+    first = ("id", "group", "text", "options", "answer", "table", "row")
+    questions: list[Any] = list(map(CheckedQuestion, *(columns[name] for name in first)))
+    for name in columns.keys() - set(first):
+        deque(map(object.__setattr__, questions, repeat(name), columns[name]), maxlen=0)
     return questions
 
 

@@ -99,8 +99,10 @@ def rows_of_object(document: dict[str, Any]) -> list[Any]:
         return [dict(zip(map(str, names), row, strict=False)) for row in data]  # orient="split"
     if isinstance(data, list) and all(isinstance(row, dict) for row in data):
         return data  # orient="table", and many others
-    if isinstance(document.get("questions"), list):
-        return [document]
+    inner = document.get("questions")
+    if isinstance(inner, list) and all(isinstance(row, dict) for row in inner):
+        shared = {name: value for name, value in document.items() if name not in ("questions", "id")}
+        return [{**shared, **row} for row in inner]
     if values and all(isinstance(value, dict) for value in values):
         return rows_of_objects(document)
     if values and all(isinstance(value, list) for value in values) and len({len(value) for value in values}) == 1:

@@ -131,13 +131,20 @@ def read_answers(numbers: Sequence[int], given: Sequence[Any], options: OptionCo
         return AnswerColumn(numbers, given, options, "number", given)
     # an option may be a letter too: then it is not plain which is meant
     are_letters = options.is_plain and kinds == {str} and set(given) <= LETTERS.keys()
-    if are_letters and LETTERS.keys().isdisjoint(chain.from_iterable(options.texts)):
+    if are_letters and no_letters(options.texts):
         return AnswerColumn(numbers, given, options, "letter", [LETTERS[answer] for answer in given])
     several = [
         {} if is_missing(answer) else readings_of(answer, options.asked(i), is_text=is_text)
         for i, answer in enumerate(given)
     ]
     return AnswerColumn(numbers, given, options, several=several)
+
+
+def no_letters(texts: Sequence[tuple[str, ...]]) -> bool:
+    """Whether no option is a single letter; nearly always their lengths say so already."""
+    return min(map(len, chain.from_iterable(texts)), default=0) > 1 or LETTERS.keys().isdisjoint(
+        chain.from_iterable(texts)
+    )
 
 
 # -------------------------------------------------------------------------------------------------------- the whole table

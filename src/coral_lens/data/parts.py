@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -29,7 +30,7 @@ class RowParts:
     batch: Batch
     layout: Layout
 
-    def cells(self, part: str) -> list[Any] | None:
+    def cells(self, part: str) -> Sequence[Any] | None:
         """Return what stands in the column of a part, or None where there is no such column."""
         name = self.layout.parts.get(part)
         return None if name is None else self.batch.columns[name]
@@ -51,7 +52,7 @@ class RowParts:
             found["rendered"] = rendered
         if not self.is_usable(found, checked=options.checked):
             self.refuse_unusable(found)
-        return found | {"names": [tuple(self.batch.columns)] * len(self.batch), "cells": list(self.batch.by_row())}
+        return found | {"table": [self.batch.columns] * len(self.batch), "row": list(range(len(self.batch)))}
 
     def is_usable(self, found: dict[str, list[Any]], *, checked: bool) -> bool:
         """Whether all rows are questions: they have a text, two options or more that are not blank, and all of it is text."""
@@ -90,7 +91,7 @@ class RowParts:
         """Return the texts of a part, empty where a row has none; None where no column has it."""
         cells = self.cells(part)
         if cells is None or set(map(type, cells)) == {str}:
-            return cells
+            return None if cells is None else list(cells)
         texts = []
         for i, cell in enumerate(cells):
             try:
@@ -116,7 +117,7 @@ class RowParts:
         """Return the ids of the rows, which default to the table and the line."""
         stem, numbers, cells = self.table.stem, self.batch.numbers, self.cells("id")
         if cells is not None and set(map(type, cells)) == {str} and all(cells):
-            return cells
+            return list(cells)
         found = []
         for i, (cell, number) in enumerate(zip(cells or [None] * len(numbers), numbers, strict=True)):
             if cell is None or cell == "":

@@ -21,25 +21,18 @@ BATCH = 4096
 class Batch:
     """Some rows that follow each other."""
 
-    columns: dict[str, list[Any]]
+    columns: Mapping[str, Sequence[Any]]
     """By name in the order of the source, a value for each row; None where a row has none."""
     numbers: Sequence[int]
     """The line or row of each, for complaints."""
-    rows: Sequence[Sequence[Any]] | None = None
-    """The same row by row, where the source has it so."""
 
     def __len__(self) -> int:
         return len(self.numbers)
 
-    def by_row(self) -> Sequence[Sequence[Any]]:
-        """Return the values row by row."""
-        return list(zip(*self.columns.values(), strict=True)) if self.rows is None else self.rows
-
     def take(self, rows: Sequence[int]) -> Batch:
         """Return some of the rows alone."""
         columns = {name: [values[i] for i in rows] for name, values in self.columns.items()}
-        kept = None if self.rows is None else [self.rows[i] for i in rows]
-        return Batch(columns, [self.numbers[i] for i in rows], kept)
+        return Batch(columns, [self.numbers[i] for i in rows])
 
 
 @dataclass

@@ -52,7 +52,7 @@ def read_targets(table: Table, batch: Batch, layout: Layout, options: OptionColu
     name = layout.parts[there[0]] if there else "answer"
     if there in ([], ["answer"]):
         given = batch.columns[name] if there else [None] * len(batch)
-        if not any(isinstance(answer, list) for answer in given):
+        if list not in set(map(type, given)):
             return Targets(read_answers(batch.numbers, given, options, is_text=table.is_text), name)
     rows = TargetRows(table, batch, layout, options)
     cells = [rows.only(i, there) for i in range(len(batch))]

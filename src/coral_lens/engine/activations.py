@@ -242,7 +242,7 @@ class MemoryStore(ScoredShards):
         self.manifest, self.name, self._tensors = manifest, "The store in memory", dict(enumerate(shards))
         self._shards = self._tensors
         # as they would come back from a folder, which keeps no prompts
-        self._questions = [replace(q, rendered=None, shots=(), names=(), cells=()) for q in questions]
+        self._questions = [replace(q, rendered=None, shots=(), table=None) for q in questions]
         self._refuse_unscored()
 
     @property

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from coral_lens.data.questions import load_questions
-    from coral_lens.data.settings import Style, TaskOptions
+    from coral_lens.data.settings import Style, TableOptions, TaskOptions
     from coral_lens.engine.activations import ActivationStore
     from coral_lens.engine.extract import Extraction, extract
     from coral_lens.engine.loading import load_model
     from coral_lens.engine.model import Model, wrap
     from coral_lens.errors import CoralError
-    from coral_lens.lens.artefact import Answer, Lens, load_lens, predict
+    from coral_lens.lens.answers import Answer, Answers
+    from coral_lens.lens.artefact import Lens, load_lens, predict
     from coral_lens.lens.calibrate import calibrate
     from coral_lens.lens.fit import fit
     from coral_lens.lens.settings import FitSettings, Guarantees
@@ -36,7 +37,8 @@ _HOMES = {
     "lens.calibrate": ("calibrate",),
     "lens.fit": ("fit",),
     "lens.settings": ("FitSettings", "Guarantees"),
-    "lens.artefact": ("Answer", "Lens", "load_lens", "predict"),
+    "lens.answers": ("Answer", "Answers"),
+    "lens.artefact": ("Lens", "load_lens", "predict"),
     "engine.loading": ("load_model",),
     "metrics.scores": ("Metrics", "measure"),
     "engine.model": ("Model", "wrap"),
@@ -49,13 +51,14 @@ _HOMES = {
     "study.run": ("run_study",),
     "engine.activations": ("ActivationStore",),
     "engine.extract": ("Extraction", "extract"),
-    "data.settings": ("Style", "TaskOptions"),
+    "data.settings": ("Style", "TableOptions", "TaskOptions"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "ActivationStore",
     "Answer",
+    "Answers",
     "CoralError",
     "Extraction",
     "FitSettings",
@@ -70,6 +73,7 @@ __all__ = [
     "Run",
     "Study",
     "Style",
+    "TableOptions",
     "TaskOptions",
     "calibrate",
     "evaluate",

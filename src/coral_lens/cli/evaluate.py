@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -139,21 +138,25 @@ def predict(
     questions: Annotated[
         str, typer.Option(help="A file of questions (.jsonl, .csv, .parquet, ...); answers are not needed.")
     ],
-    out: Annotated[Path, typer.Option(help="JSONL file to write, one line per question.")],
+    out: Annotated[Path, typer.Option(help="File to write: .jsonl, .csv or .parquet, one row per question.")],
     *,
     source: SourceOptions,
     model: OtherModelChoice,
 ) -> None:
     """Answer questions with steered probabilities; each answer says how far it is from what the lens was fitted on.
 
-    After `coral calibrate` it also says which options the prediction set holds, and whether to abstain.
+    The columns of the input come first. After `coral calibrate` each answer also says which options the prediction set holds,
+    and whether to abstain.
     Example: `coral predict --lens my-lens --questions new.jsonl --out answers.jsonl`
     """
+    from coral_lens.lens.answers import holds_answers
     from coral_lens.lens.artefact import load_lens
     from coral_lens.storage.files import write_atomic
     from coral_lens.storage.outputs import output_file
     from coral_lens.storage.progress import questions_bar
+    from coral_lens.storage.rows import writer_of
 
+    write = writer_of(out)
     file = output_file(out, is_ours=holds_answers, inputs=(questions, lens))
     fitted, target = load_lens(lens), beside(out)
     loaded = model.opener(fitted.model["name"])
@@ -164,18 +167,8 @@ def predict(
     with work_for(target, fitted, loaded(), asked) as work:
         with questions_bar("answering", len(asked)) as advance:
             answers = fitted.predict(loaded(), asked, work_dir=work, progress=advance)
-        write_atomic(file, "".join(json.dumps(asdict(a), ensure_ascii=False) + "\n" for a in answers).encode())
+        write_atomic(file, write(answers.rows()))
     typer.echo(f"{len(answers)} answers in {out}")
-
-
-def holds_answers(path: Path) -> bool:
-    """Return whether a file is what `coral predict` wrote."""
-    try:
-        with path.open("rb") as file:
-            first = json.loads(file.readline(2**20))
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(first, dict) and {"id", "answer", "option", "confidence", "probs", "base_probs"} <= set(first)
 
 
 @app.command("lm-eval", add_help_option=False, context_settings={"ignore_unknown_options": True})

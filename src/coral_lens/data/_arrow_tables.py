@@ -27,7 +27,7 @@ def parquet_table(path: Path, stem: str, _: Refusals, size: int) -> Table:
 
 def parquet_batches(path: Path, size: int) -> Iterator[Batch]:
     """Yield the rows of a parquet file in batches, without holding all of it."""
-    import pyarrow.parquet as pq  # type: ignore[import-untyped]
+    import pyarrow.parquet as pq
 
     with damaged(path, "parquet"), random_access(path) as source:
         yield from arrow_batches(pq.ParquetFile(source).iter_batches(batch_size=size), size)

@@ -36,7 +36,7 @@ class Questions(list[Question]):
     """What was understood, in one line."""
 
 
-def load_questions(source: Any, options: TaskOptions | TableOptions | None = None) -> list[Question]:
+def load_questions(source: str | Path | Any, options: TaskOptions | TableOptions | None = None) -> list[Question]:
     """Return questions from a file, a saved dataset or a frame, or from a task: `arc_easy`, `arc_easy:validation`, `mmlu`.
 
     Files are JSON, JSON lines, CSV, TSV, parquet, Arrow or Excel workbooks, each but the last also gzipped. In Python a source

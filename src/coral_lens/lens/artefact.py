@@ -27,6 +27,7 @@ from coral_lens.data.settings import Style
 from coral_lens.engine.extract import Extraction, score_questions
 from coral_lens.engine.fingerprints import identity_difference
 from coral_lens.errors import CoralError, nearest
+from coral_lens.lens.answers import Answer, Answers
 from coral_lens.lens.checks import LARGEST_RECORD, check_record, check_tensors, load_tensors
 from coral_lens.lens.correction import Correction
 from coral_lens.lens.layer_view import VIEW_FILE, LayerView, load_view
@@ -37,7 +38,7 @@ from coral_lens.lens.shift import ShiftModel
 from coral_lens.lens.tempering import Tempering, evidence_of
 from coral_lens.lens.trace import Trace, Training
 from coral_lens.metrics.conformal import Abstention, Conformal, abstains, prediction_sets
-from coral_lens.metrics.display import Shown, Table, cell
+from coral_lens.metrics.display import Shown, Table
 from coral_lens.ragged import Options
 from coral_lens.records import OptionTable, Predictions, Question, Scored, predictions_of
 from coral_lens.storage.arrays import side_by_side
@@ -69,39 +70,6 @@ RECORDS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 }
 """How fields of a lens that are records are written as JSON and read again; None stays None."""
 AS_IT_IS = (lambda value: value, lambda value: value)
-
-
-@dataclass(frozen=True, repr=False)
-class Answer(Shown):
-    """One answered question, for people: the chosen option and what the model thought before and after steering."""
-
-    id: str
-    answer: int
-    """Index of the chosen option."""
-    option: str
-    confidence: float
-    """Steered probability of the chosen option."""
-    probs: tuple[float, ...]
-    base_probs: tuple[float, ...]
-    shift: float
-    """How far the question lies from those that the lens was fitted on: 1 is typical of them, 1.5 and beyond is far."""
-    options_in_set: tuple[int, ...] | None = None
-    """The prediction set at the stated coverage, if the lens was calibrated for one."""
-    abstain: bool | None = None
-    """Whether the answer is too uncertain for the stated risk, if the lens was calibrated for one."""
-
-    def __repr__(self) -> str:
-        unsure = ", abstains" if self.abstain else ""
-        return f"<{self.id}: {cell(self.option)} ({self.confidence:.0%} sure, shift {self.shift:.1f}{unsure})>"
-
-    def table(self) -> Table:
-        """Return what the model thought of each option before and after steering."""
-        chosen = [i == self.answer for i in range(len(self.probs))]
-        columns: dict[str, Sequence[Any]] = {"option": range(len(chosen)), "chosen": chosen}
-        columns |= {"before": self.base_probs, "after": self.probs}
-        if self.options_in_set is not None:
-            columns["in set"] = [i in self.options_in_set for i in columns["option"]]
-        return Table(repr(self)[1:-1], tuple(columns), tuple(zip(*columns.values(), strict=True)))
 
 
 class LensOutput(NamedTuple):
@@ -285,10 +253,10 @@ class Lens(Shown):
         *,
         work_dir: str | Path | None = None,
         progress: Progress | None = None,
-    ) -> list[Answer]:
+    ) -> Answers:
         """Answer questions; they need no labels. One that cannot be asked is left out with a warning."""
         with self.scored(model, questions, work_dir=work_dir, progress=progress) as store:
-            return self.answers(store)
+            return Answers(self.answers(store), questions)
 
     def answers(self, store: Scored) -> list[Answer]:
         """Answer the questions of a store."""
@@ -513,6 +481,6 @@ def predict(
     *,
     work_dir: str | Path | None = None,
     progress: Progress | None = None,
-) -> list[Answer]:
+) -> Answers:
     """Answer questions with a lens; the same as `lens.predict(model, questions)`."""
     return lens.predict(model, questions, work_dir=work_dir, progress=progress)

@@ -98,6 +98,13 @@ def listed_parts(text: str, options: Sequence[str]) -> tuple[str, str, tuple[str
     return stem, mark, tuple(listed)
 
 
+class Columns(dict[str, Sequence[Any]]):
+    """The columns of a table, or of a part of it, by their names."""
+
+    hidden: frozenset[str] = frozenset()
+    """Those that say the answers."""
+
+
 Kind = Literal["choice", "yes-no", "score"]
 """What kind of decision a question is: one of several options; a statement that is true or not, of which the second option is
 "true"; one of several levels in their order. All three are options with probabilities: a kind changes no prompt and no score."""
@@ -155,6 +162,12 @@ class Question:
         assert self.answer != UNKNOWN, "an unlabelled question has no target"
         right = self.right or (self.answer,)
         return self.soft or tuple(1.0 / len(right) if j in right else 0.0 for j in range(len(self.options)))
+
+    @property
+    def visible_columns(self) -> dict[str, Any]:
+        """The row without what says the answer: what a template may show."""
+        hidden = getattr(self.table, "hidden", ())
+        return {name: value for name, value in self.columns.items() if name not in hidden}
 
     @property
     def columns(self) -> dict[str, Any]:

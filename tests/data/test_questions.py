@@ -475,11 +475,9 @@ def test_a_source_that_is_nothing_is_refused(source: str, options: TaskOptions, 
         load_questions(source, options)
 
 
-def test_shots_and_splits_of_a_file_are_refused(tmp_path: Path) -> None:
-    path = write(tmp_path, GOOD)
-    for options in (TaskOptions(num_fewshot=2), TaskOptions(split="test")):
-        with pytest.raises(CoralError, match="no splits"):
-            load_questions(path, options)
+def test_splits_of_a_file_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(CoralError, match="no splits"):
+        load_questions(write(tmp_path, GOOD), TaskOptions(split="test"))
 
 
 json_values = st.recursive(

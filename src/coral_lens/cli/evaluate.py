@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coral_lens.cli.options import Asking, DataDir, OtherModelChoice, beside, flat, folder_of_data, work_for
-from coral_lens.data.settings import SourceOptions
 from coral_lens.errors import CoralError, need
 from coral_lens.storage.settings import Settings
 
@@ -125,7 +124,9 @@ def worked_examples(task: str, asking: Asking) -> list[Question]:
     from coral_lens.data.tasks import definitions, shot_splits
 
     if is_file(task):
-        return []
+        from coral_lens.data.questions import read_questions
+
+        return list(read_questions(asking.fewshot_from, asking)) if asking.num_fewshot and asking.fewshot_from else []
     name, _ = task_and_split(task)
     pool = replace(asking, num_fewshot=0, limit=None)
     return [q for split in shot_splits(definitions(name), asking.num_fewshot) for q in pool.gather([f"{name}:{split}"])]
@@ -140,7 +141,7 @@ def predict(
     ],
     out: Annotated[Path, typer.Option(help="File to write: .jsonl, .csv or .parquet, one row per question.")],
     *,
-    source: SourceOptions,
+    asking: Asking,
     model: OtherModelChoice,
 ) -> None:
     """Answer questions with steered probabilities; each answer says how far it is from what the lens was fitted on.
@@ -160,7 +161,6 @@ def predict(
     file = output_file(out, is_ours=holds_answers, inputs=(questions, lens))
     fitted, target = load_lens(lens), beside(out)
     loaded = model.opener(fitted.model["name"])
-    asking = Asking(limit=source.limit, data_dir=source.data_dir, table=source.table)
     asked = asking.gather([questions], chat=loaded if fitted.style.chat else None)
     fitted = fitted.adopted(loaded()) if model.other_model else fitted
     fitted.check(loaded())

@@ -107,7 +107,7 @@ def fit(
     refuse_other_folder(out)
     work = beside(out)
     loaded = model.opener()
-    questions = asking.gather(train, chat=loaded if settings.style.chat else None)
+    questions = asking.gather(train, chat=loaded if settings.style.chat else None, own_shots=True)
     check_questions(questions)
     fitted = run(loaded(), questions, settings, work_dir=work, bar=shown)
     fitted.save(out)

@@ -292,11 +292,17 @@ class OtherModelChoice(LensModelChoice):
 class Asking(TaskOptions):
     """Which questions of a source are asked, and after how many worked examples."""
 
-    def gather(self, sources: list[str], *, chat: Callable[[], Model] | None = None) -> list[Question]:
-        """Load the questions of all sources, in the chat template of a model if one is given; an id twice is refused."""
+    def gather(
+        self, sources: list[str], *, chat: Callable[[], Model] | None = None, own_shots: bool = False
+    ) -> list[Question]:
+        """Load the questions of all sources, in the chat template of a model if one is given; an id twice is refused.
+
+        With `own_shots`, a file gives its own worked examples unless another is named.
+        """
         folder_of_data(self.data_dir)
         options = replace(self, chat_template=chat().chat_template) if chat else self
-        questions = [q for source in sources for q in load_aloud(source, options)]
+        drawn = [replace(options, fewshot_from=self.fewshot_from or (s if own_shots else None)) for s in sources]
+        questions = [q for source, of in zip(sources, drawn, strict=True) for q in load_aloud(source, of)]
         seen: set[str] = set()
         for question in questions:
             if question.id in seen:

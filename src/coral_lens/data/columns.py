@@ -34,6 +34,8 @@ ALIASES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """The parts of a question, and the names that columns have for each: its own name first, which wins over the others."""
 PARTS = tuple(ALIASES)
+ANSWERS = ("answer", "answer_index", "answers", "soft")
+"""The parts that say what is right; a row has one of them at most."""
 OPTION_COLUMN = re.compile(
     r"(?:(?P<prefix>options?|choices?|answers?|endings?|levels?|candidates?|alternatives?|opt?|sol)_?)?"
     r"(?P<place>[a-z]|\d{1,2})"
@@ -167,7 +169,7 @@ def option_columns(names: Sequence[str], where: str) -> tuple[str, ...]:
 def refuse_misspelt(layout: Layout, said: Mapping[str, str], where: str, noun: str) -> None:
     """Refuse a column that is nearly called as a part that is missing: carried along in silence, it would be missed late."""
     missing = [part for part in MISSED if part not in layout and part not in said]
-    if any(part in layout for part in ("answer_index", "answers", "soft")) and "answer" in missing:
+    if any(part in layout for part in ANSWERS) and "answer" in missing:
         missing.remove("answer")
     for name in layout.extra:
         if close := get_close_matches(plain_name(name), missing, n=1, cutoff=NEAR):

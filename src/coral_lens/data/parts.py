@@ -12,12 +12,12 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
-from coral_lens.data.columns import Layout
+from coral_lens.data.columns import ANSWERS, Layout
 from coral_lens.data.options import NO_YES, Asked, OptionColumn, description_of, listed, options_in, shown, text_of
 from coral_lens.data.settings import KIND_WORDS, TableOptions
 from coral_lens.data.tables import Batch, Table
 from coral_lens.errors import CoralError
-from coral_lens.records import Kind, Question, Rendered
+from coral_lens.records import Columns, Kind, Question, Rendered
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,9 @@ class RowParts:
             found["rendered"] = rendered
         if not self.is_usable(found, checked=options.checked):
             self.refuse_unusable(found)
-        return found | {"table": [self.batch.columns] * len(self.batch), "row": list(range(len(self.batch)))}
+        table = Columns(self.batch.columns)
+        table.hidden = frozenset(column for part, column in self.layout.parts.items() if part in ANSWERS)
+        return found | {"table": [table] * len(self.batch), "row": list(range(len(self.batch)))}
 
     def is_usable(self, found: dict[str, list[Any]], *, checked: bool) -> bool:
         """Whether all rows are questions: they have a text, two options or more that are not blank, and all of it is text."""

@@ -18,9 +18,10 @@ from typing import Any
 from coral_lens.data.answers import WAYS, AnswerBook, Meaning, chosen, is_missing, options_named, settle
 from coral_lens.data.rows import Chunk, RowReader
 from coral_lens.data.settings import TableOptions, TaskOptions
+from coral_lens.data.shots import with_shots
 from coral_lens.data.sources import is_file, open_table
 from coral_lens.data.tables import Refusals, Table
-from coral_lens.data.task_index import is_task
+from coral_lens.data.task_index import include_tasks, is_task
 from coral_lens.data.tasks import load_task
 from coral_lens.errors import CoralError
 from coral_lens.records import UNKNOWN, Question, checked_questions
@@ -45,12 +46,13 @@ def load_questions(source: str | Path | Any, options: TaskOptions | TableOptions
     in the guide `your-own-questions`; what was understood stands in `summary` of the list that comes back.
     """
     options = TaskOptions(table=options) if isinstance(options, TableOptions) else options or TaskOptions()
+    if options.include_path:
+        include_tasks(options.include_path, trusted=options.trust_task_code)
     if not isinstance(source, str | Path) or is_file(source):
-        if options.split or options.num_fewshot:
-            raise CoralError(
-                f"{source} is a file of questions: it has no splits, and its questions are asked without shots."
-            )
-        return read_questions(source, options)
+        if options.split:
+            raise CoralError(f"{source} is a file of questions: it has no splits.")
+        questions = read_questions(source, options)
+        return shown_with_examples(questions, source, options) if options.num_fewshot else questions
     name, split = task_and_split(str(source))
     if not split:
         return load_task(name, options)
@@ -59,6 +61,21 @@ def load_questions(source: str | Path | Any, options: TaskOptions | TableOptions
             f"{source!r} names the split {split!r}, but the split {options.split!r} was asked for; give one."
         )
     return load_task(name, replace(options, split=split))
+
+
+def shown_with_examples(questions: Questions, source: Any, options: TaskOptions) -> Questions:
+    """Return questions of one's own with the worked examples that are asked for."""
+    if options.fewshot_from is None:
+        raise CoralError(
+            f"Worked examples for {source} must come from labelled questions: say which file (--fewshot-from train.jsonl), not "
+            "the one that is measured."
+        )
+    assert options.num_fewshot, "asked for by the caller"
+    pool = read_questions(options.fewshot_from, replace(options, limit=None))
+    shown = with_shots(questions, pool, options.num_fewshot, seed=options.seed, fixed=options.fixed_shots)
+    asked = Questions(shown)
+    asked.summary = f"{questions.summary}, {options.num_fewshot} worked examples each"
+    return asked
 
 
 def task_and_split(source: str) -> tuple[str, str]:

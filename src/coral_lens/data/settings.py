@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from coral_lens.data.columns import parse_columns
+from coral_lens.data.templates import compiled, read_template, read_text
 from coral_lens.errors import CoralError
 from coral_lens.records import Kind
+from coral_lens.storage.files import digest_bytes
 from coral_lens.storage.lines import parse_json
 from coral_lens.storage.settings import NO_OPTION, Count, CountOrZero, Option, Range, Settings
 
@@ -21,14 +23,38 @@ ChatTemplate = Callable[..., str]
 class Style(Settings):
     """How questions that bring no template of their own are put to the model."""
 
-    kind: Annotated[Literal["text", "letters"], Option("--style")] = "text"
+    kind: Annotated[Literal["text", "letters", "p-true"], Option("--style")] = "text"
     """How your own questions are asked. `text`: the texts of the options are scored. `letters`: the options are listed in the
-    prompt, and their letters are scored."""
+    prompt, and their letters are scored. `p-true`: each option is asked about by itself, whether it is right; several may be."""
     chat: Annotated[bool, Option("--apply-chat-template")] = False
     """Wrap prompts in the model's chat template, as lm-eval's --apply_chat_template does."""
+    template: Annotated[str, Option(read=read_template)] = ""
+    """A file with a template of your own (Jinja), in place of ours: it puts `question`, `options`, `letters`, `context`,
+    `instructions` and the columns of the table into words."""
+    system: Annotated[str, Option("--system-prompt", read=read_text)] = ""
+    """What is said before everything else, or @FILE."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.template:
+            compiled(self.template)
 
     def __str__(self) -> str:
-        return f"{self.kind}+chat" if self.chat else self.kind
+        parts = [self.kind, *(["chat"] if self.chat else [])]
+        parts += [f"{name} {digest_bytes(text.encode())[:12]}" for name, text in self.texts.items()]
+        return "+".join(parts)
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """The texts that it brings, by their names."""
+        return {name: text for name, text in (("template", self.template), ("system", self.system)) if text}
+
+
+def settings_record(settings: Any) -> dict[str, Any]:
+    """Return settings as JSON values; texts of a style that are not there are left out, as in what earlier versions wrote."""
+    return asdict(
+        settings, dict_factory=lambda pairs: {k: v for k, v in pairs if v != "" or k not in ("template", "system")}
+    )
 
 
 KIND_WORDS: dict[str, Kind] = {
@@ -108,7 +134,14 @@ class TaskOptions(SourceOptions):
     0; a task that insists on 0 keeps it."""
     chat_template: Annotated[ChatTemplate | None, NO_OPTION] = None
     """Set to wrap prompts as lm-eval's --apply_chat_template does, shots as turns of their own."""
+    fewshot_from: str | Path | None = None
+    """File that worked examples of your own questions are drawn from, with their answers; never the question itself. By default
+    `fit` draws from the training file."""
     seed: Annotated[int, NO_OPTION] = 1234
     """Of the few-shot sampler; lm-eval's default."""
     fixed_shots: bool = False
     """Give every question the same worked examples, which are then computed once. lm-eval draws new ones for each question."""
+    include_path: str | Path | None = None
+    """Folder with task definitions of your own (YAML, as lm-eval's --include_path has it)."""
+    trust_task_code: bool = False
+    """Run the Python functions that definitions in --include-path name; without it such a task is refused."""

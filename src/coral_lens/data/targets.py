@@ -8,13 +8,10 @@ from math import isfinite
 from typing import Any
 
 from coral_lens.data.answers import NUMBER, AnswerColumn, is_missing, read_answers
-from coral_lens.data.columns import Layout
+from coral_lens.data.columns import ANSWERS, Layout
 from coral_lens.data.options import Asked, OptionColumn, listed, shown
 from coral_lens.data.tables import Batch, Table
 from coral_lens.errors import CoralError
-
-PARTS = ("answer", "answer_index", "answers", "soft")
-"""The parts that say what is right; a row has one of them at most."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,7 @@ class Targets:
 
 def read_targets(table: Table, batch: Batch, layout: Layout, options: OptionColumn) -> Targets:
     """Return what some rows say of their answers."""
-    there = [part for part in PARTS if part in layout.parts]
+    there = [part for part in ANSWERS if part in layout.parts]
     name = layout.parts[there[0]] if there else "answer"
     if there in ([], ["answer"]):
         given = batch.columns[name] if there else [None] * len(batch)

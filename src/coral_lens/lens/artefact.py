@@ -23,7 +23,8 @@ from jaxtyping import Bool, Float, Int
 from safetensors.torch import save as save_tensors
 
 from coral_lens.data.leaks import KEYS, question_keys
-from coral_lens.data.settings import Style
+from coral_lens.data.settings import Style, settings_record
+from coral_lens.data.shots import n_shots
 from coral_lens.engine.extract import Extraction, score_questions
 from coral_lens.engine.fingerprints import identity_difference
 from coral_lens.errors import CoralError, nearest
@@ -61,7 +62,7 @@ KEYS_IN_ORDER = ("format", "kind", "rule", "layers", "inputs", "gamma", "base_we
 SAVED_AS = {"steered_temperature": "then_temperature", "control_temperature": "temperature"}
 """Fields whose key in lens.json is another word than their name, because earlier versions wrote it."""
 RECORDS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
-    "style": (asdict, lambda record: Style(**record)),
+    "style": (settings_record, lambda record: Style(**record)),
     "tempering": (asdict, lambda record: Tempering(**record)),
     "sets": (Conformal.to_dict, Conformal.from_dict),
     "abstention": (Abstention.to_dict, Abstention.from_dict),
@@ -319,6 +320,11 @@ class Lens(Shown):
                 have, want = ("with" if c else "without" for c in (question.rendered.chat, self.style.chat))
                 raise CoralError(
                     f"Question {question.id!r} was rendered {have} the chat template, but the lens was fitted {want} it."
+                )
+            if question.rendered is None and n_shots(question) != self.training.shots:
+                raise CoralError(
+                    f"Question {question.id!r} is asked with {n_shots(question)} worked examples, but the lens was fitted with "
+                    f"{self.training.shots}; give --num-fewshot {self.training.shots} and --fewshot-from FILE."
                 )
 
     def _check_shapes(self, model: Model) -> None:

@@ -9,7 +9,7 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,8 @@ from jaxtyping import Float
 
 from coral_lens.data.leaks import question_keys
 from coral_lens.data.licences import licence_of
+from coral_lens.data.settings import settings_record
+from coral_lens.data.shots import n_shots
 from coral_lens.data.splits import split_mask
 from coral_lens.engine.extract import Extraction, all_layers, refuse_layers, score_questions
 from coral_lens.errors import CoralError
@@ -126,7 +128,7 @@ def load_or_fit(
     if (folder / "lens.json").exists():
         with suppress(CoralError):
             saved = load_lens(folder)
-            wanted = json.loads(json.dumps(asdict(with_layers(settings, store))))
+            wanted = json.loads(json.dumps(settings_record(with_layers(settings, store))))
             if (saved.training.store, saved.training.settings) == (digest(store.manifest), wanted):
                 return saved
     lens = fit_store(store, settings, journal=journal, bar=bar)
@@ -264,8 +266,9 @@ def training_of(store: Scored, data: TrainingData, fit: FitOutcome) -> Training:
         # a network chosen by folds is that of the first round; only a lens of closed form is fitted on everything
         n_train=len(questions) if fit.chosen.correction is None else int((~data.rounds[0]).sum()),
         n_validation=int(data.is_validation.sum()),
-        settings=asdict(fit.settings),
+        settings=settings_record(fit.settings),
         store=digest(store.manifest),
         questions=store.manifest["questions"],
         versions=versions(),
+        shots=max(map(n_shots, questions)),
     )

@@ -7,7 +7,6 @@ residual is r = y - p. Labels of training questions are all that is used.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from coral_lens.data.leaks import question_keys
+from coral_lens.data.settings import settings_record
 from coral_lens.engine.activations import ActivationStore
 from coral_lens.engine.extract import Extraction, extract
 from coral_lens.errors import CoralError
@@ -173,7 +173,7 @@ def select_features(
         "sae_digest": sae_digest(sae),
         "layer": sae.layer,
         "base": selecting.base,
-        "style": asdict(selecting.style),
+        "style": settings_record(selecting.style),
         "shots": {"num_fewshot": selecting.num_fewshot, "fixed_shots": selecting.fixed_shots},
         "model": model.name,
         "weights": model.fingerprint["weights"],

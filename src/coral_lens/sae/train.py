@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor
 
+from coral_lens.data.settings import settings_record
 from coral_lens.engine.prompts import prepare
 from coral_lens.errors import CoralError
 from coral_lens.records import UNKNOWN, Question, Scored
@@ -233,7 +234,7 @@ class TrainingPlan:
     def identity(self) -> dict[str, Any]:
         """What a checkpoint depends on."""
         manifest = {k: v for k, v in self.states.manifest.items() if k not in ("threads", "versions")}
-        settings = json.loads(json.dumps(asdict(self.settings)))
+        settings = json.loads(json.dumps(settings_record(self.settings)))
         return {"settings": settings, "states": digest(manifest), "threads": torch.get_num_threads()}
 
 

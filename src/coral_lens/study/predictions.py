@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, is_dataclass, replace
+from dataclasses import is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from coral_lens.data.settings import settings_record
 from coral_lens.lens.settings import FitSettings
 from coral_lens.methods.interface import FitContext, QuestionSet, prompts_digest
 from coral_lens.methods.lens import OF_THE_STUDY
@@ -71,7 +72,7 @@ def described(entry: MethodEntry, settings: Any) -> dict[str, Any]:
 
 def plain(settings: Any) -> Any:
     """Return settings as JSON would read them back."""
-    return json.loads(json.dumps(asdict(settings) if is_dataclass(settings) else settings))  # type: ignore[arg-type]
+    return json.loads(json.dumps(settings_record(settings) if is_dataclass(settings) else settings))
 
 
 def read_rows(path: Path, key: str, test: QuestionSet) -> dict[str, Predictions] | None:

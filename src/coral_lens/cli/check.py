@@ -122,13 +122,14 @@ def show(
     it is said first what was understood: how many questions, options and answers, and which columns are carried along.
     Example: `coral show questions.csv`, or `coral show arc_easy:validation --limit 1 --model smollm2`
     """
+    from coral_lens.data.wording import asked_as
     from coral_lens.engine.prompts import prepare, render
 
     style = tokens.style
     if style.chat and not tokens.model:
         raise CoralError("A chat template belongs to a model: give --model with --apply-chat-template.")
     opened = tokens.machine.opener(tokens.model) if tokens.model else None
-    questions = looked.first(source, chat=opened if style.chat else None)
+    questions = asked_as(looked.first(source, chat=opened if style.chat else None), style)
     if opened is None:
         for question in questions:
             typer.echo(for_terminal("\n".join(prompt_lines(question, render(question, style, None)))))

@@ -99,6 +99,13 @@ def option_lines(question: Question, letters: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
+def asked_as(questions: Sequence[Question], style: Style) -> Sequence[Question]:
+    """Return the questions that a style really asks: `p-true` asks about each option by itself. Asking twice changes nothing."""
+    if style.kind != "p-true":
+        return questions
+    return [statement for question in questions for statement in as_statements(question)]
+
+
 def as_statements(question: Question) -> list[Question]:
     """Return one yes-no question for each option, whether it is right; what is a yes-no question already is asked as it is."""
     if question.kind == "yes-no":
@@ -107,8 +114,13 @@ def as_statements(question: Question) -> list[Question]:
         raise CoralError(
             f"Question {question.id!r} has a soft answer, which says of no option by itself whether it is right."
         )
-    if question.rendered is not None:
-        raise CoralError(f"Question {question.id!r} brings its own prompt, which asks for one of its options.")
+    if question.rendered is not None or question.shots:
+        has = (
+            "its own prompt, which asks for one of its options"
+            if question.rendered
+            else "worked examples, which choose one"
+        )
+        raise CoralError(f"Question {question.id!r} brings {has}: its options cannot be asked about one by one.")
     right = question.right or (question.answer,)
     known = question.answer != UNKNOWN
     return [
@@ -121,7 +133,6 @@ def as_statements(question: Question) -> list[Question]:
             kind="yes-no",
             descriptions=(),
             right=(),
-            shots=(),
         )
         for j in range(len(question.options))
     ]

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from coral_lens.data.settings import Style
+from coral_lens.data.wording import asked_as
 from coral_lens.engine.activations import FORMAT, ActivationStore, MemoryStore, ScoredShards
 from coral_lens.engine.budget import choose_budget
 from coral_lens.engine.hooks import Edit, Reader
@@ -240,7 +241,7 @@ def plan_questions(
     """Prepare questions, and say which are left out; what is open is filled in by the results in `folder`, if there are any."""
     refuse_layers(model, extraction.layers)
     filled = fill_defaults(model, folder, extraction)
-    prepared = prepare(questions, filled.style, model)
+    prepared = prepare(asked_as(questions, filled.style), filled.style, model)
     warn_left_out(prepared)
     return PlannedQuestions(model, prepared, filled)
 

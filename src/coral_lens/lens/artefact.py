@@ -28,7 +28,7 @@ from coral_lens.data.shots import n_shots
 from coral_lens.engine.extract import Extraction, score_questions
 from coral_lens.engine.fingerprints import identity_difference
 from coral_lens.errors import CoralError, nearest
-from coral_lens.lens.answers import Answer, Answers
+from coral_lens.lens.answers import Answer, Answers, answer_of, by_question
 from coral_lens.lens.checks import LARGEST_RECORD, check_record, check_tensors, load_tensors
 from coral_lens.lens.correction import Correction
 from coral_lens.lens.layer_view import VIEW_FILE, LayerView, load_view
@@ -257,7 +257,10 @@ class Lens(Shown):
     ) -> Answers:
         """Answer questions; they need no labels. One that cannot be asked is left out with a warning."""
         with self.scored(model, questions, work_dir=work_dir, progress=progress) as store:
-            return Answers(self.answers(store), questions)
+            answers = self.answers(store)
+        if self.style.kind == "p-true":
+            answers = by_question(answers, questions)
+        return Answers(answers, questions)
 
     def answers(self, store: Scored) -> list[Answer]:
         """Answer the questions of a store."""
@@ -268,19 +271,11 @@ class Lens(Shown):
         answers = []
         for i, question in enumerate(store.questions):
             rows = options.of(i)
-            steered, base = q[rows], probs["base"][rows]
-            best = int(steered.argmax())
             answers.append(
-                Answer(
-                    question.id,
-                    best,
-                    question.options[best],
-                    float(steered[best]),
-                    tuple(map(float, steered)),
-                    tuple(map(float, base)),
-                    float(shifts[i]),
-                    None if in_set is None else tuple(map(int, np.flatnonzero(in_set[rows]))),
-                    None if unsure is None else bool(unsure[i]),
+                replace(
+                    answer_of(question, q[rows], probs["base"][rows], float(shifts[i])),
+                    options_in_set=None if in_set is None else tuple(map(int, np.flatnonzero(in_set[rows]))),
+                    abstain=None if unsure is None else bool(unsure[i]),
                 )
             )
         return answers

@@ -10,7 +10,7 @@ from coral_lens.report.headline import Glance, glances, headline
 from coral_lens.report.names import method_name
 from coral_lens.report.tables.averages import HEADLINE
 from coral_lens.report.tables.formats import Cell, column_label, notes_of, percent, table_rows, task_heading
-from coral_lens.report.tables.run import COLUMNS, ResultsTable, TaskTable
+from coral_lens.report.tables.run import ResultsTable, TaskTable
 from coral_lens.storage.escape import for_terminal, in_one_line
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def rich_table(task: TaskTable) -> Table:
     title = Text(in_one_line(task_heading(task)), style="bold not italic")
     shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
     shown.add_column("", overflow="fold", min_width=11, max_width=14)
-    for name in COLUMNS:
+    for name in task.columns:
         shown.add_column(column_label(task, name), justify="right", no_wrap=True)
     for row in table_rows(task):
         cells = (rich_cell(cell, between="~" if row.difference else "–") for cell in row.cells.values())

@@ -25,7 +25,7 @@ from coral_lens.report.pages.glance import glance_parts
 from coral_lens.report.pages.templates import fill_template, leaves_of, text_of
 from coral_lens.report.runs import Evaluation, Run
 from coral_lens.report.tables import exports, formats
-from coral_lens.report.tables.run import COLUMNS, ResultsTable, TaskTable, in_order, results_table
+from coral_lens.report.tables.run import ResultsTable, TaskTable, in_order, results_table
 from coral_lens.storage.escape import for_markdown
 from coral_lens.storage.files import write_atomic
 
@@ -94,7 +94,7 @@ def results_of(run: Run, table: ResultsTable, contents: Contents) -> dict[str, A
 
 def task_of(task: TaskTable, contents: Contents) -> tuple[ContentsEntry, TaskTable, str, list[str], list[formats.Row]]:
     """Return a task's table as the template wants it."""
-    heads = [formats.column_label(task, m) for m in COLUMNS]
+    heads = [formats.column_label(task, m) for m in task.columns]
     return contents.table(f"Results on {task.title}"), task, formats.kind_of(task), heads, formats.table_rows(task)
 
 

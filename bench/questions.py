@@ -22,7 +22,20 @@ import pandas as pd
 
 from coral_lens.data.questions import load_questions
 
-WORDS = ("the", "of", "and", "river", "mountain", "water", "light", "school", "green", "number", "history, of", "system")
+WORDS = (
+    "the",
+    "of",
+    "and",
+    "river",
+    "mountain",
+    "water",
+    "light",
+    "school",
+    "green",
+    "number",
+    "history, of",
+    "system",
+)
 
 
 def main() -> None:

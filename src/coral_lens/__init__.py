@@ -12,6 +12,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from coral_lens.audit.apply import apply_maps
+    from coral_lens.audit.maps import load_maps
+    from coral_lens.audit.page import write_audit
+    from coral_lens.audit.probabilities import audit_probabilities
+    from coral_lens.audit.settings import AuditSettings
     from coral_lens.data.questions import load_questions
     from coral_lens.data.settings import Style, TableOptions, TaskOptions
     from coral_lens.engine.activations import ActivationStore
@@ -22,6 +27,7 @@ if TYPE_CHECKING:
     from coral_lens.lens.answers import Answer, Answers
     from coral_lens.lens.artefact import Lens, load_lens, predict
     from coral_lens.lens.calibrate import calibrate
+    from coral_lens.lens.classifier import CoralClassifier
     from coral_lens.lens.fit import fit
     from coral_lens.lens.settings import FitSettings, Guarantees
     from coral_lens.metrics.scores import Metrics, measure
@@ -33,8 +39,14 @@ if TYPE_CHECKING:
     from coral_lens.study.run import run_study
 
 _HOMES = {
+    "audit.apply": ("apply_maps",),
+    "audit.maps": ("load_maps",),
+    "audit.page": ("write_audit",),
+    "audit.probabilities": ("audit_probabilities",),
+    "audit.settings": ("AuditSettings",),
     "errors": ("CoralError",),
     "lens.calibrate": ("calibrate",),
+    "lens.classifier": ("CoralClassifier",),
     "lens.fit": ("fit",),
     "lens.settings": ("FitSettings", "Guarantees"),
     "lens.answers": ("Answer", "Answers"),
@@ -59,6 +71,8 @@ __all__ = [
     "ActivationStore",
     "Answer",
     "Answers",
+    "AuditSettings",
+    "CoralClassifier",
     "CoralError",
     "Extraction",
     "FitSettings",
@@ -75,11 +89,14 @@ __all__ = [
     "Style",
     "TableOptions",
     "TaskOptions",
+    "apply_maps",
+    "audit_probabilities",
     "calibrate",
     "evaluate",
     "extract",
     "fit",
     "load_lens",
+    "load_maps",
     "load_model",
     "load_questions",
     "load_run",
@@ -88,6 +105,7 @@ __all__ = [
     "predict",
     "run_study",
     "wrap",
+    "write_audit",
 ]
 
 

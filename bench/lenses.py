@@ -24,9 +24,10 @@ from coral_lens.data.splits import sample
 from coral_lens.engine.activations import ActivationStore, JoinedStore, Subset
 from coral_lens.engine.extract import Extraction, all_layers, extract
 from coral_lens.engine.loading import load_model
-from coral_lens.lens.artefact import Lens, load_lens
+from coral_lens.lens.artefact import Lens
 from coral_lens.lens.choose import Recipe, fit_recipe
 from coral_lens.lens.fit import fit_store, training_data
+from coral_lens.lens.folder import load_lens
 from coral_lens.lens.settings import FitSettings
 from coral_lens.metrics.comparisons import paired_difference
 from coral_lens.metrics.scores import score

@@ -3,21 +3,24 @@
     python bench/scoring.py --data DIR            arc_challenge, 0-shot, SmolLM2
     python bench/scoring.py --task hellaswag:validation --questions 60
     python bench/scoring.py --one-core            processor time of one thread, for a machine that others use too
+    python bench/scoring.py --dtype bfloat16 --hflm-dtype bfloat16
 
 Machines are noisy, so the contenders take turns in short rounds, the order turning round by round, and the medians of
 their rates are compared. HFLM runs at the best of several batch sizes, found first; it computes every option by itself, so
 that its rate can be taken from evenly spaced questions where all of them would take too long. The roofline is the time that the
 machine's own matrix multiplication would need for the floating-point operations of the unique tokens, their attention and the
-scored rows of the head. A machine's rate can change within seconds, so it is taken before and after every batch, and every
-batch is also scored without states right beside, which is what pooling is compared with.
+scored rows of the head. A machine's rate can change within seconds, so it is taken before and after every few batches, and they
+are also scored without states right beside, which is what pooling is compared with.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,20 +31,24 @@ from coral_lens.data.settings import Style, TaskOptions
 from coral_lens.engine.batches import lay_out
 from coral_lens.engine.loading import load_model
 from coral_lens.engine.model import Model
-from coral_lens.engine.packing import plan_for
+from coral_lens.engine.packing import Plan, plan_for
 from coral_lens.engine.prompts import render, tokenize
 from coral_lens.engine.readers import PooledResidual
-from coral_lens.engine.scoring import TOKEN_BUDGET, ScoredBatch, score
+from coral_lens.engine.scoring import TOKEN_BUDGET, score
 from coral_lens.engine.trees import build_tree
 from coral_lens.records import Prompt, Question, Rendered
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
+AT_A_TIME = 4
+"""Batches between two looks at the machine's rate: threads compute whole batches, so that each has some."""
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--dtype", default="float32", help="our arithmetic")
+    parser.add_argument("--hflm-dtype", default="float32", help="HFLM's, which takes bfloat16 for most checkpoints")
     parser.add_argument("--task", default="arc_challenge:validation")
     parser.add_argument("--num-fewshot", type=int, default=None)
     parser.add_argument("--data", type=Path, default=None)
@@ -57,7 +64,8 @@ def main() -> None:
         torch.set_num_threads(1)
         clock = time.process_time
 
-    model = load_model(args.model)
+    model = load_model(args.model, dtype=args.dtype)
+    rival = model if args.dtype == args.hflm_dtype else load_model(args.model, dtype=args.hflm_dtype)
     options = TaskOptions(limit=args.questions, data_dir=args.data, num_fewshot=args.num_fewshot)
     questions = load_questions(args.task, options)
     rendered = [render(q, Style(), model) for q in questions]
@@ -65,13 +73,14 @@ def main() -> None:
     some = spaced(rendered, args.hflm_questions or len(rendered))
     runs: dict[str, Run] = {
         "ours, all layers pooled": Run(len(questions), lambda: ours(model, questions, rendered)),
-        "lm-eval HFLM": Run(len(some), hflm(model, some, sizes=args.batch_sizes, clock=clock)),
+        "lm-eval HFLM": Run(len(some), hflm(rival, some, sizes=args.batch_sizes, clock=clock)),
     }
     if not args.no_loop:
-        runs["one pass per option"] = Run(len(questions), lambda: plain_loop(model, prompts))
+        runs["one pass per option"] = Run(len(questions), lambda: plain_loop(rival, prompts))
+    print(f"ours in {args.dtype}, HFLM in {args.hflm_dtype}; load of the machine {os.getloadavg()[0]:.1f}")
     print(f"{len(questions)} questions; padding: {padding(model, prompts):.1%} of the tokens computed")
     print_rates(measure(runs, rounds=args.rounds, clock=clock))
-    print_limits([batch_by_batch(model, prompts, clock) for _ in range(args.rounds)])
+    print_limits([some_at_a_time(model, prompts, clock) for _ in range(args.rounds)])
 
 
 class Run(NamedTuple):
@@ -88,14 +97,15 @@ def spaced(rendered: list[Rendered], n: int) -> list[Rendered]:
 
 def ours(model: Model, questions: list[Question], rendered: list[Rendered]) -> None:
     """Tokenise, plan and score, as `coral extract` does."""
-    for _ in batches(model, tokenize(questions, rendered, model), layers=True):
-        pass
+    prompts = tokenize(questions, rendered, model)
+    score_all(model, prompts, plan_for(prompts, token_budget=TOKEN_BUDGET), layers=True)
 
 
-def batches(model: Model, prompts: list[Prompt], *, layers: bool) -> Iterator[ScoredBatch]:
-    """Yield batch after batch, each scored when it is asked for, with the states of all layers or with none."""
+def score_all(model: Model, prompts: list[Prompt], plan: Plan, *, layers: bool) -> None:
+    """Score the batches of a plan, with the states of all layers or with none."""
     readers = [PooledResidual(tuple(range(model.n_layers + 1)))] if layers else []
-    return score(model, prompts, plan_for(prompts, token_budget=TOKEN_BUDGET), readers=readers)
+    for _ in score(model, prompts, plan, readers=readers):
+        pass
 
 
 def hflm(
@@ -156,18 +166,22 @@ class Limits(NamedTuple):
     matmul: list[float]
 
 
-def batch_by_batch(model: Model, prompts: list[Prompt], clock: Callable[[], float]) -> Limits:
-    """Score every batch with states and without, in turns, with the matrix multiplication timed around each pair."""
-    walks = (batches(model, prompts, layers=True), batches(model, prompts, layers=False))
+def some_at_a_time(model: Model, prompts: list[Prompt], clock: Callable[[], float]) -> Limits:
+    """Score some batches with states and without, in turns, with the matrix multiplication timed around each pair."""
     seconds = [0.0, 0.0]
-    possible, matmul = 0.0, [matmul_rate(clock)]
-    for i, needed in enumerate(flops(model, prompts)):
+    # the roofline is that of the products, which mixed computes in bfloat16 too
+    dtype = torch.float32 if model.precision == "float32" else torch.bfloat16
+    possible, matmul = 0.0, [matmul_rate(clock, dtype=dtype)]
+    plan = plan_for(prompts, token_budget=TOKEN_BUDGET)
+    needed = list(flops(model, prompts))
+    for i, start in enumerate(range(0, len(needed), AT_A_TIME)):
+        part = replace(plan, batches=plan.batches[start : start + AT_A_TIME])
         for which in (i % 2, 1 - i % 2):
-            start = clock()
-            next(walks[which])
-            seconds[which] += clock() - start
-        matmul.append(matmul_rate(clock))
-        possible += needed / statistics.mean(matmul[-2:])
+            begin = clock()
+            score_all(model, prompts, part, layers=which == 0)
+            seconds[which] += clock() - begin
+        matmul.append(matmul_rate(clock, dtype=dtype))
+        possible += sum(needed[start : start + AT_A_TIME]) / statistics.mean(matmul[-2:])
     return Limits(seconds[0], seconds[1], possible, matmul)
 
 
@@ -175,10 +189,11 @@ def matmul_rate(
     clock: Callable[[], float] = time.perf_counter,
     shape: tuple[int, int, int] = (1536, 1536, 1536),
     repeats: int = 6,
+    dtype: torch.dtype = torch.float32,
 ) -> float:
-    """Return this machine's float32 matrix-multiply rate just now at the given sizes, in FLOP/s."""
+    """Return this machine's matrix-multiply rate just now at the given sizes, in FLOP/s."""
     rows, inner, columns = shape
-    a, b = torch.randn(rows, inner), torch.randn(columns, inner)
+    a, b = torch.randn(rows, inner, dtype=dtype), torch.randn(columns, inner, dtype=dtype)
     torch.nn.functional.linear(a, b)  # the first one pays for the memory
     start = clock()
     for _ in range(repeats):
@@ -189,7 +204,7 @@ def matmul_rate(
 def padding(model: Model, prompts: list[Prompt]) -> float:
     """Return which part of the tokens that the engine computes is padding."""
     plan = plan_for(prompts, token_budget=TOKEN_BUDGET)
-    laid = [lay_out(prompts, planned, joined=model.attends_in_blocks) for planned in plan.batches]
+    laid = [lay_out(prompts, planned, joined=model.joins_rows) for planned in plan.batches]
     return 1 - sum(int(b.lengths.sum()) for b in laid) / sum(b.input_ids.numel() for b in laid)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -11,15 +12,20 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from collections.abc import Iterator
 
-import support.shapes  # noqa: F401  (named below)
-from jaxtyping import install_import_hook
+from support.shapes import begin_test, check_package
 
-install_import_hook("coral_lens", "support.shapes.checked")
+check_package("coral_lens")
+
+from pathlib import Path  # noqa: E402
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
+from faults.kills import Recorder, record_all  # noqa: E402
+from faults.workshop import Workshop  # noqa: E402
 from hypothesis import settings  # noqa: E402
+from support.commands import quiet  # noqa: E402
 from support.models import PLAIN_FAMILIES, TREE_FAMILIES, make_model  # noqa: E402
+from support.shared import made_once  # noqa: E402
 
 from coral_lens.engine.loading import load_model  # noqa: E402
 from coral_lens.engine.model import Model  # noqa: E402
@@ -27,6 +33,26 @@ from coral_lens.engine.model import Model  # noqa: E402
 # the same examples in every run, and no time limit that a busy machine would break
 settings.register_profile("coral", deadline=None, derandomize=True)
 settings.load_profile("coral")
+
+KILLS = 5
+"""Moments of each command, of all its file operations, at which it is killed."""
+
+
+def pytest_sessionstart() -> None:
+    """Wait for no disk: whether it has its bytes after a power cut is nothing that a test could see."""
+    os.fsync = lambda number: None
+
+
+def pytest_collection_finish() -> None:
+    """Keep what was imported out of the search for garbage, which otherwise goes through all of torch each time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 20, 20)
+
+
+def pytest_runtest_setup() -> None:
+    """Each test has its own sample of calls whose shapes are checked."""
+    begin_test()
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +62,17 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(n_threads)
+
+
+@pytest.fixture(scope="session")
+def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    """Every command run once, with what kills leave."""
+
+    def make(home: Path) -> None:
+        with quiet():
+            record_all(home, Recorder(), large=True, most=KILLS)
+
+    return Workshop.found(made_once(tmp_path_factory, "workshop", make))
 
 
 @pytest.fixture(scope="session", params=TREE_FAMILIES)
@@ -58,5 +95,5 @@ def tiny() -> Model:
 
 @pytest.fixture(scope="session")
 def smollm2() -> Model:
-    """The real embedded model."""
-    return load_model("smollm2")
+    """The real embedded model, in the precision that others are compared in."""
+    return load_model("smollm2", dtype="float32")

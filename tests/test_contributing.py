@@ -15,8 +15,8 @@ from test_architecture import ORDER, ROOT
 from coral_lens.engine import architectures
 from coral_lens.engine.model import wrap
 from coral_lens.engine.self_check import examine
-from coral_lens.lens.artefact import load_lens
 from coral_lens.lens.fit import fit_store
+from coral_lens.lens.folder import load_lens
 from coral_lens.lens.rules import base_probs
 from coral_lens.lens.settings import FitSettings
 from coral_lens.methods import registry as methods

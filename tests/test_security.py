@@ -60,6 +60,7 @@ ALLOWED = {
     "src/coral_lens/engine/loading.py from_config": "as above, and without weights",
     "src/coral_lens/engine/loading.py trust_remote_code": "passes on what the caller said; its default is False",
     "src/coral_lens/harness/model.py trust_remote_code": "passes on what lm-eval was told; its default is False",
+    "src/coral_lens/engine/loading.py snapshot_download": "fetches only the two files of an adapter, one of them safetensors",
     "src/coral_lens/lens/publish.py snapshot_download": "fetches only the files of a lens, by their names",
     "src/coral_lens/report/pages/contents.py Markup": "an SVG of our own drawing, and an <img>, in which no script runs",
     "src/coral_lens/report/pages/run.py Markup": "our script, its digest, and data that was escaped for a script",

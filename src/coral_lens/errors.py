@@ -14,6 +14,7 @@ EXTRAS = {
     "frames": ("pandas",),
     "tables": ("pyarrow",),
     "excel": ("openpyxl",),
+    "adapter": ("peft",),
 }
 """What each extra of the package installs, by the names that it is imported by."""
 

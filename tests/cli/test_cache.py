@@ -88,9 +88,8 @@ def test_a_folder_of_ours_alone_is_removed_with_its_content(cache: Path) -> None
 def test_every_place_that_the_package_writes_to_is_a_part() -> None:
     source = Path(command.__file__).parents[1]
     text = "\n".join(path.read_text("utf-8") for path in source.rglob("*.py"))
-    written = set(re.findall(r'cache_dir\(\) / "([\w.-]+)"', text)) | set(
-        re.findall(r'record_path\(model, "(\w+)"\)', text)
-    )
+    places = (r'cache_dir\(\) / "([\w.-]+)"', r'record_path\(model, "(\w+)"\)', r'remembered\("(\w+)"')
+    written = {name for place in places for name in re.findall(place, text)}
     assert written == {place for place, _ in KINDS.values()}
 
 

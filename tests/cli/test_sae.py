@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> object:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CORAL_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr("coral_lens.engine.extract.choose_budget", lambda _: 300)
+        patch.setattr("coral_lens.engine.extract.choose_budget", lambda *_: 300)
         yield
 
 
@@ -96,6 +96,10 @@ def test_pooled_states_of_a_store_train_autoencoders_without_a_model(
     for both_or_none in ([source, *train[2:4]], []):
         with pytest.raises(CoralError, match="Give questions, whose token states are used, or --store"):
             coral("sae", "train", *both_or_none, "--out", tmp_path / "other", "--layer", 2)
+    for option in ("--expansion", "--batch-size"):
+        with pytest.raises(CoralError, match="GiB of memory, and this machine has"):
+            coral(*train[:4], "--out", tmp_path / "other", "--layer", 2, option, 1_000_000_000)
+    assert not (tmp_path / "other").exists()
 
 
 def test_autoencoders_whose_features_are_all_dead_are_refused_after_their_report() -> None:

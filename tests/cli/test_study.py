@@ -47,7 +47,7 @@ def test_the_demo_ends_with_what_to_do_next(
         monkeypatch.setattr(assets, name, lambda: folder)
     monkeypatch.setattr(demo_module, "run_demo", lambda *_, **__: None)
     monkeypatch.setattr(printing, "show_run", lambda *_, **__: print("Report: x"))
-    study.demo(folder / "demo")
+    study.demo(out=folder / "demo", full=False)
     said = capsys.readouterr().out.splitlines()
     assert said[0] == "Report: x"
     assert "`.venv/bin/coral fit --train FILE --out LENS`" in said[1]

@@ -36,7 +36,7 @@ from coral_lens.engine.model import Model
 from coral_lens.engine.self_check import Finding
 from coral_lens.errors import CoralError
 from coral_lens.lens import publish as hub
-from coral_lens.lens.artefact import load_lens
+from coral_lens.lens.folder import load_lens
 from coral_lens.records import UNKNOWN, Question
 from coral_lens.report.runs import load_run
 from coral_lens.storage.settings import parse_layers
@@ -65,7 +65,7 @@ class Outcome:
     @property
     def complaint(self) -> str:
         """The one sentence of a failed command."""
-        assert self.code == 2, self.err
+        assert self.code == (130 if "Interrupted" in self.err else 2), self.err
         assert "Traceback" not in self.err
         (line,) = [line for line in self.err.splitlines() if line.startswith("coral: ")]
         assert self.err.rstrip().endswith(line), "the sentence comes last"

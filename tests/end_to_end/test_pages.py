@@ -17,6 +17,7 @@ import lm_eval.evaluator
 import lm_eval.tasks
 import pytest
 from lm_eval.tasks import TaskManager
+from support.commands import DRAWN
 from support.lm_eval_runs import definitions_of
 from support.models import make_model
 from support.pages import ROOT, Block, Reader, blocks_of
@@ -25,6 +26,7 @@ from support.questions import toy_questions
 from coral_lens.data import task_data
 from coral_lens.engine import loading
 from coral_lens.records import Question
+from coral_lens.report.figures.style import Picture
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -67,6 +69,8 @@ def reader(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(loading, "resolve", lambda name: tiny_folder if name == loading.EMBEDDED else resolve(name))
     for name in ("_read_arrow", "_read_file"):
         monkeypatch.setattr(task_data, name, shortened(getattr(task_data, name)))
+    for name, drawn in DRAWN.items():  # the tests of reports draw
+        monkeypatch.setattr(Picture, name, drawn)
     monkeypatch.setattr(datasets, "load_dataset", no_hub)
     for module in (lm_eval.tasks, lm_eval.evaluator):
         monkeypatch.setattr(module, "TaskManager", arc_only)

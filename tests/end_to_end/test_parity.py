@@ -25,7 +25,7 @@ from coral_lens.ragged import Options
 from coral_lens.records import Prompt, Question, Rendered
 
 TASKS = ("arc_easy", "hellaswag", "openbookqa", "commonsense_qa")
-N_QUESTIONS = 24
+N_QUESTIONS = 12
 
 
 @pytest.fixture(scope="module")

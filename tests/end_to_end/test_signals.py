@@ -43,7 +43,7 @@ def end(number: int, folder: Path, *arguments: str) -> tuple[int, str]:
     return process.returncode, said
 
 
-@pytest.mark.parametrize(("name", "code"), [("SIGINT", 2), ("SIGTERM", 143), ("SIGHUP", 129)])
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
 def test_a_signal_ends_a_command_in_one_sentence_and_its_temporary_folders(
     tmp_path: Path, name: str, code: int
 ) -> None:

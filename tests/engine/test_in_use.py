@@ -227,3 +227,32 @@ def test_a_fork_of_a_process_that_computed_with_threads_is_refused(
         scores(tiny)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     assert len(scores(tiny))
+
+
+def test_a_fork_in_the_midst_of_another_threads_pass_says_so_and_its_parent_goes_on() -> None:
+    model, held, done = make_model("llama"), Event(), Event()
+    expected = scores(model)
+
+    def hold() -> None:
+        with in_use(model):
+            held.set()
+            done.wait()
+
+    thread = Thread(target=hold)
+    thread.start()
+    held.wait()
+    receiving, sending = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            scores(model)
+        except CoralError as error:
+            os.write(sending, str(error).encode())
+        os._exit(0)
+    os.close(sending)
+    with open(receiving, "rb") as pipe:
+        said = pipe.read().decode()
+    os.waitpid(child, 0)
+    done.set()
+    thread.join()
+    assert said.startswith("This process was forked while another thread computed with 'tiny-llama'")
+    assert scores(model).tobytes() == expected.tobytes()

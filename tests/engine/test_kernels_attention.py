@@ -60,10 +60,21 @@ def test_only_listed_families_without_a_window_attend_in_blocks(family: str) -> 
     assert model.attends_in_blocks == (family_of(model.hf.config.model_type).in_blocks and window is None)
 
 
-def test_half_precision_attends_as_ever() -> None:
+def test_bfloat16_attends_in_blocks_and_float16_as_ever() -> None:
     model = make_model("llama")
     model.hf.to(torch.bfloat16)
+    assert model.attends_in_blocks
+    model.hf.to(torch.float16)
     assert not model.attends_in_blocks
+
+
+def test_in_bfloat16_the_sums_of_attention_are_those_of_float32() -> None:
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, 2, 9, 8).to(torch.bfloat16) for _ in range(3))
+    blocks = cut_blocks(torch.ones(9, 9, dtype=torch.bool).tril(), [(0, 9)])
+    half, _ = attend(None, query, key, value, None, scaling=0.3, blocks=blocks)
+    full, _ = attend(None, query.float(), key.float(), value.float(), None, scaling=0.3, blocks=blocks)
+    assert torch.equal(half, full.to(torch.bfloat16))
 
 
 def test_one_row_and_padded_rows_score_alike(any_tiny: Model) -> None:

@@ -11,6 +11,12 @@ from coral_lens.engine._kernels import fused, substitute
 from coral_lens.engine.architectures import family_of
 
 
+def block_list(hf: PreTrainedModel) -> str:
+    """The name of the list of blocks."""
+    n = hf.config.get_text_config().num_hidden_layers
+    return next(k for k, m in hf.base_model.named_children() if isinstance(m, torch.nn.ModuleList) and len(m) == n)
+
+
 def changed(hf: PreTrainedModel) -> list[str]:
     return [name for name, module in hf.named_modules() if "forward" in vars(module)]
 
@@ -47,16 +53,42 @@ def test_all_is_as_before_after_an_error() -> None:
     assert not changed(hf)
 
 
-def test_half_precision_and_modules_that_others_changed_are_left_alone() -> None:
+def test_float16_and_modules_that_others_changed_are_left_alone() -> None:
     hf = make_model("llama").hf
     norm = hf.model.norm
     norm.forward = own = norm.forward
     with fused(hf):
         assert vars(norm)["forward"] is own
     assert vars(norm)["forward"] is own
-    hf.to(torch.bfloat16)
+    hf.to(torch.float16)
     with fused(hf):
         assert changed(hf) == ["model.norm"]
+
+
+@pytest.mark.parametrize("name", sorted(set(FAMILIES) - {"mamba"}))  # which keeps its stream in float32 by itself
+def test_in_bfloat16_the_stream_of_families_with_known_norms_is_float32(name: str) -> None:
+    hf = make_model(name).hf.to(torch.bfloat16)
+    seen: list[torch.dtype] = []
+    for block in hf.base_model.get_submodule(block_list(hf)).children():
+        block.register_forward_hook(lambda _, __, out: seen.append((out[0] if isinstance(out, tuple) else out).dtype))
+    with torch.inference_mode(), fused(hf):
+        final = hf.base_model(input_ids=torch.tensor([[1, 2, 3]])).last_hidden_state
+    known = family_of(hf.config.model_type).rms_norm is not None
+    assert set(seen) == {torch.float32 if known else torch.bfloat16}
+    assert final.dtype == torch.bfloat16
+
+
+def test_in_bfloat16_a_norm_rounds_once_at_its_end() -> None:
+    hf = make_model("llama").hf
+    states = torch.randn(4, 32)
+    torch.nn.init.normal_(hf.model.norm.weight)
+    rounded = hf.model.norm.weight.detach().to(torch.bfloat16)
+    hf.model.norm.weight.data = rounded.float()
+    with torch.inference_mode(), fused(hf):
+        wanted = hf.model.norm(states).to(torch.bfloat16)
+    hf.to(torch.bfloat16)
+    with torch.inference_mode(), fused(hf):
+        assert torch.equal(hf.model.norm(states), wanted)
 
 
 def test_another_activation_is_left_alone() -> None:

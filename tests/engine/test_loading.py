@@ -30,7 +30,7 @@ from coral_lens.data import hub
 from coral_lens.data.assets import embedded_model
 from coral_lens.data.settings import Style
 from coral_lens.engine import loading
-from coral_lens.engine.fingerprints import tokenizer_digest
+from coral_lens.engine.fingerprints import tokenizer_digest, weights_digest
 from coral_lens.engine.loading import ensure_bos, load_model, load_outline, resolve
 from coral_lens.engine.model import Model
 from coral_lens.engine.prompts import prepare
@@ -125,18 +125,19 @@ def test_a_local_folder_is_loaded_in_float32_with_its_tokenizers_bos(saved: Path
     assert model.tokenizer.encode("a")[0] == model.tokenizer.bos_token_id
 
 
+@pytest.mark.filterwarnings("default:float16 is several times slower:UserWarning")
 @pytest.mark.parametrize(("name", "dtype"), [("bfloat16", torch.bfloat16), ("float16", torch.float16)])
 def test_the_dtype_asked_for_is_the_dtype_of_every_weight(saved: Path, name: str, dtype: torch.dtype) -> None:
     model = load_model(str(saved), dtype=name)
     assert {p.dtype for p in model.hf.parameters()} == {dtype}
 
 
-def test_auto_is_the_checkpoints_own_dtype(tmp_path: Path) -> None:
+def test_on_the_cpu_a_tiny_model_is_loaded_in_float32_whatever_its_checkpoint_has(tmp_path: Path) -> None:
     model = make_model("llama")
     model.hf.to(torch.bfloat16)
     save(model, tmp_path / "half")
-    assert load_model(str(tmp_path / "half"), dtype="auto").dtype == torch.bfloat16
-    assert load_model(str(tmp_path / "half")).dtype == torch.float32
+    for wanted in (None, "auto"):
+        assert load_model(str(tmp_path / "half"), dtype=wanted).precision == "float32"
 
 
 def test_a_device_map_places_the_model(saved: Path) -> None:
@@ -183,7 +184,10 @@ def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_unknown_dtype_is_refused(saved: Path) -> None:
-    assert refusal(saved, dtype="int3") == "Unknown dtype 'int3'; use one of float32, bfloat16, float16, auto."
+    assert (
+        refusal(saved, dtype="int3")
+        == "Unknown dtype 'int3'; use one of float32, bfloat16, float16, mixed, int8, auto."
+    )
 
 
 def test_a_device_that_does_not_exist_is_refused(saved: Path) -> None:
@@ -381,3 +385,103 @@ def test_every_allowed_transformers_reads_the_embedded_tokenizer_alike() -> None
 def test_without_the_embedded_model_the_user_is_told_how_to_fetch_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "embedded_model", lambda: None)
     assert refusal("smollm2") == "The embedded model is not installed; run `coral assets` to fetch it."
+
+
+# -------------------------------------------------------------------------------------------- adapters, quantised weights
+
+
+@pytest.fixture
+def adapter(saved: Path, tmp_path: Path) -> Path:
+    """A LoRA adapter of the tiny Llama that changes what it says."""
+    from peft import LoraConfig, get_peft_model
+
+    torch.manual_seed(0)
+    changed = get_peft_model(make_model("llama", bos=True).hf, LoraConfig(r=2, target_modules=["q_proj", "up_proj"]))
+    for name, weight in changed.named_parameters():
+        if "lora_" in name:
+            torch.nn.init.normal_(weight)
+    changed.save_pretrained(tmp_path / "adapter")
+    return tmp_path / "adapter"
+
+
+def test_an_adapter_is_added_to_the_weights_and_named(saved: Path, adapter: Path) -> None:
+    plain, adapted = load_model(saved), load_model(saved, adapter=adapter)
+    assert adapted.fingerprint["weights"] != plain.fingerprint["weights"]
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    (a,) = (t for n, t in tensors.items() if "layers.1.self_attn.q_proj.lora_A" in n)
+    (b,) = (t for n, t in tensors.items() if "layers.1.self_attn.q_proj.lora_B" in n)
+    change = adapted.hf.model.layers[1].self_attn.q_proj.weight - plain.hf.model.layers[1].self_attn.q_proj.weight
+    torch.testing.assert_close(change, 8 / 2 * b @ a)  # alpha is 8 where nothing else is said
+    again = load_model(adapted.name)
+    assert (again.name, again.fingerprint) == (f"{saved} + {adapter}", adapted.fingerprint)
+
+
+def test_an_adapter_that_is_none_is_refused(saved: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert refusal(saved, adapter=str(tmp_path / "empty")).startswith(f"Cannot load adapter '{tmp_path / 'empty'}': ")
+
+
+def test_an_adapter_that_is_pickled_is_refused(saved: Path, adapter: Path) -> None:
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    (adapter / "adapter_model.safetensors").unlink()
+    torch.save(tensors, adapter / "adapter_model.bin")
+    assert "adapter_model.safetensors" in refusal(saved, adapter=str(adapter))
+
+
+@pytest.mark.parametrize(
+    ("settings", "package"),
+    [
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
+        ({"quant_method": "gptq", "bits": 4}, "optimum"),
+        ({"quant_method": "awq", "bits": 4}, "gptqmodel"),
+    ],
+)
+def test_quantised_weights_without_their_package_are_refused_with_its_name(
+    copied: Path, settings: dict[str, Any], package: str
+) -> None:
+    config = json.loads((copied / "config.json").read_text())
+    (copied / "config.json").write_text(json.dumps(config | {"quantization_config": settings}))
+    assert "pip install" in (sentence := refusal(copied))
+    assert package in sentence
+
+
+def test_quantised_weights_are_in_the_fingerprint_wherever_their_library_keeps_them() -> None:
+    hf = make_model("llama").hf
+    hf.config.quantization_config = {"quant_method": "some"}
+    hf.model.layers[0].register_buffer("qweight", torch.arange(6, dtype=torch.int32))
+    one = weights_digest(hf)
+    hf.model.layers[0].qweight[5] += 1 << 20
+    assert weights_digest(hf) != one
+
+
+# --------------------------------------------------------------------------------------------------- what is remembered
+
+
+def test_digests_of_files_that_were_not_written_since_are_remembered(
+    copied: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = load_model(copied).fingerprint
+    with monkeypatch.context() as patch:
+        patch.setattr(loading, "weights_digest", lambda _: pytest.fail("the weights were read again"))
+        assert load_model(copied).fingerprint == first
+        assert load_model(copied, dtype="int8").fingerprint == first
+    weights = load_file(copied / "model.safetensors")
+    weights["model.norm.weight"] += 1
+    save_file(weights, copied / "model.safetensors", {"format": "pt"})
+    assert load_model(copied).fingerprint["weights"] != first["weights"]
+
+
+def test_a_converted_model_is_checked_whole_once_and_again_when_it_was_written(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_gguf(tmp_path / "tiny.gguf", make_model("llama"))
+    folder = resolve(str(path))
+    assert resolve(str(path)) == folder
+    monkeypatch.setattr(loading, "is_intact", lambda _: pytest.fail("was read again"))
+    assert resolve(str(path)) == folder
+    monkeypatch.undo()
+    monkeypatch.setenv("CORAL_CACHE", str(own_cache))
+    damaged = Path(folder) / "model.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"!")
+    load_model(path)  # which converts it again
+    assert damaged.read_bytes()[-1:] != b"!"

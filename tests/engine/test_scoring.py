@@ -16,8 +16,8 @@ from support.questions import toy_questions
 from torch import Tensor, nn
 
 from coral_lens.data.settings import Style
+from coral_lens.engine import _head as head_module
 from coral_lens.engine import architectures, batches
-from coral_lens.engine import model as model_module
 from coral_lens.engine import packing as packing_module
 from coral_lens.engine.batches import Batch, collate, lay_out
 from coral_lens.engine.hooks import Edit, Reader, Site
@@ -192,7 +192,7 @@ def test_the_order_of_the_questions_does_not_change_the_scores(tiny: Model) -> N
 
 def test_the_head_may_run_in_pieces(tiny: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = run(tiny, ragged_prompts())
-    monkeypatch.setattr(model_module, "HEAD_BLOCK", 100)
+    monkeypatch.setattr(head_module, "BLOCK", 100)
     assert_close(run(tiny, ragged_prompts()), whole)
 
 
@@ -406,6 +406,9 @@ class LastHeads:
     def read(self, site: Site, states: Tensor, batch: Batch) -> None:
         ends = batch.answer_tokens[batch.answer_offsets[1:] - 1]
         self.found[f"heads.{site.layer}"] = states.reshape(-1, states.shape[-1])[ends]
+
+    def fresh(self) -> LastHeads:
+        return LastHeads(self.layers)
 
     def take(self) -> dict[str, Tensor]:
         found, self.found = self.found, {}
@@ -810,6 +813,7 @@ def test_options_that_see_each_other_are_noticed_in_half_precision(
     assert self_check(half, check_prompts(half)).excess > 2
 
 
+@pytest.mark.filterwarnings("default:float16 is several times slower:UserWarning")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_the_real_model_passes_its_self_check_in_half_precision_and_a_leak_does_not(
     dtype: str, monkeypatch: pytest.MonkeyPatch

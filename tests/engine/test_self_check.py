@@ -61,7 +61,7 @@ def test_the_parts_are_named_as_the_model_names_them(tiny: Model) -> None:
     assert said["final norm, head"] == "model.norm, lm_head"
     assert said["output projections"] == "model.layers.0.self_attn.o_proj ... model.layers.2.self_attn.o_proj"
     assert said["attention mask"] == "full"
-    assert said["dtype, device"] == "torch.float32, cpu"
+    assert said["dtype, device"] == "float32, cpu"
     assert said["longest input"] == "256 tokens"
 
 

@@ -14,6 +14,8 @@ from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 
+from support.commands import files_on_the_page
+
 from faults.outcomes import Tally, coral
 from faults.workshop import Step, Workshop, content, difference
 
@@ -61,16 +63,10 @@ DAMAGES: dict[str, Callable[[Path, random.Random], None]] = {
 }
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "files.md"
-FOLDERS = {"ANSWERS": "answers.jsonl", "WORK": "states"}
-"""What the workshop calls a folder of that page, where it is not its name in small letters."""
-
-
 @cache
 def patterns() -> list[str]:
-    """Return the files that the reference names, as the workshop calls them; tests/end_to_end/test_files.py checks it."""
-    named = re.findall(r"^\| `([A-Z]+)([^`]*)` \|", PAGE.read_text("utf-8"), flags=re.MULTILINE)
-    return [f"{FOLDERS.get(folder, folder.lower())}{rest}" for folder, rest in named]
+    """Return the files that the reference names; tests/end_to_end/test_files.py checks it."""
+    return list(files_on_the_page())
 
 
 def kind_of(name: str) -> str:

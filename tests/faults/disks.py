@@ -63,7 +63,7 @@ def full_disks(shop: Workshop, steps: list[Step], *, rooms: list[int], sizes: li
     """Run commands with room for so many files, and with files of at most so many bytes; then again without a limit."""
     tally, disk = Tally("full disks"), FullDisk()
     for step in steps:
-        limits = [*((f"room for {n} files", disk.after(n, shop.home / "now")) for n in rooms)]
+        limits = [*((f"room for {n} files", disk.after(n, shop.place)) for n in rooms)]
         limits += [(f"files of {n} bytes", largest_file(n)) for n in sizes]
         for name, limit in limits:
             folder = shop.bench(step.before)
@@ -78,7 +78,7 @@ def full_disks(shop: Workshop, steps: list[Step], *, rooms: list[int], sizes: li
 
 ASKED = {"SIGINT": signal.SIGINT, "SIGTERM": signal.SIGTERM, "SIGHUP": signal.SIGHUP}
 CHILD = """
-import os, sys, faults.workshop, coral_lens.engine.extract as extract, time
+import os, sys, coral_lens.engine.extract as extract, time
 usual = extract.compute_shard
 def slow(*arguments):
     print("computing", flush=True)

@@ -1,4 +1,4 @@
-"""Hostile inputs: files of questions, studies, logs of lm-eval, and command lines. Each is accepted as meant, or refused.
+"""Hostile inputs: files of questions, studies and logs of lm-eval. Each is accepted as meant, or refused.
 
 Where the generator knows what a file means, another reading is silence: an answer that is not the one that was written.
 """
@@ -9,20 +9,15 @@ import csv
 import gzip
 import io
 import random
-import shlex
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from typer.main import get_command
-
-from coral_lens.cli import app
 from coral_lens.data.questions import read_questions
 from coral_lens.records import UNKNOWN, Question
-from faults.hostile import NUMBERS, TEXTS, as_json, spoiled, spoiled_bytes
+from faults.hostile import TEXTS, as_json, spoiled, spoiled_bytes
 from faults.outcomes import Tally, call, coral
-from faults.workshop import Step, Workshop
+from faults.workshop import Workshop
 
 # ---------------------------------------------------------------------------------------------------------- questions
 
@@ -134,7 +129,7 @@ def study_file(text: str, rng: random.Random) -> bytes:
 
 def hostile_studies(shop: Workshop, n: int) -> Tally:
     """Ask of so many studies what they would run."""
-    tally, folder = Tally("study files"), shop.bench(shop.steps[0].before)
+    tally, folder = Tally("study files"), shop.bench(shop.steps[-1].after)  # with the autoencoder that it names
     text = (folder / "study.toml").read_text("utf-8")
     for seed in range(n):
         (folder / "hostile.toml").write_bytes(study_file(text, random.Random(seed)))
@@ -200,50 +195,6 @@ def hostile_logs(home: Path, n: int) -> Tally:
         path.write_bytes(spoiled_bytes(data, rng) if rng.random() < 0.3 else data)
         outcome = coral(folder, "eval", "--lm-eval-samples", str(path), "--out", "out")
         tally.judge(f"log {seed}", outcome, difference="NaN is shown" if " nan" in outcome.out else "")
-    return tally
-
-
-# ------------------------------------------------------------------------------------------------------ command lines
-
-VALUES = (*TEXTS, *map(str, NUMBERS), "1" * 50, "0-9999", "9-1", "1,,2", "cuda:99", "meta", "float8", "nowhere/at/all")
-NOT_ASKED = {"--help", "--version", "--public"}
-
-
-def options_of(command: str) -> list[Any]:
-    """Return the options of a command, as the command line knows them."""
-    found = get_command(app)
-    for word in command.split():
-        found = found.commands[word]  # type: ignore[attr-defined]
-    return [p for p in found.params if p.param_type_name == "option" and not NOT_ASKED & set(p.opts)]
-
-
-def hostile_line(step: Step, command: str, rng: random.Random) -> tuple[list[str], bool]:
-    """Return a line with one hostile value, and whether that is a number that no option can mean."""
-    words = shlex.split(step.line)
-    option, value = rng.choice(options_of(command)), rng.choice(VALUES)
-    flag = option.opts[0]
-    if option.is_flag:
-        return [*words, flag, value], False
-    while flag in words:
-        at = words.index(flag)
-        del words[at : at + 2]
-    kind = str(getattr(option, "type_descriptor", None) or option.type).lower()  # versions of typer call it otherwise
-    negative, no_number = value.startswith("-") and value[1:].isdigit(), value.lower() == "nan"
-    return [*words, f"{flag}={value}"], ("'int'" in kind and negative) or ("'float'" in kind and no_number)
-
-
-def hostile_lines(shop: Workshop, n: int, command_of: Callable[[str], str]) -> Tally:
-    """Run so many command lines with one hostile value each."""
-    tally = Tally("command lines")
-    for seed in range(n):
-        rng = random.Random(seed)
-        step = rng.choice(shop.steps)
-        words, impossible = hostile_line(step, command_of(step.line), rng)
-        folder = shop.bench(step.before)
-        if any("\x00" in word for word in words):
-            words = [word.replace("\x00", "") for word in words]  # no shell could give it
-        outcome = coral(folder, *words)
-        tally.judge(f"`{shlex.join(words)[:300]}`", outcome, difference="accepted" if impossible else "")
     return tally
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from faults.outcomes import Tally
+from faults.outcomes import Outcome, Tally
 from faults.workshop import Step, Workshop, copied
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -111,30 +111,36 @@ def cut(path: Path) -> None:
     os.truncate(path, max(size - TORN, 0))
 
 
-def kill_all(home: Path, recorder: Recorder, *, large: bool, most: int | None) -> tuple[Workshop, list[Tally]]:
-    """Run every command, and again from each of at most so many moments of it."""
-    moments: dict[str, list[Path]] = {}
+def record_all(home: Path, recorder: Recorder, *, large: bool, most: int | None) -> Workshop:
+    """Run every command, and keep the folder as it was at (a sample of at most so many of) its file operations."""
 
     @contextlib.contextmanager
-    def around(line: str, folder: Path) -> Iterator[None]:
-        with recorder.watching(folder, home / f"kills-{len(moments)}", most=most, seed=len(moments)):
+    def around(step: Step, folder: Path) -> Iterator[None]:
+        with recorder.watching(folder, kills_of(home, step), most=most, seed=step.number):
             yield
-        moments[line] = recorder.kept
 
-    shop = Workshop.make(home / "shop", large=large, around=around)
-    tallies = []
+    return Workshop.make(home, large=large, around=around)
+
+
+def kills_of(home: Path, step: Step) -> Path:
+    """Return the folder for what kills of a command leave."""
+    return home / f"kills-{step.number}"
+
+
+def kill_all(shop: Workshop) -> Iterator[Tally]:
+    """Run every command again from each moment of it that was kept."""
     for step in shop.steps:
         tally = Tally(f"kill: {' '.join(step.line.split()[:2])}", may_refuse=False)
-        for folder in moments[step.line]:
+        for folder in sorted(kills_of(shop.home, step).iterdir()):
             outcome, changed = shop.again(step, shop.bench(folder))
             tally.judge(f"{step.line} ({folder.name})", outcome, difference=changed)
             shutil.rmtree(folder)
-        tallies.append(tally)
-    return shop, tallies
+        yield tally
 
 
 CHILD = """
-import os, signal, sys, faults.workshop
+import os, signal, sys
+from support.commands import quiet
 from faults.outcomes import coral
 left = int(sys.argv[1])
 def see(event, arguments):
@@ -144,21 +150,43 @@ def see(event, arguments):
         if left < 0:
             os.kill(os.getpid(), signal.SIGKILL)
 sys.addaudithook(see)
-with faults.workshop.quiet():
-    coral(os.getcwd(), *sys.argv[2:])
+with quiet():
+    ended = coral(os.getcwd(), *sys.argv[2:])
+sys.stderr.write(ended.err)
+sys.exit(1 if ended.code is None else ended.code)
 """
+
+
+def started(step: Step, folder: Path, *before: str) -> subprocess.Popen[bytes]:
+    """Start a command in a process of its own."""
+    tests = Path(__file__).parents[1]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tests), *filter(None, sys.path)])}
+    command = [sys.executable, "-c", CHILD, *before, *step.arguments]
+    return subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def real(shop: Workshop, step: Step, *, renames: list[int]) -> Tally:
     """End processes by SIGKILL before their n-th rename, and run the command again here."""
     tally = Tally(f"SIGKILL: {step.line.split()[0]}", may_refuse=False)
-    tests = Path(__file__).parents[1]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(tests), *filter(None, sys.path)])}
     for n in renames:
         folder = shop.bench(step.before)
-        command = [sys.executable, "-c", CHILD, str(n), *step.arguments]
-        ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, timeout=300)
-        assert ended.returncode in (0, -9), ended.stderr.decode()
+        with started(step, folder, str(n)) as child:
+            _, err = child.communicate(timeout=300)
+        assert child.returncode in (0, -9), err.decode()
         outcome, changed = shop.again(step, folder)
         tally.judge(f"{step.line} (SIGKILL before rename {n})", outcome, difference=changed)
+    return tally
+
+
+def pairs(shop: Workshop, steps: list[Step]) -> Tally:
+    """Run a command in two processes at once, in one folder: one of them may say that the other is at work."""
+    tally = Tally("two processes in one folder")
+    for step in steps:
+        folder = shop.bench(step.before)
+        with started(step, folder, str(10**9)) as one, started(step, folder, str(10**9)) as other:
+            ends = [(child, *child.communicate(timeout=600)) for child in (one, other)]
+        for child, out, err in ends:
+            tally.judge(f"{step.line} beside itself", Outcome(child.returncode, out.decode(), err.decode()))
+        outcome, changed = shop.again(step, folder)
+        tally.judge(f"{step.line} after two at once", outcome, difference=changed)
     return tally

@@ -21,7 +21,7 @@ from safetensors.torch import save as save_tensors
 
 from coral_lens.data.questions import read_questions
 from coral_lens.engine.loading import load_model
-from coral_lens.lens.artefact import load_lens
+from coral_lens.lens.folder import load_lens
 from coral_lens.storage.files import digest_file
 from faults.hostile import hostile_value, spoiled, spoiled_bytes
 from faults.outcomes import Tally, call

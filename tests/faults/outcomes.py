@@ -21,6 +21,8 @@ End = Literal["same bytes", "one sentence", "traceback", "silent"]
 ENDS: tuple[End, ...] = ("same bytes", "one sentence", "traceback", "silent")
 PATIENCE, SHORT = 60, 10
 """Seconds after which a command, or a call, counts as hanging."""
+STOPPED = tuple(128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+"""Codes of a command that a signal ended."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +36,9 @@ class Outcome:
 
     @property
     def is_refusal(self) -> bool:
-        """Whether it ended with code 2 and a sentence: one line of ours at the end, or the usage of a wrong option."""
-        lines = [line for line in self.err.splitlines() if line.startswith("coral: ")]
-        return self.code == 2 and (bool(lines) or "Usage: " in self.err) and "Traceback" not in self.err
+        """Whether it ended with a sentence of ours, or the usage of a wrong option, and the code of a refusal or of a signal."""
+        said = any(line.startswith("coral: ") for line in self.err.splitlines()) or "─ Error ─" in self.err
+        return self.code in (2, *STOPPED) and said and "Traceback" not in self.err
 
     @property
     def last(self) -> str:
@@ -49,11 +51,11 @@ class TookTooLong(BaseException):
 
 
 @contextlib.contextmanager
-def at_most(seconds: int) -> Iterator[None]:
-    """Stop what takes longer: a hang is an end like the others."""
+def at_most(seconds: int, end: type[BaseException] = TookTooLong) -> Iterator[None]:
+    """Stop what takes longer: a hang is an end like the others. With KeyboardInterrupt it is stopped as by Ctrl-C."""
 
     def stop(*_: Any) -> None:
-        raise TookTooLong(f"still at work after {seconds} seconds")
+        raise end(f"still at work after {seconds} seconds")
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.alarm(seconds)
@@ -64,15 +66,21 @@ def at_most(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def coral(folder: Path, *arguments: str) -> Outcome:
+def coral(folder: Path, *arguments: str, patience: contextlib.AbstractContextManager[None] | None = None) -> Outcome:
     """Run a command in this process and in a folder, as the installed script does."""
     out, err = io.StringIO(), io.StringIO()
-    argv, place, told = sys.argv, Path.cwd(), warnings.showwarning
+    argv, place = sys.argv, Path.cwd()
     sys.argv = ["coral", *arguments]
     os.chdir(folder)
     code: int | None = None
     try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), at_most(PATIENCE):
+        with (
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+            warnings.catch_warnings(),
+            patience or at_most(PATIENCE),
+        ):
+            warnings.simplefilter("default")  # as for a user; in tests they are errors
             try:
                 main()
             except SystemExit as end:
@@ -80,7 +88,7 @@ def coral(folder: Path, *arguments: str) -> Outcome:
             except (Exception, TookTooLong):
                 err.write(traceback.format_exc())
     finally:
-        sys.argv, warnings.showwarning = argv, told
+        sys.argv = argv
         os.chdir(place)
     return Outcome(code, out.getvalue(), err.getvalue())
 

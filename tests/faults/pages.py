@@ -19,6 +19,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from support.commands import GOLDEN
+
 from coral_lens.records import Predictions
 from coral_lens.report.findings import Gathered
 from coral_lens.report.pages.compare import write_comparison
@@ -29,7 +31,6 @@ from coral_lens.report.runs import Evaluation, Run, load_run
 from coral_lens.report.tables.run import results_table
 from coral_lens.report.tables.study import StudyTable, read_tables
 from faults.outcomes import Tally
-from faults.workshop import GOLDEN
 
 HARM = "harmed"
 """The title of a page in which a script ran."""

@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from support.commands import GOLDEN, quiet
 
 from coral_lens.data.questions import read_questions
 from faults import inputs, lenses
 from faults.outcomes import Tally, table
 from faults.test_commands import wrong_ends
-from faults.workshop import GOLDEN, quiet
 
 
 @pytest.fixture(autouse=True, scope="module")

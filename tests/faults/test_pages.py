@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.commands import quiet
 
 from faults.pages import HARMLESS, PAGES, hostile_text, wrong_page
-from faults.workshop import quiet
 
 
 @pytest.fixture(autouse=True, scope="module")

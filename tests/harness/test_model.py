@@ -261,7 +261,7 @@ def test_a_chat_lens_corrects_chat_prompts_only(tiny: Model, lens: Lens, folder:
     tokenizer = make_tokenizer()
     tokenizer.chat_template = template
     model = wrap(tiny.hf, tokenizer, name="tiny-chat")
-    chatty = replace(lens, style=Style(chat=True), model={"name": "c", **model.fingerprint})
+    chatty = replace(lens, style=Style(chat=True), model={"name": "c", **model.identity})
     with pytest.raises(CoralError, match="without the chat template, but the lens was fitted with it; add --apply"):
         evaluate(CoralLM(model, lens=chatty), folder)
     with pytest.warns(UserWarning, match="With a lens"):

@@ -28,8 +28,9 @@ from coral_lens.engine.model import Model, wrap
 from coral_lens.errors import CoralError
 from coral_lens.lens import choose as choosing
 from coral_lens.lens.answers import Answer
-from coral_lens.lens.artefact import Lens, load_lens
+from coral_lens.lens.artefact import Lens
 from coral_lens.lens.fit import fit, fit_store
+from coral_lens.lens.folder import load_lens
 from coral_lens.lens.probes.mlp import MlpSettings
 from coral_lens.lens.rules import base_probs, steer, tilt
 from coral_lens.lens.settings import FitSettings

@@ -17,9 +17,10 @@ from coral_lens.engine.activations import ActivationStore
 from coral_lens.engine.extract import Extraction, extract
 from coral_lens.engine.model import Model
 from coral_lens.errors import CoralError
-from coral_lens.lens.artefact import Lens, load_lens
+from coral_lens.lens.artefact import Lens
 from coral_lens.lens.calibrate import calibrate_on
 from coral_lens.lens.fit import fit, fit_store
+from coral_lens.lens.folder import load_lens
 from coral_lens.lens.rules import base_probs
 from coral_lens.lens.settings import FitSettings, Guarantees
 from coral_lens.metrics.conformal import fit_conformal, prediction_sets
@@ -212,7 +213,7 @@ def test_predict_shows_the_set_and_the_flag_only_of_a_calibrated_lens(tiny: Mode
 
 @pytest.fixture(scope="module")
 def arc(smollm2: Model, tmp_path_factory: pytest.TempPathFactory) -> ActivationStore:
-    questions = load_task("arc_easy", TaskOptions(split="validation", limit=120))
+    questions = load_task("arc_easy", TaskOptions(split="validation", limit=60))
     return extract(smollm2, questions, tmp_path_factory.mktemp("arc"), extraction=Extraction(layers=(1,)))
 
 
@@ -220,21 +221,21 @@ def arc(smollm2: Model, tmp_path_factory: pytest.TempPathFactory) -> ActivationS
 def test_on_real_questions_the_mean_coverage_over_random_halves_is_the_stated_one(
     arc: ActivationStore, kind: str
 ) -> None:
-    """The expected coverage is ceil(0.9 * 61) / 61 = 0.902, whatever the model; deterministic APS has ties and more."""
+    """The expected coverage is ceil(0.9 * 31) / 31 = 0.903, whatever the model; deterministic APS has ties and more."""
     p, options, answers = base_probs(arc.table, "token"), arc.table.options, arc.table.answers
     rng = np.random.default_rng(0)
     covered = []
-    for _ in range(300):
-        half = np.zeros(120, dtype=bool)
-        half[rng.permutation(120)[:60]] = True
+    for _ in range(600):
+        half = np.zeros(60, dtype=bool)
+        half[rng.permutation(60)[:30]] = True
         first, second = ((options.rows(m), options.take(m)) for m in (half, ~half))
         rule = fit_conformal(p[first[0]], first[1], answers[half], coverage=0.9, kind=kind)
         sets = prediction_sets(rule, p[second[0]], second[1], keep_top=False)
         covered.append(sets[second[1].row(answers[~half])].mean())
     if kind == "lac":
-        assert np.mean(covered) == pytest.approx(55 / 61, abs=0.012)
+        assert np.mean(covered) == pytest.approx(28 / 31, abs=0.012)
     else:
-        assert 55 / 61 - 0.012 < np.mean(covered) < 0.97
+        assert 28 / 31 - 0.012 < np.mean(covered) < 0.97
 
 
 def test_python_calibrates_a_lens_as_the_command_does(tiny: Model) -> None:

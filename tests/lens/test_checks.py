@@ -16,8 +16,9 @@ from support.planted import PlantedStore
 
 from coral_lens.errors import CoralError
 from coral_lens.lens import checks
-from coral_lens.lens.artefact import Lens, load_lens
+from coral_lens.lens.artefact import Lens
 from coral_lens.lens.fit import fit_store
+from coral_lens.lens.folder import load_lens
 from coral_lens.lens.publish import card
 from coral_lens.lens.settings import FitSettings
 from coral_lens.storage.files import digest_file, read_record, write_record

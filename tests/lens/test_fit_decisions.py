@@ -21,9 +21,10 @@ from coral_lens.engine.model import Model
 from coral_lens.engine.packing import Plan
 from coral_lens.engine.trees import build_tree
 from coral_lens.errors import CoralError
-from coral_lens.lens.artefact import Lens, load_lens
+from coral_lens.lens.artefact import Lens
 from coral_lens.lens.calibrate import calibrate
 from coral_lens.lens.fit import fit, fit_store
+from coral_lens.lens.folder import load_lens
 from coral_lens.lens.probes.listwise import ListwiseMlpSettings, fit_listwise_mlp, fit_listwise_path
 from coral_lens.lens.rules import apply_temperature, base_probs, fit_temperature
 from coral_lens.lens.settings import FitSettings, Guarantees

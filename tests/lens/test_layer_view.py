@@ -7,9 +7,10 @@ import pytest
 from support.planted import PlantedStore
 
 from coral_lens.errors import CoralError
-from coral_lens.lens.artefact import Lens, load_lens
+from coral_lens.lens.artefact import Lens
 from coral_lens.lens.features import build_inputs
 from coral_lens.lens.fit import fit_store
+from coral_lens.lens.folder import load_lens
 from coral_lens.lens.layer_view import VIEW_FILE
 from coral_lens.lens.rules import correct_rows, tilt
 from coral_lens.lens.settings import FitSettings

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from sklearn.linear_model import LogisticRegression
 from support.questions import toy_questions
 
-from coral_lens.lens.artefact import load_lens
 from coral_lens.lens.fit import fit
+from coral_lens.lens.folder import load_lens
 from coral_lens.lens.probes.listwise import fit_listwise_path
 from coral_lens.lens.rules import tilt
 from coral_lens.lens.settings import FitSettings

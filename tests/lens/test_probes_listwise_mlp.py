@@ -10,9 +10,9 @@ import pytest
 import torch
 from support.planted import PlantedStore, data_of
 
-from coral_lens.lens.artefact import load_lens
 from coral_lens.lens.choose import choose_candidate
 from coral_lens.lens.fit import fit_store
+from coral_lens.lens.folder import load_lens
 from coral_lens.lens.probes.listwise import (
     ListwiseMlpSettings,
     fit_listwise_mlp,

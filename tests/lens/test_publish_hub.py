@@ -11,8 +11,8 @@ from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalToken
 from support.planted import PlantedStore
 
 from coral_lens.errors import CoralError
-from coral_lens.lens.artefact import load_lens
 from coral_lens.lens.fit import fit_store
+from coral_lens.lens.folder import load_lens
 from coral_lens.lens.publish import FILES, OPTIONAL, local_folder, push_to_hub
 from coral_lens.lens.settings import FitSettings
 

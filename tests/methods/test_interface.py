@@ -69,7 +69,7 @@ def test_an_edit_of_strength_zero_is_the_unedited_run_and_another_is_not(
 
 def test_scores_that_were_made_before_are_not_made_again(context: FitContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "BARE_ROW_BYTES", store_module.SHARD_BYTES // 30)
-    monkeypatch.setattr(store_module, "choose_budget", lambda _: 512)
+    monkeypatch.setattr(store_module, "choose_budget", lambda *_: 512)
     whole = context.score(QUESTIONS, "whole").table.logprobs
     usual, calls = store_module.compute_shard, []
 

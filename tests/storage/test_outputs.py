@@ -21,7 +21,7 @@ def test_an_output_that_is_an_input_by_any_name_is_refused(tmp_path: Path) -> No
     os.link(tmp_path / "q.jsonl", tmp_path / "hard")
     for name in ("q.jsonl", "link", "hard", "./q.jsonl"):
         with pytest.raises(CoralError, match="which is read: it would be replaced"):
-            output_file(tmp_path / name, is_ours=is_ours, inputs=["arc_easy", tmp_path / "q.jsonl"])
+            refuse_inputs(tmp_path / name, ["arc_easy", tmp_path / "q.jsonl"])
     refuse_inputs(tmp_path / "new", ["arc_easy", tmp_path / "q.jsonl"])
 
 

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,11 +37,11 @@ from coral_lens.report.tables.run import results_table
 from coral_lens.study import evaluate as evaluating
 from coral_lens.study import predictions as predicting
 from coral_lens.study import run as running
-from coral_lens.study import states
 from coral_lens.study.config import Study, frozen
 from coral_lens.study.folders import Folders
 from coral_lens.study.plan import loader, plan_study
 from coral_lens.study.run import prepare_study, run_prepared
+from coral_lens.study.states import OpenModel
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*prompts were longer than the model reads"),
@@ -137,14 +137,15 @@ class Opening:
     """Stands in for loading a model, and counts."""
 
     def __init__(self, model: Model) -> None:
-        self.model, self.names = model, list[str]()
+        self.model, self.names, self.dtypes = model, list[str](), list[str | None]()
 
-    def __call__(self, name: str) -> Model:
+    def __call__(self, name: str, *, dtype: str | None = None) -> Model:
         self.names.append(name)
+        self.dtypes.append(dtype)
         return self.model
 
 
-def run_in(study: Study, root: Path, data: Path, opening: Callable[[str], Model]) -> Path:
+def run_in(study: Study, root: Path, data: Path, opening: OpenModel) -> Path:
     prepared = prepare_study(study, data)
     return run_prepared(prepared, Folders(out=root / "out", work=root / "work", data=data), open_model=opening)
 
@@ -312,17 +313,11 @@ def killing(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, *, call: int
 DEATHS = [
     (running, "claim", 1, True),
     (store, "compute_shard", 2, False),
-    (states, "extract", 3, True),
-    (lens_method, "load_or_fit", 1, True),
     (lens_method, "load_or_fit", 2, False),
-    (predicting, "write_atomic", 2, False),
     (predicting, "write_atomic", 8, True),
-    (evaluating, "save_run", 1, True),
-    (evaluating, "write_run_pictures", 1, True),
     (evaluating, "write_report", 1, True),
-    (running, "write_study", 1, False),
 ]
-"""Where the run is killed: at which call of a function, and whether before or after it."""
+"""Where the run is killed: at which call of a function, and whether before or after it; tests/faults kills it at any file."""
 
 
 @pytest.mark.parametrize(("where", "name", "call", "after"), DEATHS, ids=[f"{n}-{c}" for _, n, c, _ in DEATHS])
@@ -378,13 +373,15 @@ def test_a_dtype_that_is_asked_for_has_states_of_its_own(tiny: Model, data: Path
     probs = [run.evaluations[0].predictions["base"].probs for run in (first, second)]
     assert not np.array_equal(*probs)
     assert {k: v for k, v in files_of(tmp_path / "work").items() if k in kept} == kept
-    run_in(small_study(), tmp_path, data, lambda name: pytest.fail(name))
+    run_in(small_study(), tmp_path, data, lambda name, dtype=None: pytest.fail(name))
     # without the name, states in two dtypes are never put together
     shutil.rmtree(next((tmp_path / "work/tiny/states").glob("arc_challenge*")))
+    opening = Opening(other)
     with pytest.raises(
         CoralError, match=r"different models called .tiny. .dtype torch\.float32 against torch\.bfloat16"
     ):
-        run_in(small_study(), tmp_path, data, Opening(other))
+        run_in(small_study(), tmp_path, data, opening)
+    assert opening.dtypes == ["float32"]  # it was asked for as what is there has it
 
 
 def test_a_model_whose_files_were_changed_is_looked_at_again(tiny: Model, data: Path, tmp_path: Path) -> None:
@@ -629,7 +626,7 @@ def test_the_chat_template_goes_around_every_prompt(tiny: Model, data: Path, tmp
 
 def test_a_study_is_run_from_python_and_gives_its_runs(tiny: Model, data: Path, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(running, "load_model", lambda _: tiny)
+        patch.setattr(running, "load_model", lambda _, dtype=None: tiny)
         (run,) = coral_lens.run_study(study_of(), tmp_path / "mine", data=data)
     assert [e.name for e in run.evaluations] == ["arc_easy:test", "race_question:test", "arc_challenge:test"]
     assert (tmp_path / "mine" / "report.html").exists()

@@ -24,6 +24,7 @@ from coral_lens.storage.files import (
     write_atomic,
     write_json,
 )
+from coral_lens.storage.outputs import has_word, refuse_replacing
 from coral_lens.storage.resumable import locked, locked_file
 
 
@@ -42,6 +43,8 @@ def write_analysis(name: str, record: Any, folder: Path) -> dict[str, Any]:
 @contextmanager
 def kept_rows(path: Path | None) -> Iterator[RowJournal]:
     """Open the rows in a file, which no other process may add to; without a file nothing is kept."""
+    if path:
+        refuse_replacing(path.parent, [path.name], is_ours=lambda path: has_word(path, '{"key": "'))
     with locked_file(path) if path else nullcontext():
         yield RowJournal(path)
 

@@ -17,11 +17,12 @@ from coral_lens.report.figures.style import looks_of
 from coral_lens.report.pages.contents import Contents, ContentsEntry, Plate
 from coral_lens.report.pages.run import write_results
 from coral_lens.report.pages.templates import fill_template, leaves_of
-from coral_lens.report.runs import Evaluation, save_run
+from coral_lens.report.runs import Evaluation, refuse_other_run, save_run
 from coral_lens.report.tables.exports import clean
 from coral_lens.report.tables.formats import Row, column_label, notes_of, table_rows
 from coral_lens.report.tables.run import ResultsTable, results_table
 from coral_lens.storage.files import versions, write_atomic, write_record
+from coral_lens.storage.outputs import has_word, refuse_replacing
 
 PAGE, RECORD, MAPS = "report.html", "audit.json", "maps.json"
 MOST_DRAWN = 3
@@ -38,9 +39,16 @@ class ShownTable:
     notes: Sequence[str] = ()
 
 
+def refuse_other_audit(folder: Path) -> None:
+    """Refuse a folder in which an audit would replace what it has not written."""
+    refuse_other_run(folder)
+    refuse_replacing(folder, (RECORD, MAPS), is_ours=lambda path: has_word(path, '"systems"'))
+
+
 def write_audit(found: Audit, folder: str | Path) -> Path:
     """Write the page, the numbers, the maps and the predictions of an audit; return the page."""
     folder = Path(folder)
+    refuse_other_audit(folder)
     run = run_of(found.audited, provenance_of(found))
     save_run(run, folder)
     write_results(results_table(run), run.title, folder)

@@ -50,7 +50,7 @@ class InterruptionError(CoralError):
 
     def __init__(self, cause: KeyboardInterrupt) -> None:
         super().__init__(INTERRUPTED)
-        self.code = 128 + cause.number if isinstance(cause, Stopped) else 2
+        self.code = 128 + (cause.number if isinstance(cause, Stopped) else signal.SIGINT)
 
 
 class Commands(TyperGroup):

@@ -110,7 +110,7 @@ def layers(*, studied: Studied) -> None:
     from coral_lens.cli.printing import print_layers
     from coral_lens.storage.progress import shown
 
-    need("report", by="coral analyse layers")
+    begin("layers", studied.out)
     store, data = studied.opened()
     work = beside(studied.out) / "layers"
     analysis = analyse_layers(store, data, forward=forward_of(store), base_rule=studied.base, work=work, bar=shown)
@@ -140,7 +140,7 @@ def dimensions(*, studied: Studied, settings: DimensionSettings) -> None:
     from coral_lens.cli.printing import print_dimensions
     from coral_lens.storage.progress import shown
 
-    need("report", by="coral analyse dimensions")
+    begin("dimensions", studied.out)
     store, data = studied.opened()
     analysis = analyse_dimensions(store, data, settings, work=beside(studied.out) / "dimensions", bar=shown)
     write(studied.out, "dimensions", analysis)
@@ -182,7 +182,7 @@ def heads(*, studied: StudiedHeads) -> None:
     if studied.shape is not None:
         return print_head_plan(plan_heads(shape_of(studied.shape, studied.rows)))
     if not studied.dry_run:
-        need("report", by="coral analyse heads")
+        begin("heads", studied.out)
     store, data = studied.opened()
     if studied.dry_run:
         return print_head_plan(plan_heads(shape_of_store(store)))
@@ -250,7 +250,7 @@ def data(*, compared: Compared, curves: Curves) -> None:
     from coral_lens.cli.printing import print_learning_curves, print_transfer
     from coral_lens.storage.progress import shown
 
-    need("report", by="coral analyse data")
+    begin("data", compared.out)
     settings, stores = compared.settings(curves.lens), compared.stores()
     tasks, journal = compared.tasks(stores), beside(compared.out) / "data.jsonl"
     learning = analyse_curves(stores, settings, draws=curves.draws, journal=journal, bar=shown)
@@ -266,7 +266,7 @@ def data(*, compared: Compared, curves: Curves) -> None:
 @flat
 def probes(
     train: Annotated[
-        str | None, typer.Option(help="Task to fit on; the others are transfer. By default the first.")
+        str | None, typer.Option(metavar="TASK", help="Task to fit on; the others are transfer. By default the first.")
     ] = None,
     *,
     compared: Compared,
@@ -280,7 +280,7 @@ def probes(
     from coral_lens.cli.printing import print_probes
     from coral_lens.storage.progress import shown
 
-    need("report", by="coral analyse probes")
+    begin("probes", compared.out)
     stores = compared.stores()
     tasks = compared.tasks(stores)
     if train is not None and train not in tasks:
@@ -289,6 +289,14 @@ def probes(
     analysis = analyse_probes(stores, train or tasks[0], settings, plan=plan, journal=journal, bar=shown)
     write(compared.out, "probes", analysis)
     print_probes(analysis)
+
+
+def begin(name: str, out: Path) -> None:
+    """Refuse before anything is computed what would fail at the end: figures that cannot be drawn, files of somebody else."""
+    need("report", by=f"coral analyse {name}")
+    from coral_lens.report.figures.analysis import refuse_other_files
+
+    refuse_other_files(name, out)
 
 
 def write(out: Path, name: str, record: Any) -> None:

@@ -58,19 +58,17 @@ def audit(
         return
     from coral_lens.audit.probabilities import audit_probabilities
 
-    refuse_other_out(others, files)
+    refuse_other_out(others.out)
     show_audit(audit_probabilities(files, settings, fit_on=others.fit_on, swap=others.swap, table=table), others.out)
 
 
-def refuse_other_out(others: AuditFiles, files: list[str]) -> None:
+def refuse_other_out(out: Path | None, *, by: str = "coral audit --out") -> None:
     """Refuse a place for results that holds something else, before anything is computed."""
-    from coral_lens.report.runs import refuse_other_run
-    from coral_lens.storage.outputs import refuse_inputs
+    from coral_lens.audit.page import refuse_other_audit
 
-    if others.out:
-        need("report", by="coral audit --out")
-        refuse_inputs(others.out, [*files, *(str(p) for p in (others.fit_on, others.swap) if p)])
-        refuse_other_run(others.out)
+    if out:
+        need("report", by=by)
+        refuse_other_audit(out)
 
 
 def show_audit(found: Audit, out: Path | None) -> None:
@@ -100,8 +98,7 @@ def apply_to(files: list[str], settings: AuditSettings, others: AuditFiles, tabl
     if others.out is None:
         raise CoralError("--apply writes a table: give --out FILE (.jsonl, .csv or .parquet).")
     write = writer_of(others.out)
-    inputs = [*files, str(others.apply)]
-    target = output_file(others.out, is_ours=lambda path: set(COLUMNS[:2]) <= first_columns(path), inputs=inputs)
+    target = output_file(others.out, is_ours=lambda path: set(COLUMNS[:2]) <= first_columns(path))
     maps = load_maps(others.apply)
     usual = AuditSettings().map
     rows = [

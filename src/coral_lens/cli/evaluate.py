@@ -61,20 +61,18 @@ def evaluate(
     """
     from coral_lens.cli.printing import show_run
     from coral_lens.report.runs import refuse_other_run, save_run
-    from coral_lens.storage.outputs import refuse_inputs
 
     if more and not measured.lm_eval_samples:
         raise CoralError(f"Unexpected argument {more[0]!r}; tasks and files are given with --task.")
     if not measured.lm_eval_samples and not (measured.lens and measured.task):
         raise CoralError("Give --lens and --task, or --lm-eval-samples.")
-    if measured.out:
-        need("report", by="coral eval --out")
-        refuse_inputs(measured.out, (*measured.lens, *measured.task, *measured.lm_eval_samples))
-        refuse_other_run(measured.out)
     # a shell puts the first file of a pattern behind the option, and the others behind that
     if logs := [*measured.lm_eval_samples, *(more or [])]:
         audit_logs(logs, measured)
         return
+    if measured.out:
+        need("report", by="coral eval --out")
+        refuse_other_run(measured.out)
     run = run_of_lenses(measured, asking, model)
     if measured.out:
         save_run(run, measured.out)
@@ -87,9 +85,10 @@ def audit_logs(logs: list[str], measured: Measured) -> None:
     from coral_lens.audit.measure import audit, run_of
     from coral_lens.audit.reading import TASK, read_logs
     from coral_lens.audit.settings import AuditSettings
-    from coral_lens.cli.audit import show_audit
+    from coral_lens.cli.audit import refuse_other_out, show_audit
     from coral_lens.cli.printing import show_run
 
+    refuse_other_out(measured.out, by="coral eval --out")
     audited = read_logs(logs)
     if measured.full:
         show_run(run_of(audited), None, full=True)
@@ -99,13 +98,13 @@ def audit_logs(logs: list[str], measured: Measured) -> None:
 def run_of_lenses(measured: Measured, asking: Asking, model: OtherModelChoice) -> Run:
     """Measure lenses on tasks."""
     from coral_lens.data.leaks import guard_of_shown
-    from coral_lens.lens.artefact import load_lens
+    from coral_lens.lens.folder import load_lens
     from coral_lens.storage.files import versions
     from coral_lens.storage.progress import shown as bar
     from coral_lens.study.evaluate import evaluate as measure
 
     lenses = [load_lens(folder) for folder in measured.lens]
-    loaded = model.opener(lenses[0].model["name"])
+    loaded = model.opener(lenses[0].model)
     chat = loaded if lenses[0].style.chat else None
     tests = {name: asking.gather([name], chat=chat) for name in dict.fromkeys(measured.task)}
     shown = [q for name in tests for q in worked_examples(name, asking)]
@@ -165,16 +164,16 @@ def predict(
     Example: `coral predict --lens my-lens --questions new.jsonl --out answers.jsonl`
     """
     from coral_lens.lens.answers import holds_answers
-    from coral_lens.lens.artefact import load_lens
+    from coral_lens.lens.folder import load_lens
     from coral_lens.storage.files import write_atomic
     from coral_lens.storage.outputs import output_file
     from coral_lens.storage.progress import questions_bar
     from coral_lens.storage.rows import writer_of
 
     write = writer_of(out)
-    file = output_file(out, is_ours=holds_answers, inputs=(questions, lens))
+    file = output_file(out, is_ours=holds_answers)
     fitted, target = load_lens(lens), beside(out)
-    loaded = model.opener(fitted.model["name"])
+    loaded = model.opener(fitted.model)
     asked = asking.gather([questions], chat=loaded if fitted.style.chat else None)
     fitted = fitted.adopted(loaded()) if model.other_model else fitted
     fitted.check(loaded())

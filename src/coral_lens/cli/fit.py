@@ -64,20 +64,18 @@ def extract(
     Example: `coral extract commonsense_qa_cloze:validation --out states/csqa --layers 12-20`
     """
     from coral_lens.engine.extract import extract as run
-    from coral_lens.storage.outputs import refuse_inputs
     from coral_lens.storage.progress import questions_bar
 
-    refuse_inputs(out, source)
-    loaded = model.opener()
+    loaded = model.opener(folder=out)
     questions = asking.gather(source, chat=loaded if kept.style.chat else None)
     extraction = kept.extraction(loaded())
     with questions_bar("extracting", len(questions)) as advance:
-        run(loaded(), questions, out, extraction=extraction, progress=advance)
+        store = run(loaded(), questions, out, extraction=extraction, progress=advance)
     size = sum(f.stat().st_size for f in out.iterdir()) / 2**20
     parts = f"{len(extraction.layers)} layers"
     if extraction.readings:
         parts += f", the heads of {len(extraction.readings.about['heads'])} blocks"
-    typer.echo(f"{len(questions)} questions, {parts}, {size:,.0f} MiB in {out}")
+    typer.echo(f"{len(store.questions)} questions, {parts}, {size:,.0f} MiB in {out}")
 
 
 @app.command()
@@ -97,16 +95,14 @@ def fit(
     Example: `coral fit --train train.jsonl --out my-lens`, or `coral fit --train commonsense_qa_cloze:validation --out my-lens`
     """
     from coral_lens.cli.printing import print_fit
-    from coral_lens.lens.artefact import refuse_other_folder
     from coral_lens.lens.fit import check_questions
     from coral_lens.lens.fit import fit as run
-    from coral_lens.storage.outputs import refuse_inputs
+    from coral_lens.lens.folder import refuse_other_folder
     from coral_lens.storage.progress import shown
 
-    refuse_inputs(out, train)
     refuse_other_folder(out)
     work = beside(out)
-    loaded = model.opener()
+    loaded = model.opener(folder=work)
     questions = asking.gather(train, chat=loaded if settings.style.chat else None, own_shots=True)
     check_questions(questions)
     fitted = run(loaded(), questions, settings, work_dir=work, bar=shown)
@@ -129,13 +125,13 @@ def calibrate(
 
     Example: `coral calibrate --lens my-lens --questions held-out.jsonl --coverage 0.9 --risk 0.2`
     """
-    from coral_lens.lens.artefact import load_lens
     from coral_lens.lens.calibrate import calibrate_on, fresh_of
+    from coral_lens.lens.folder import load_lens
     from coral_lens.storage.progress import questions_bar
 
     refuse_unwritable(lens)
     fitted = load_lens(lens)
-    loaded = model.opener(fitted.model["name"])
+    loaded = model.opener(fitted.model)
     labelled = asking.gather(questions, chat=loaded if fitted.style.chat else None)
     fresh_of(fitted, labelled)
     target = beside(lens).with_suffix(".calibration")  # in .work are the activations of the fit
@@ -164,7 +160,7 @@ def push(
     Names of local folders stay here, but for their last part; the card is sent as it stands in the folder.
     Example: `coral push my-lens me/my-lens`, then `coral predict --lens me/my-lens ...`
     """
-    from coral_lens.lens.artefact import load_lens
+    from coral_lens.lens.folder import load_lens
     from coral_lens.lens.publish import push_to_hub
     from coral_lens.storage.temporary import temporary_folder
 

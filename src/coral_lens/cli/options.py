@@ -11,7 +11,7 @@ field's, and the help is the docstring under it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, Field, dataclass, is_dataclass, replace
 from functools import cache, wraps
@@ -22,11 +22,12 @@ from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
-from typer.models import OptionInfo
+from typer.models import OptionInfo, ParameterInfo
 
 from coral_lens.data.settings import TaskOptions
 from coral_lens.errors import CoralError
 from coral_lens.storage.escape import for_terminal
+from coral_lens.storage.outputs import refuse_inputs
 from coral_lens.storage.settings import (
     MOST_SEED,
     OneOf,
@@ -66,9 +67,14 @@ def flat(command: Callable[..., None]) -> Callable[..., None]:
             known = options.setdefault(option.name, option)
             assert known.default == option.default, f"{command.__name__} has two defaults of {option.name}"
 
+    read = [name for name, option in options.items() if is_read(option)]
+
     @wraps(command)
     def called(**values: Any) -> None:
         refuse_unwritable(values.get("out"))
+        for name in RESULTS:
+            if values.get(name) is not None:
+                refuse_inputs(values[name], given(values[n] for n in read), option=f"--{name}")
         others = {p.name: values[p.name] for p in own if p.name not in groups}
         command(**others, **{name: settings_from(kind, values) for name, kind in groups.items()})
 
@@ -77,22 +83,46 @@ def flat(command: Callable[..., None]) -> Callable[..., None]:
     return called
 
 
-VALUES = dict.fromkeys(("train", "task", "questions", "validation", "test"), "SOURCE") | {
-    "model": "MODEL",
-    "lens": "LENS",
-}
-"""What the help calls the value of an option, by the option's name."""
+SOURCES = ("train", "task", "questions", "validation", "test", "lm_eval_samples")
+VALUES = dict.fromkeys(SOURCES, "SOURCE") | {"model": "MODEL", "lens": "LENS"}
+"""What the help calls the value of an option, by the option's name: each of these may name a file or folder that is read."""
+ARGUMENTS = ("source", "more", "study", "files")
+"""Arguments, which have no dashes, that may do so too."""
 KINDS = {Path: "PATH", int: "NUMBER", float: "NUMBER"}
 """And by its type, where the name says nothing; all others are a TEXT."""
+RESULTS = ("out", "work")
+"""Options whose paths are written to; all other paths are read."""
 
 
 def name_value(option: Parameter) -> None:
     """Have the help call the value of an option by a name for people: typer writes `<list[str]>`."""
+    mark = mark_of(option)
+    if isinstance(mark, OptionInfo) and mark.metavar is None and bare(option.annotation) is not bool:
+        mark.metavar = VALUES.get(option.name) or KINDS.get(kind_of(option), "TEXT")
+
+
+def mark_of(option: Parameter) -> ParameterInfo | None:
+    """Return what typer is told of an option or argument."""
+    marks = getattr(option.annotation, "__metadata__", ())
+    return next((mark for mark in marks if isinstance(mark, ParameterInfo)), None)
+
+
+def kind_of(option: Parameter) -> Any:
+    """Return the type of an option's value, or of each of its values."""
     kind = bare(option.annotation)
-    inner = get_args(kind)[0] if get_origin(kind) is list else kind
-    for mark in getattr(option.annotation, "__metadata__", ()):
-        if isinstance(mark, OptionInfo) and mark.metavar is None and kind is not bool:
-            mark.metavar = VALUES.get(option.name) or KINDS.get(inner, "TEXT")
+    return bare(get_args(kind)[0]) if get_origin(kind) is list else kind
+
+
+def is_read(option: Parameter) -> bool:
+    """Return whether a value may name a file or folder that is read, as the help says: a SOURCE, a LENS, but not a NAME."""
+    mark = mark_of(option)
+    named = option.name in ARGUMENTS or (mark is not None and mark.metavar in VALUES.values())
+    return option.name not in RESULTS and (named or kind_of(option) is Path)
+
+
+def given(values: Iterable[Any]) -> list[str | Path]:
+    """Return all that was given for options of which some may be given several times, and some not at all."""
+    return [one for value in values if value is not None for one in (value if isinstance(value, list) else [value])]
 
 
 @dataclass(frozen=True)
@@ -207,6 +237,8 @@ def allowed(hint: Any) -> str | None:
         limits = next((mark for mark in marks if isinstance(mark, Range)), None)
         if limits and isfinite(limits.least):
             return f"{limits.least}..{limits.most if limits.most < MOST_SEED else ''}"
+        if any(isinstance(mark, OneOf) for mark in marks):
+            return "NAME"
         return allowed(inner)
     if get_origin(hint) in (Union, UnionType):
         return allowed(next(inner for inner in get_args(hint) if inner is not type(None)))
@@ -227,10 +259,13 @@ class Machine(Settings):
 
     device: str | None = None
     """cpu, cuda, cuda:1, mps. By default the GPU if there is one."""
-    dtype: Literal["float32", "bfloat16", "float16", "auto"] | None = None
-    """Precision of the weights; `auto` is the checkpoint's own. By default float32 on the CPU."""
+    dtype: Literal["auto", "float32", "mixed", "bfloat16", "int8", "float16"] | None = None
+    """The arithmetic. `auto`, the default, is the checkpoint's own on a GPU; on the CPU it is `mixed` (float32 states, products
+    in bfloat16) where that is 1.5 times as fast as float32, else float32. `int8` is faster still, and less exact."""
     device_map: str | None = None
     """Spread the model over devices, such as `auto` (accelerate)."""
+    adapter: str | None = None
+    """Folder or hub id of a LoRA adapter, which is added to the model's weights."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -240,16 +275,26 @@ class Machine(Settings):
             if colon and not number.isdecimal():
                 raise CoralError(f"device must look like cuda or cuda:1. Got {self.device!r} instead.")
 
-    def open(self, name: str) -> Model:
-        """Load a model with a word on standard error, since it can take a while."""
+    def open(self, name: str, *, dtype: str | None = None) -> Model:
+        """Load a model with a word on standard error, since it can take a while; `dtype` is for where none is asked for."""
         from coral_lens.engine.loading import load_model
 
         typer.echo(f"loading {name} ...", err=True)
-        return load_model(name, device=self.device, dtype=self.dtype, device_map=self.device_map)
+        dtype = self.dtype or dtype
+        return load_model(name, device=self.device, dtype=dtype, device_map=self.device_map, adapter=self.adapter)
 
-    def opener(self, name: str) -> Callable[[], Model]:
-        """Return a function that gives the model, loaded when it is first called: questions are read before that."""
-        return cache(lambda: self.open(name))
+    def opener(self, name: str, *, like: Mapping[str, Any] | None = None) -> Callable[[], Model]:
+        """Return a function that gives the model, loaded when it is first called: questions are read before that.
+
+        `like` is the record of a model that something was made with: its precision is taken unless another is asked for.
+        """
+
+        def load() -> Model:
+            from coral_lens.engine.precision import recorded_precision
+
+            return self.open(name, dtype=recorded_precision(like or {}, device=self.device))
+
+        return cache(load)
 
 
 @dataclass(frozen=True)
@@ -261,9 +306,12 @@ class ModelChoice(Settings):
     machine: Machine = Machine()
     """Where it runs."""
 
-    def opener(self) -> Callable[[], Model]:
-        """Return a function that gives the model, loaded when it is first called."""
-        return self.machine.opener(self.model)
+    def opener(self, *, folder: Path | None = None) -> Callable[[], Model]:
+        """Return a function that gives the model, loaded when it is first called; as it was for the store in a folder, if any."""
+        from coral_lens.storage.files import kept_record
+
+        manifest = kept_record(folder / "manifest.json") if folder else None
+        return self.machine.opener(self.model, like=(manifest or {}).get("model"))
 
 
 @dataclass(frozen=True)
@@ -275,9 +323,9 @@ class LensModelChoice(Settings):
     machine: Machine = Machine()
     """Where it runs."""
 
-    def opener(self, fitted_on: str) -> Callable[[], Model]:
-        """Return a function that gives the model, loaded when it is first called."""
-        return self.machine.opener(self.model or fitted_on)
+    def opener(self, fitted_on: Mapping[str, Any]) -> Callable[[], Model]:
+        """Return a function that gives the model, loaded when it is first called; `fitted_on` is the record of a lens's."""
+        return self.machine.opener(self.model or fitted_on["name"], like=fitted_on)
 
 
 @dataclass(frozen=True)

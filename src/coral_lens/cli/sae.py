@@ -68,8 +68,10 @@ def train(
     """
     from coral_lens.cli.printing import print_quality
     from coral_lens.sae.quality import refuse_dead
+    from coral_lens.sae.train import refuse_other_folder
 
     training.refuse_mixture(source or [], model)
+    refuse_other_folder(training.out, training.settings)
     quality = train_on_questions(source, training, asking, model) if source else train_on_pooled(training)
     print_quality(quality)
     typer.echo(f"Autoencoders in {training.out}, in SAELens' layout.")
@@ -115,9 +117,11 @@ def select(
     Example: `coral sae select commonsense_qa_cloze:train --limit 2000 --sae sae/16x --out features --data DIR`
     """
     from coral_lens.cli.printing import print_selection
+    from coral_lens.sae.folder import refuse_other_folder
     from coral_lens.sae.select import select_features
     from coral_lens.storage.progress import shown
 
+    refuse_other_folder(out)
     opened = model.opener()
     questions = asking.gather(source, chat=opened if selecting.style.chat else None)
     print_selection(select_features(opened(), questions, out, selecting, bar=shown).record["selection"])

@@ -82,12 +82,11 @@ def run(
 
 
 @app.command()
+@flat
 def report(
     run: Annotated[Path, typer.Argument(help="Folder made by `coral eval --out` or `coral demo`.")],
     other: Annotated[Path | None, typer.Argument(help="A second run: compare the two, question by question.")] = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="PATH", help="Folder for a comparison; default: coral-comparison.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for a comparison; default: coral-comparison.")] = None,
     full: Full = False,
 ) -> None:
     """Make report.html and the tables of a run again, or compare two runs.
@@ -100,10 +99,11 @@ def report(
     from coral_lens.storage.outputs import refuse_inputs
 
     need("report", by="coral report")
-    refuse_unwritable(out if other else run)
     if other:
-        refuse_inputs(out or Path("coral-comparison"), (run, other))
-        return print_comparison(load_run(run), load_run(other), out or Path("coral-comparison"))
+        folder = out or Path("coral-comparison")
+        refuse_inputs(folder, (run, other))
+        return print_comparison(load_run(run), load_run(other), folder)
+    refuse_unwritable(run)
     if out:
         raise CoralError("--out is for a comparison of two runs; the report of one is written into its own folder.")
     measured = load_run(run)
@@ -112,10 +112,11 @@ def report(
 
 
 @app.command()
+@flat
 def demo(
-    out: Annotated[
-        Path, typer.Option(metavar="PATH", help="Folder for the lens, the predictions and the report.")
-    ] = Path("coral-demo"),
+    out: Annotated[Path, typer.Option(help="Folder for the lens, the predictions and the report.")] = Path(
+        "coral-demo"
+    ),
     full: Full = False,
 ) -> None:
     """Fit a lens on real questions with a real model, and measure it on held-out questions and on tasks it never saw.
@@ -131,7 +132,6 @@ def demo(
     def tell(message: str) -> None:
         typer.echo(message, err=True)
 
-    refuse_unwritable(out)
     need("eval", "report", "gguf", by="coral demo")
     if embedded_model() is None or embedded_data() is None:
         if not sys.stdin.isatty() or not typer.confirm(

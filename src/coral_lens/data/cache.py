@@ -17,6 +17,10 @@ KINDS = {
     "assets": ("assets", "the embedded model and data, as `coral assets` fetched them"),
     "task-index": ("task-index.json", "names of lm-eval's tasks; made again in a second"),
     "budgets": ("budgets", "tokens in a batch, as timed on this machine; timed again in seconds"),
+    "precisions": ("precisions", "how much faster mixed arithmetic is on this machine; timed again in a second"),
+    "fingerprints": ("fingerprints", "digests of models whose files were not written since; computed again in seconds"),
+    "digests": ("digests", "digests of GGUF files, likewise"),
+    "intact": ("intact", "which converted models were checked whole, likewise"),
     "packings": ("packings", "self-checks of models on this machine; made again in seconds"),
 }
 """What each part of the cache is called, the file or folder that holds it, and what it is."""

@@ -70,9 +70,7 @@ def lay_out(
         for row, length in zip(planned.rows, planned.prefixes, strict=True)
         for q in row
     }
-    prefixes = [
-        prompts[row[0]].contexts[0][:length] for row, length in zip(planned.rows, planned.prefixes, strict=True)
-    ]
+    prefixes = row_prefixes(prompts, planned)
     packing = "plain" if planned.plain else packing
     if joined and packing == "tree" and len(set(prefixes)) == 1:
         batch = collate(trees, [planned.questions], prefixes=prefixes[:1])
@@ -81,6 +79,17 @@ def lay_out(
         edges = accumulate((sum(len(trees[q]) for q in part) for part in parts), initial=0)
         return replace(batch, blocks=tuple(pairwise(edges)))
     return collate(trees, planned.rows, packing=packing, prefixes=prefixes)
+
+
+def row_prefixes(prompts: Sequence[Prompt], planned: PlannedBatch) -> list[tuple[int, ...]]:
+    """Return the prefix of each row, mostly empty."""
+    return [prompts[row[0]].contexts[0][:n] for row, n in zip(planned.rows, planned.prefixes, strict=True)]
+
+
+def batch_prefixes(prompts: Sequence[Prompt], planned: PlannedBatch) -> tuple[tuple[int, ...], ...]:
+    """Return the distinct prefixes of a planned batch, or nothing where it has none: what `Batch.prefixes` will be."""
+    prefixes = tuple(dict.fromkeys(row_prefixes(prompts, planned)))
+    return prefixes if any(prefixes) else ()
 
 
 def collate(

@@ -1,4 +1,4 @@
-"""Choose how many tokens go into a batch: timed once per model and machine, and kept in the cache.
+"""Choose how many tokens go into a batch: timed once per model and machine while that is idle, and kept in the cache.
 
 The choice changes speed, and the last bits of results; a store therefore records its budget and never asks here again. A
 budget that the user sets is not looked at either.
@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from coral_lens.engine._machine import is_tiny, keep, record_path
+from coral_lens.engine._machine import is_busy, is_tiny, keep, record_path
 from coral_lens.engine.packing import plan_for
 from coral_lens.engine.scoring import TOKEN_BUDGET, score
 from coral_lens.records import Prompt
@@ -21,25 +21,32 @@ if TYPE_CHECKING:
     from coral_lens.engine.model import Model
 
 
-BUDGETS = (1024, TOKEN_BUDGET, 4096)
+BUDGETS = (512, TOKEN_BUDGET, 2048, 4096)
 GAIN = 1.05
 """How much faster than the default a budget must be: less than this is what machines waver by."""
 ROUNDS = 3
 SECONDS = 10.0
 """A model so slow that the timing would take longer keeps the default."""
+WORTH_TIMING = 64
+"""Fewer questions are scored in less time than the timing takes."""
 
 Timer = Callable[["Model", Sequence[Prompt], int], float]
 """Returns the seconds that scoring the prompts takes at a token budget."""
 
 
-def choose_budget(model: Model, *, timer: Timer | None = None) -> int:
-    """Return the token budget for a model on this machine: the one kept in the cache, else the one found by timing."""
+def choose_budget(model: Model, n_questions: int, *, timer: Timer | None = None) -> int:
+    """Return the token budget for a model on this machine: the one kept in the cache, else the one found by timing.
+
+    Few questions are not worth the timing, and beside other work it would say nothing: both get the default.
+    """
     if is_tiny(model):
         return TOKEN_BUDGET
     path = record_path(model, "budgets")
     kept = (kept_record(path) or {}).get("token_budget")
     if kept in BUDGETS:
         return kept
+    if n_questions < WORTH_TIMING or is_busy():
+        return TOKEN_BUDGET
     times = measure(model, timer or seconds)
     budget = fastest(times)
     keep(path, {"token_budget": budget, "seconds": {str(b): statistics.median(s) for b, s in times.items()}})

@@ -21,11 +21,12 @@ from coral_lens.data.wording import asked_as
 from coral_lens.engine.activations import FORMAT, ActivationStore, MemoryStore, ScoredShards
 from coral_lens.engine.budget import choose_budget
 from coral_lens.engine.hooks import Edit, Reader
-from coral_lens.engine.packing import Packing, Plan, plan_for
+from coral_lens.engine.packing import Packing, Plan, plan_for, tree_size
 from coral_lens.engine.prompts import Prepared, prepare
 from coral_lens.engine.readers import HeadInputs, PooledResidual, layer_name
 from coral_lens.engine.scoring import TOKEN_BUDGET, score
 from coral_lens.engine.self_check import packing_of
+from coral_lens.engine.trees import build_tree
 from coral_lens.errors import CoralError
 from coral_lens.records import Prompt, Question, question_record
 from coral_lens.storage.files import canonical, digest, versions
@@ -39,6 +40,10 @@ if TYPE_CHECKING:
 
 SHARD_BYTES = 32 * 2**20
 """Aimed-at size of a shard: small enough to lose little when killed, large enough to be read at the disk's speed."""
+MANY_ROUNDS = 4
+"""So many batches for each thread end at about the same time by themselves."""
+LEAST_BUDGET = 256
+"""Tokens of a batch at least: smaller products are slower."""
 BARE_ROW_BYTES = SHARD_BYTES // 1024
 """What a row without states counts as: scores alone are tiny, but computing them is not, so shards stay short."""
 
@@ -125,7 +130,7 @@ def score_questions(
     folder: Path | None = None,
     progress: Progress | None = None,
 ) -> Iterator[ScoredShards]:
-    """Score questions and yield their scores and states, which are the same to the bit wherever they lie.
+    """Score questions and yield their scores and states, which are the same wherever they lie, up to rounding.
 
     With `folder` they are kept there, and an interrupted run goes on. Without, few stay in memory, and many are in a temporary
     folder until the block ends. Questions are left out, and named, as by `extract`.
@@ -145,12 +150,25 @@ def is_small(model: Model, questions: Sequence[Question], extraction: Extraction
 def score_in_memory(
     model: Model, questions: Sequence[Question], extraction: Extraction, *, progress: Progress | None = None
 ) -> MemoryStore:
-    """Score the questions and return what `extract` would keep of them."""
+    """Score the questions and return what `extract` would keep of them, as soon as the machine can."""
     planned = plan_questions(model, questions, extraction)
-    shards = [compute_shard(planned, shard, progress or (lambda _: None)) for shard in cut_shards(planned)]
-    store = MemoryStore(planned.manifest, planned.prepared.questions, shards)
+    if extraction.token_budget is None:
+        planned = replace(planned, extraction=replace(planned.extraction, token_budget=even_budget(planned)))
+    tensors = compute_shard(planned, planned.plan(), progress or (lambda _: None), divide=True)
+    store = MemoryStore(planned.manifest, planned.prepared.questions, [tensors])
     warn_broken(model, store.broken)
     return store
+
+
+def even_budget(planned: PlannedQuestions) -> int:
+    """Return the token budget at which all threads end at about the same time, where there are few batches."""
+    budget, threads = planned.extraction.token_budget, torch.get_num_threads()
+    assert budget is not None, "the defaults are filled in"
+    total = sum(tree_size(build_tree(prompt), planned.packing) for prompt in planned.prepared.prompts)
+    rounds = -(-total // (budget * threads))
+    if threads == 1 or rounds > MANY_ROUNDS:
+        return budget
+    return min(budget, max(LEAST_BUDGET, -(-total // (rounds * threads))))
 
 
 def extract(
@@ -217,15 +235,20 @@ class PlannedQuestions:
     extraction: Extraction
     """With nothing left open."""
 
+    @property
+    def packing(self) -> Packing:
+        """How questions are laid out."""
+        assert self.extraction.packing is not None, "the defaults are filled in"
+        return self.extraction.packing
+
     def plan(self, prompts: Sequence[Prompt] | None = None) -> Plan:
         """Return the batches of all prompts, or of these."""
-        packing, budget = self.extraction.packing, self.extraction.token_budget
-        assert packing is not None, "the defaults are filled in"
+        budget = self.extraction.token_budget
         assert budget is not None, "the defaults are filled in"
         return plan_for(
             self.prepared.prompts if prompts is None else prompts,
             token_budget=budget,
-            packing=packing,
+            packing=self.packing,
             border=self.model.rope_border,
         )
 
@@ -240,7 +263,7 @@ def plan_questions(
 ) -> PlannedQuestions:
     """Prepare questions, and say which are left out; what is open is filled in by the results in `folder`, if there are any."""
     refuse_layers(model, extraction.layers)
-    filled = fill_defaults(model, folder, extraction)
+    filled = fill_defaults(model, folder, extraction, len(questions))
     prepared = prepare(asked_as(questions, filled.style), filled.style, model)
     warn_left_out(prepared)
     return PlannedQuestions(model, prepared, filled)
@@ -278,7 +301,7 @@ def describe(model: Model, prepared: Prepared, extraction: Extraction) -> dict[s
     prompts = prepared.prompts
     return {
         "format": FORMAT,
-        "model": {"name": model.name, **model.identity, "dtype": str(model.dtype), "layers": model.n_layers},
+        "model": {"name": model.name, **model.identity, "dtype": model.precision_record, "layers": model.n_layers},
         "questions": digest([question_record(q) for q in prepared.questions]),
         "prompts": digest([[p.contexts[0], [c for c in p.contexts if c != p.contexts[0]], p.options] for p in prompts]),
         "style": str(extraction.style),
@@ -288,7 +311,6 @@ def describe(model: Model, prepared: Prepared, extraction: Extraction) -> dict[s
         "n_questions": len(prompts),
         "left_out": prepared.left_out,
         "n_truncated": sum(p.truncated for p in prompts),
-        "threads": torch.get_num_threads(),
         "versions": versions(),
         **extraction.about,
     }
@@ -301,7 +323,7 @@ def refuse_layers(model: Model, layers: Sequence[int]) -> None:
         raise CoralError(f"Layer {unknown[0]} does not exist: {model.name!r} has layers 0 to {model.n_layers}.")
 
 
-def fill_defaults(model: Model, folder: Path | None, extraction: Extraction) -> Extraction:
+def fill_defaults(model: Model, folder: Path | None, extraction: Extraction, n_questions: int) -> Extraction:
     """Fill in what was left open, by the results that are already in a folder: a resumed run does not choose again."""
     path = folder / "manifest.json" if folder else None
     recorded = read_manifest(path) if path and path.exists() else {}
@@ -309,7 +331,7 @@ def fill_defaults(model: Model, folder: Path | None, extraction: Extraction) -> 
     budget = extraction.token_budget or recorded.get("token_budget")
     if not budget:
         # options in rows of their own are not what the calibration times
-        budget = choose_budget(model) if packing == "tree" else TOKEN_BUDGET
+        budget = choose_budget(model, n_questions) if packing == "tree" else TOKEN_BUDGET
     return replace(extraction, packing=packing, token_budget=budget)
 
 
@@ -341,8 +363,13 @@ def count_questions(plan: Plan) -> int:
     return sum(len(batch.questions) for batch in plan.batches)
 
 
-def compute_shard(planned: PlannedQuestions, shard: Plan, progress: Progress) -> dict[str, Tensor]:
-    """Score the questions of one shard and return its tensors; those that are broken are listed in one of their own."""
+def compute_shard(
+    planned: PlannedQuestions, shard: Plan, progress: Progress, *, divide: bool = False
+) -> dict[str, Tensor]:
+    """Score the questions of one shard and return its tensors; those that are broken are listed in one of their own.
+
+    With `divide` a single batch is divided over all threads.
+    """
     model, prompts, extraction = planned.model, planned.prepared.prompts, planned.extraction
     readings, edited = extraction.readings, extraction.edited
     readers: list[Reader] = [PooledResidual(extraction.layers), *(readings.readers if readings else ())]
@@ -351,7 +378,7 @@ def compute_shard(planned: PlannedQuestions, shard: Plan, progress: Progress) ->
     parts |= {layer_name(layer): [torch.zeros(0, model.width, dtype=torch.float32)] for layer in extraction.layers}
     broken: list[int] = []
     edits = edited.edits if edited else ()
-    for scored in score(model, prompts, shard, readers=readers, edits=edits, on_broken=broken.append):
+    for scored in score(model, prompts, shard, readers=readers, edits=edits, on_broken=broken.append, divide=divide):
         parts["question"].append(torch.tensor(scored.batch.questions))
         parts["logprob"].append(scored.logprobs)
         for name, tensor in scored.readings.items():

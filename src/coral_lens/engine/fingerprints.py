@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 
-SAMPLED = 16
-"""Numbers of each weight that are looked at before every pass."""
 NO_MATTER = {
     "architectures", "auto_map", "bos_token_id", "chunk_size_feed_forward", "decoder_start_token_id", "dtype",
     "eos_token_id", "finetuning_task", "gradient_checkpointing", "id2label", "initializer_range", "is_decoder",
@@ -37,18 +35,27 @@ NO_MATTER = {
 def weights_digest(hf: PreTrainedModel) -> str:
     """Return a digest of the weights that does not depend on the dtype or device they were loaded in.
 
-    Every weight is rounded to bfloat16 first: a checkpoint has the same digest in float32 and in bfloat16.
+    Every weight is rounded to bfloat16 first: a checkpoint has the same digest in float32 and in bfloat16. Whole numbers, of
+    quantised weights, are taken as they are.
     """
 
     def one(item: tuple[str, Tensor]) -> str:
         name, weight = item
         if weight.is_meta:
             return f"{name}:{tuple(weight.shape)}:offloaded"
-        raw = weight.detach().to(torch.bfloat16).contiguous().cpu().view(torch.uint8).numpy()
+        rounded = weight.detach().to(torch.bfloat16) if weight.is_floating_point() else weight.detach()
+        raw = rounded.contiguous().cpu().view(torch.uint8).numpy()
         return f"{name}:{tuple(weight.shape)}:{digest_bytes(raw.data)}"
 
+    # some libraries keep quantised weights as buffers
+    buffers = hf.named_buffers() if is_quantised(hf) else ()
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-        return digest(sorted(pool.map(one, hf.named_parameters())))
+        return digest(sorted(pool.map(one, (*hf.named_parameters(), *buffers))))
+
+
+def is_quantised(hf: PreTrainedModel) -> bool:
+    """Tell whether the weights of a model were quantised by another library, which then computes with them."""
+    return getattr(hf.config, "quantization_config", None) is not None
 
 
 def tokenizer_digest(tokenizer: PreTrainedTokenizerBase) -> str:
@@ -90,27 +97,3 @@ def identity_difference(known: Mapping[str, Any], given: Mapping[str, Any]) -> s
         if key in known and key in given and known[key] != given[key]:
             return f"{key} {known[key][:14]} against {given[key][:14]}"
     return config_difference(known.get("config", {}), given.get("config", {}))
-
-
-class Seal(NamedTuple):
-    """How the weights of a model look at a glance."""
-
-    tensors: tuple[tuple[str, int, int, int], ...]
-    """Name, identity, count of writes and address of every weight."""
-    sample: bytes
-    """A few numbers of every weight, rounded as the digest of all of them rounds."""
-
-
-def seal_of(hf: PreTrainedModel) -> Seal:
-    """Look at the weights of a model; takes about a millisecond per hundred of them."""
-    tensors, samples = [], []
-    for name, weight in hf.named_parameters():
-        if weight.is_meta:  # offloaded: it is elsewhere, and never the same tensor twice
-            continue
-        writes = 0 if weight.is_inference() else weight._version
-        tensors.append((name, id(weight), writes, weight.data_ptr()))
-        if n := weight.numel():
-            places = torch.arange(SAMPLED, device=weight.device) * max(n - 1, 1) // max(SAMPLED - 1, 1) % n
-            samples.append(weight.detach().take(places).to(torch.bfloat16).cpu())
-    numbers = torch.cat(samples).view(torch.uint8).numpy().tobytes() if samples else b""
-    return Seal(tuple(tensors), numbers)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coral_lens.engine.extract import Extraction, PlannedQuestions, plan_questions
-from coral_lens.engine.packing import Packing, tree_size
+from coral_lens.engine.packing import tree_size
 from coral_lens.engine.readers import PooledResidual
 from coral_lens.engine.scoring import score
 from coral_lens.engine.trees import build_tree
@@ -67,15 +67,9 @@ def forecast(model: Model, sets: Mapping[Path, Sequence[Question]], extraction: 
     n_questions = sum(len(questions) for questions in sets.values())
     if not left:
         return Forecast(n_questions, n_kept, tokens=0, speed=0.0, new_bytes=0)
-    sizes = [tree_size(build_tree(prompt), planned_packing(planned)) for prompt in left]
+    sizes = [tree_size(build_tree(prompt), planned.packing) for prompt in left]
     new_bytes = n_rows * extraction.row_bytes(model.width)
     return Forecast(n_questions, n_kept, sum(sizes), measure_speed(planned, left, sizes), new_bytes)
-
-
-def planned_packing(planned: PlannedQuestions) -> Packing:
-    """Return how the questions are laid out."""
-    assert planned.extraction.packing is not None, "the defaults are filled in"
-    return planned.extraction.packing
 
 
 def kept_questions(folder: Path) -> set[int]:

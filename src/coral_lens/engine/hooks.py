@@ -32,11 +32,14 @@ class Site(NamedTuple):
 
 @runtime_checkable
 class Reader(Protocol):
-    """Takes what it needs at its sites while a batch runs, then gives one row per option."""
+    """Takes what it needs at its sites while a batch runs, then gives one row per option. It is used by one thread at a time."""
 
     @property
     def sites(self) -> tuple[Site, ...]:
         """Where it reads."""
+
+    def fresh(self) -> Reader:
+        """Return one that reads the same and has read nothing yet, for another thread."""
 
     def read(self, site: Site, states: Tensor, batch: Batch) -> None:
         """Take what is needed of the states [batch, token, feature]; called once per site and batch."""
@@ -48,7 +51,10 @@ class Reader(Protocol):
 
 @runtime_checkable
 class Edit(Protocol):
-    """Replaces the tensor at its sites; runs before the readers of the same site."""
+    """Replaces the tensor at its sites; runs before the readers of the same site.
+
+    It keeps nothing of what it sees where several batches are scored at a time: threads share it.
+    """
 
     @property
     def sites(self) -> tuple[Site, ...]:

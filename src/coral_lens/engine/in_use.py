@@ -10,13 +10,15 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from threading import Lock, RLock
+from threading import Lock, RLock, get_ident
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 import torch
 
-from coral_lens.engine.fingerprints import Seal, seal_of, weights_digest
+from coral_lens.engine._seals import last_seal, modules_of, remember
+from coral_lens.engine.fingerprints import is_quantised, weights_digest
+from coral_lens.engine.precision import CONVERTED
 from coral_lens.errors import CoralError
 
 if TYPE_CHECKING:
@@ -26,26 +28,32 @@ if TYPE_CHECKING:
 
 
 class Hold:
-    """Who computes with a model: its lock, and how many passes of the thread that has it lie inside each other."""
+    """Who computes with a model: its lock, the thread that has it, and how many passes of that lie inside each other."""
 
     def __init__(self) -> None:
-        self.lock, self.depth = RLock(), 0
+        self.lock, self.thread, self.depth = RLock(), 0, 0
+        self.is_torn = False
+        """Whether this process is a fork, made in the midst of a pass that no thread of it will end."""
 
 
 _HOLDS: WeakKeyDictionary[PreTrainedModel, Hold] = WeakKeyDictionary()
-_SEALS: WeakKeyDictionary[PreTrainedModel, Seal] = WeakKeyDictionary()
-_TABLES = Lock()
-"""Held while one of the tables above is looked into."""
+_TABLE = Lock()
+"""Held while the table above is looked into."""
 
 
 @contextmanager
 def in_use(model: Model) -> Iterator[None]:
     """Have a model for this thread alone while the block runs, in evaluation mode and its own precision."""
     refuse_fork()
-    with _TABLES:
+    with _TABLE:
         hold = _HOLDS.setdefault(model.hf, Hold())
+    if hold.is_torn:
+        raise CoralError(
+            f"This process was forked while another thread computed with {model.name!r}, which is left in the midst of that: "
+            'load it again here, or start workers with multiprocessing.get_context("spawn").'
+        )
     with hold.lock:
-        hold.depth += 1
+        hold.thread, hold.depth = get_ident(), hold.depth + 1
         try:
             if hold.depth > 1:  # a pass inside a pass
                 yield
@@ -63,7 +71,7 @@ def in_use(model: Model) -> Iterator[None]:
 @contextmanager
 def evaluating(hf: PreTrainedModel) -> Iterator[None]:
     """Take the modules that are in training mode out of it: dropout would change every score."""
-    training = [module for module in hf.modules() if module.training]
+    training = [module for module in modules_of(hf) if module.training]
     for module in training:
         module.training = False
     try:
@@ -117,24 +125,20 @@ def refuse_changed(model: Model, *, full: bool = False) -> None:
     Some numbers of every weight are looked at, and whether a tensor was replaced or written to; all of them if that tells of a
     change, or if `full`.
     """
-    with _TABLES:
-        known = _SEALS.get(model.hf)
-    now = seal_of(model.hf)
-    if now == known and not full:
+    seal = last_seal(model.hf)
+    holds = seal is not None and seal.holds()
+    if holds and not full:
         return
-    if (known is not None and now.sample != known.sample) or weights_digest(model.hf) != model.fingerprint["weights"]:
+    # the digest is that of the weights as they were before they were converted or laid out anew by another library
+    has_digest = model.precision not in CONVERTED and not is_quantised(model.hf)
+    same = weights_digest(model.hf) == model.fingerprint["weights"] if has_digest else holds
+    if (seal is not None and not seal.same_numbers()) or not same:
         raise CoralError(
             f"The weights of {model.name!r} have changed since it was loaded (edited in place, or an adapter was added), so its "
             "fingerprint is no longer true; give the changed model to `coral_lens.wrap` and use what that returns."
         )
-    with _TABLES:
-        _SEALS[model.hf] = now
-
-
-def remember(hf: PreTrainedModel) -> None:
-    """Keep how the weights look now, for `refuse_changed`."""
-    with _TABLES:
-        _SEALS[hf] = seal_of(hf)
+    if not holds:
+        remember(model.hf)
 
 
 # --------------------------------------------------------------------------------------------------------------- forks
@@ -156,3 +160,18 @@ def refuse_fork() -> None:
         )
     if threads > 1:
         _Process.computed = os.getpid()
+
+
+def begin_fork() -> None:
+    """Make the locks anew in a fork: of the threads that may have held them, only the one that forked is there."""
+    global _TABLE
+    _TABLE, _Default.lock = Lock(), Lock()
+    for hold in _HOLDS.values():
+        if hold.depth and hold.thread != get_ident():
+            hold.is_torn, hold.depth = True, 0
+            _Default.n_passes -= 1
+        hold.lock = hold.lock if hold.depth else RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=begin_fork)

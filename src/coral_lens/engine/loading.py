@@ -7,30 +7,45 @@ filled in for weights that are missing.
 from __future__ import annotations
 
 import shutil
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from coral_lens.data.assets import cache_dir, embedded_model
 from coral_lens.data.hub import OFFLINE, hub_session
+from coral_lens.engine._machine import file_facts, known_digest, remembered
 from coral_lens.engine.architectures import family_of, find_parts
-from coral_lens.engine.fingerprints import tokenizer_digest
+from coral_lens.engine.fingerprints import is_quantised, tokenizer_digest, weights_digest
 from coral_lens.engine.model import Model, wrap
+from coral_lens.engine.precision import (
+    CONVERTED,
+    ORDINARY,
+    PRECISIONS,
+    Precision,
+    choose_precision,
+    default_device,
+    set_precision,
+)
 from coral_lens.errors import CoralError, nearest, need
 from coral_lens.storage.bundles import is_intact, seal_files
-from coral_lens.storage.files import digest_file, disk_errors, fresh_folder
+from coral_lens.storage.files import disk_errors, fresh_folder, versions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 EMBEDDED = "smollm2"
+JOINS = " + "
+"""Stands between the names of a model and of the adapter that was added to it."""
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+"""The weights of a LoRA adapter; an older form of them is pickled, and is not read."""
 
 
 def load_model(
@@ -40,28 +55,106 @@ def load_model(
     dtype: str | None = None,
     device_map: str | None = None,
     revision: str | None = None,
+    adapter: str | Path | None = None,
     trust_remote_code: bool = False,
 ) -> Model:
     """Load a model by hub id, local folder, `.gguf` file, or `smollm2` (the embedded one).
 
-    Weights are always dense. Without a GPU the default is float32 on the CPU; with one, the checkpoint's own dtype on
-    `cuda`. Code from the hub is run only if `trust_remote_code` is given.
+    `dtype` is a `Precision`, or `auto`, which is the default: on a GPU the checkpoint's own, on the CPU `mixed` where that is
+    much faster than float32 on this machine, else float32. A LoRA `adapter`, a folder or hub id, is added to the weights; the
+    model is then called `name + adapter`, and can be loaded by that name. Code from the hub is run only if `trust_remote_code`
+    is given.
     """
     from transformers import AutoTokenizer
 
-    name = str(name)
-    on_gpu = torch.cuda.is_available() and device != "cpu"
-    device = device or ("cuda" if on_gpu else "cpu")
+    name, wanted = str(name), dtype or "auto"
+    if adapter is None and JOINS in name and not Path(name).exists():
+        name, _, adapter = name.partition(JOINS)
+    device = device or default_device()
+    on_cpu = device == "cpu" and device_map is None
+    refuse_precision(wanted, on_cpu=on_cpu)
     source = resolve(name)
     common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
     with quiet_loading(), loading_errors(name):
         tokenizer = AutoTokenizer.from_pretrained(source, **common)
-        weights = torch_dtype(dtype or ("auto" if on_gpu else "float32"))
-        hf = load_weights(name, source, {"dtype": weights, "device_map": device_map, **common})
+        # what is converted here is read as it is in the checkpoint: it is rounded once
+        own = wanted in ("auto", *CONVERTED)
+        settings = {"dtype": "auto" if own else getattr(torch, wanted), "device_map": device_map, **common}
+        hf = load_weights(name, source, settings)
         ensure_bos(tokenizer, hf.config)
-        if device_map is None:
+        if device_map is None and hf.device.type != torch.device(device).type:
             hf.to(torch.device(device))  # type: ignore[arg-type]
-    return wrap(hf.eval().requires_grad_(False), tokenizer, name=name)
+    if adapter is not None:
+        hf, name = with_adapter(hf, str(adapter)), f"{name}{JOINS}{adapter}"
+    known = fingerprint_of(hf, tokenizer, model_files(source, revision, adapter))
+    if is_quantised(hf):
+        run_once(hf)
+    if own and on_cpu and not (wanted == "auto" and is_quantised(hf)):
+        texts = [tokenizer.encode(text) for text in ORDINARY]
+        set_precision(hf, choose_precision(hf) if wanted == "auto" else cast("Precision", wanted), texts)
+    return wrap(hf.eval().requires_grad_(False), tokenizer, name=name, fingerprint=known)
+
+
+@torch.inference_mode()
+def run_once(hf: PreTrainedModel) -> None:
+    """Let a library that lays out quantised weights anew in their first pass do so before they are looked at."""
+    hf.base_model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=hf.device), use_cache=False)
+
+
+def refuse_precision(name: str, *, on_cpu: bool) -> None:
+    """Refuse a precision that does not exist, or not there; warn of one that is slow."""
+    if name not in (*PRECISIONS, "auto"):
+        raise CoralError(f"Unknown dtype {name!r}; use one of {', '.join(PRECISIONS)}, auto.")
+    if name in CONVERTED and not on_cpu:
+        raise CoralError(f"{name} is for the CPU; on other devices use bfloat16, float16 or auto.")
+    if name == "float16" and on_cpu:
+        warnings.warn(
+            "float16 is several times slower than float32 on a CPU; bfloat16, mixed or auto are faster and safer.",
+            stacklevel=3,
+        )
+
+
+def with_adapter(hf: PreTrainedModel, adapter: str) -> PreTrainedModel:
+    """Return the model with the low-rank changes of a LoRA adapter added to its weights; only safetensors are read."""
+    need("adapter", by="A LoRA adapter")
+    from huggingface_hub import snapshot_download
+    from peft import PeftModel
+
+    if is_quantised(hf):
+        raise CoralError("An adapter cannot be added to quantised weights here; load the model without quantisation.")
+    with quiet_loading(), loading_errors(adapter, kind="adapter"):
+        folder = adapter
+        if not Path(adapter).is_dir():
+            folder = snapshot_download(adapter, allow_patterns=["adapter_config.json", ADAPTER_WEIGHTS])
+        if not (Path(folder) / ADAPTER_WEIGHTS).is_file():
+            raise FileNotFoundError(f"it has no {ADAPTER_WEIGHTS}")
+        peft: Any = PeftModel.from_pretrained(hf, folder)
+        return peft.merge_and_unload()
+
+
+def model_files(source: Path | str, revision: str | None, adapter: str | Path | None) -> list[Path] | None:
+    """Return the files that a model and its tokenizer were read from, or None where they are not known."""
+    from transformers.utils.hub import cached_file
+
+    folder = source
+    if not isinstance(source, Path):
+        config = cached_file(source, "config.json", revision=revision, local_files_only=True)
+        folder = Path(config).parent if config else source
+    folders = [Path(part) for part in (folder, adapter) if part is not None]
+    if not all(part.is_dir() for part in folders):
+        return None
+    return sorted(path for part in folders for path in part.iterdir() if path.is_file())
+
+
+def fingerprint_of(hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, files: list[Path] | None) -> dict[str, str]:
+    """Return the digests of weights and tokenizer; those of files that were not written since are remembered."""
+
+    def find_out() -> dict[str, str]:
+        return {"weights": weights_digest(hf), "tokenizer": tokenizer_digest(tokenizer)}
+
+    if files is None:
+        return find_out()
+    return remembered("fingerprints", [file_facts(files), str(hf.dtype), versions()], find_out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +209,8 @@ def resolve(name: str) -> Path | str:
 
 def converted(gguf: Path) -> Path:
     """Return a folder with the dense weights of a GGUF file, made once and kept in the cache under its content's digest."""
-    folder = cache_dir() / "models" / digest_file(gguf)[:32]
-    if is_intact(folder):
+    folder = cache_dir() / "models" / known_digest(gguf)[:32]
+    if folder.is_dir() and is_known_intact(folder):
         return folder
     if folder.exists():  # in the cache, under a digest: it is ours, and damaged
         with disk_errors(folder):
@@ -140,6 +233,12 @@ def converted(gguf: Path) -> Path:
     return folder
 
 
+def is_known_intact(folder: Path) -> bool:
+    """Return whether every file of a folder is as it was written; those that were not written since are not read again."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return bool(remembered("intact", file_facts(files), lambda: {"intact": is_intact(folder)})["intact"])
+
+
 def load_weights(name: str, source: Path | str, settings: dict[str, Any]) -> PreTrainedModel:
     """Load a causal model; one that lacks some of its weights is refused: transformers would fill in random numbers."""
     from transformers import AutoModelForCausalLM
@@ -155,7 +254,7 @@ def load_weights(name: str, source: Path | str, settings: dict[str, Any]) -> Pre
 
 
 @contextmanager
-def loading_errors(name: str) -> Iterator[None]:
+def loading_errors(name: str, kind: str = "model") -> Iterator[None]:
     """Turn what transformers raises for a wrong name, a damaged file or remote code into one sentence.
 
     The hub is asked only where it can be reached: its client would try again and again for a minute.
@@ -168,23 +267,30 @@ def loading_errors(name: str) -> Iterator[None]:
             raise
         except Exception as error:  # tokenizers raises Exception itself, safetensors and struct errors of their own
             if not asks:
-                raise CoralError(unreachable(name)) from error
-            raise CoralError(complaint(name, error)) from error
+                raise CoralError(unreachable(name, kind)) from error
+            raise CoralError(complaint(name, error, kind)) from error
 
 
-def unreachable(name: str) -> str:
+def unreachable(name: str, kind: str) -> str:
     """Return what is said of a name that is not here, where the hub cannot be asked."""
     return (
-        f"Cannot load model {name!r}: it is neither a folder here nor in the hub's cache, and the hub cannot be asked "
-        f"({OFFLINE}).{nearest(name, [EMBEDDED])} Give a hub id, a local folder, a .gguf file or {EMBEDDED!r}."
+        f"Cannot load {kind} {name!r}: it is neither a folder here nor in the hub's cache, and the hub cannot be asked "
+        f"({OFFLINE}).{instead_of(name, kind)}"
     )
 
 
-def complaint(name: str, error: Exception) -> str:
+def instead_of(name: str, kind: str) -> str:
+    """Return what can be given instead of a name."""
+    if kind != "model":
+        return " Give a hub id or a local folder with its files as safetensors."
+    hint = nearest(name, [EMBEDDED]) if name != EMBEDDED else ""
+    return f"{hint} Give a hub id, a local folder, a .gguf file or {EMBEDDED!r}."
+
+
+def complaint(name: str, error: Exception, kind: str) -> str:
     """Return the first line of an error, and what can be given instead."""
     first = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(" .:")
-    hint = nearest(name, [EMBEDDED]) if name != EMBEDDED else ""
-    return f"Cannot load model {name!r}: {first}.{hint} Give a hub id, a local folder, a .gguf file or {EMBEDDED!r}."
+    return f"Cannot load {kind} {name!r}: {first}.{instead_of(name, kind)}"
 
 
 @contextmanager
@@ -219,16 +325,3 @@ def ensure_bos(tokenizer: PreTrainedTokenizerBase, config: Any) -> None:
         backend.post_processor = TemplateProcessing(
             single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, tokenizer.bos_token_id)]
         )
-
-
-def torch_dtype(name: str) -> torch.dtype | str:
-    """Return the torch dtype of that name, or `auto` for the checkpoint's own."""
-    known: dict[str, torch.dtype | str] = {
-        "float32": torch.float32,
-        "bfloat16": torch.bfloat16,
-        "float16": torch.float16,
-        "auto": "auto",
-    }
-    if name not in known:
-        raise CoralError(f"Unknown dtype {name!r}; use one of {', '.join(known)}.")
-    return known[name]

@@ -8,7 +8,7 @@ What differs between families is in `architectures`; nothing here asks for a fam
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,16 +16,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from coral_lens.engine import _flex
+from coral_lens.engine._head import VocabularyHead
 from coral_lens.engine._kernels import NAME as BLOCKS
-from coral_lens.engine._kernels import Block, block_attention
+from coral_lens.engine._kernels import PRECISE, Block, block_attention
+from coral_lens.engine._seals import devices_of, n_weights, remember
 from coral_lens.engine.architectures import Family, MaskForm, family_of, find_parts
 from coral_lens.engine.fingerprints import config_facts, tokenizer_digest, weights_digest
-from coral_lens.engine.in_use import refuse_changed, remember
+from coral_lens.engine.in_use import refuse_changed
+from coral_lens.engine.precision import CONVERTED, Precision, precision_of, states_dtype
 from coral_lens.errors import CoralError
 
 if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
     from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
+    Mask = Tensor | BlockMask
 
 DEFAULT_MAX_LENGTH = 2048
 """The longest input of a model that has no table of positions, as in lm-eval."""
@@ -33,8 +39,6 @@ LENGTH_NAMES = ("n_positions", "max_position_embeddings", "n_ctx")
 """What configurations call the longest input, in the order in which lm-eval asks."""
 UNLIMITED = int(1e30)
 """What a tokenizer says that knows no longest input."""
-HEAD_BLOCK = 2048
-"""Words of the vocabulary whose logits are computed at a time."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +64,10 @@ class Model:
     """Digests of weights and tokenizer: a lens refuses a model whose fingerprint is not the one it was fitted on."""
 
     def __repr__(self) -> str:
-        kind, dtype = self.hf.config.get_text_config().model_type, str(self.dtype).removeprefix("torch.")
-        n_weights = sum(p.numel() for p in self.hf.parameters())
+        kind = self.hf.config.get_text_config().model_type
         return (
-            f"<Model {self.name}: {kind}, {self.n_layers} layers of width {self.width}, {n_weights:,} weights in {dtype} on "
-            f"{self.device}, reads {self.max_length:,} tokens>"
+            f"<Model {self.name}: {kind}, {self.n_layers} layers of width {self.width}, {n_weights(self.hf):,} weights in "
+            f"{self.precision} on {self.device}, reads {self.max_length:,} tokens>"
         )
 
     @property
@@ -100,8 +103,19 @@ class Model:
         return next(self.hf.get_input_embeddings().parameters()).device
 
     @property
+    def precision(self) -> Precision:
+        """The arithmetic that it computes in."""
+        return precision_of(self.hf)
+
+    @property
     def dtype(self) -> torch.dtype:
-        return self.hf.dtype
+        """The dtype of its states: float32 also where products with its weights are computed in another."""
+        return states_dtype(self.precision)
+
+    @property
+    def precision_record(self) -> str:
+        """How its precision is written into records: `torch.float32`, `torch.bfloat16`, `mixed`, `int8`."""
+        return self.precision if self.precision in CONVERTED else str(self.dtype)
 
     @property
     def cache_bytes(self) -> int:
@@ -150,9 +164,24 @@ class Model:
             and self.window is None
             # another thread may have it in use, and attend in blocks just now
             and self.hf.config.get_text_config()._attn_implementation in ("sdpa", BLOCKS)
-            and self.dtype == torch.float32
-            and {p.device.type for p in self.hf.parameters()} == {"cpu"}
+            and self.dtype in PRECISE
+            and devices_of(self.hf) == {"cpu"}
         )
+
+    @property
+    def attends_flexibly(self) -> bool:
+        """Whether a mask over a tree is best given in squares, of which the empty ones are skipped: on a GPU."""
+        return (
+            self.family.mask is not None
+            and self.family.flex
+            and self.hf.config.get_text_config()._attn_implementation in ("sdpa", "eager", _flex.NAME)
+            and _flex.works_with(self.hf, self.device)
+        )
+
+    @property
+    def joins_rows(self) -> bool:
+        """Whether a batch is best laid into one row without padding: what questions do not see of each other costs nothing."""
+        return self.attends_in_blocks or self.attends_flexibly
 
     def plain_body(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
         """Return the final, normed states [batch, token, width] of ordinary causal rows, padded on the right."""
@@ -239,24 +268,29 @@ class Model:
         self,
         input_ids: Tensor,
         position_ids: Tensor,
-        mask: Tensor | dict[str, Tensor],
+        mask: Mask | dict[str, Mask],
         past: DynamicCache | None,
         blocks: tuple[Block, ...] | None = None,
     ) -> Tensor:
         # handed on to the attention function; other models know no such argument
         for_attention: dict[str, Any] = {} if blocks is None else {"blocks": blocks}
-        out = self.hf.base_model(
-            input_ids=input_ids,
-            position_ids=position_ids.clamp(max=self._last_position),
-            attention_mask=mask,
-            past_key_values=past,
-            use_cache=past is not None,
-            **for_attention,
-        )
+        flexibly = not isinstance(mask, Tensor) and self.attends_flexibly
+        with _flex.flex_attention(self.hf) if flexibly else nullcontext():
+            out = self.hf.base_model(
+                input_ids=input_ids,
+                position_ids=position_ids.clamp(max=self._last_position),
+                attention_mask=mask,
+                past_key_values=past,
+                use_cache=past is not None,
+                **for_attention,
+            )
         return out.last_hidden_state
 
-    def _attention_mask(self, allowed: Tensor, queries: Tensor, keys: Tensor) -> Tensor | dict[str, Tensor]:
-        full = additive(allowed, self.dtype)
+    def _attention_mask(self, allowed: Tensor, queries: Tensor, keys: Tensor) -> Mask | dict[str, Mask]:
+        def shaped(seen: Tensor) -> Mask:
+            return _flex.block_mask(seen) if self.attends_flexibly else additive(seen, self.dtype)
+
+        full = shaped(allowed)
         form, window = self.mask_form, self.window
         if form == "full" or (form == "sliding" and window is None):
             return full
@@ -264,37 +298,22 @@ class Model:
         if window is not None:
             # distance in positions, not in row indices: options restart after the context
             near = queries[:, :, None] - keys[:, None, :] < window
-            sliding = additive(allowed & near, self.dtype)
+            sliding = shaped(allowed & near)
         return sliding if form == "sliding" else {"full_attention": full, "sliding_attention": sliding}
+
+    @property
+    def vocabulary(self) -> VocabularyHead:
+        """The head as it is computed."""
+        cap = getattr(self.hf.config.get_text_config(), "final_logit_softcapping", None)
+        return VocabularyHead(self.head, cap)
 
     def logits(self, states: Tensor) -> Tensor:
         """Return the vocabulary logits of normed states [row, width], in float32."""
-        return self._capped(self.head(states).float())
+        return self.vocabulary.logits(states)
 
     def log_probs(self, states: Tensor, rows: Tensor, targets: Tensor) -> Tensor:
-        """Return the log-probability of each target token after the normed state of its row, in float32.
-
-        The head is multiplied in blocks of the vocabulary: logits are summed up while they are in the cache, and never exist
-        as a whole.
-        """
-        if not isinstance(self.head, nn.Linear):
-            logits = self.logits(states)
-            return logits[rows, targets] - logits.logsumexp(dim=-1)[rows]
-        weight, bias = self.head.weight, self.head.bias
-        parts = []
-        for start in range(0, weight.shape[0], HEAD_BLOCK):
-            block = slice(start, start + HEAD_BLOCK)
-            logits = nn.functional.linear(states, weight[block], None if bias is None else bias[block])
-            parts.append(self._capped(logits.float()).logsumexp(dim=-1))
-        norm = torch.stack(parts).logsumexp(dim=0)
-        # rounded as the head rounds, so that no probability exceeds 1
-        picked = (states[rows].float() * weight[targets].float()).sum(dim=-1).to(weight.dtype)
-        picked = picked if bias is None else picked + bias[targets]
-        return self._capped(picked.float()) - norm[rows]
-
-    def _capped(self, logits: Tensor) -> Tensor:
-        cap = getattr(self.hf.config.get_text_config(), "final_logit_softcapping", None)
-        return logits if cap is None else cap * torch.tanh(logits / cap)
+        """Return the log-probability of each target token after the normed state of its row, in float32."""
+        return self.vocabulary.log_probs(states, rows, targets)
 
     def chat_template(self, messages: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """Wrap messages in the tokenizer's chat template, as lm-eval does; a template without a system role drops it."""
@@ -354,11 +373,20 @@ def additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
     return mask.masked_fill_(~allowed, torch.finfo(dtype).min)[:, None]
 
 
-def wrap(hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, name: str) -> Model:
-    """Make a Model of a transformers model and tokenizer that are already in memory; nothing of them is changed."""
+def wrap(
+    hf: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    name: str,
+    fingerprint: dict[str, str] | None = None,
+) -> Model:
+    """Make a Model of a transformers model and tokenizer that are already in memory; nothing of them is changed.
+
+    `fingerprint` are the digests of both, where they are known already.
+    """
     parts = find_parts(hf)
     config = hf.config.get_text_config()
-    fingerprint = {"weights": weights_digest(hf), "tokenizer": tokenizer_digest(tokenizer)}
+    fingerprint = fingerprint or {"weights": weights_digest(hf), "tokenizer": tokenizer_digest(tokenizer)}
     remember(hf)
     return Model(
         name=name,

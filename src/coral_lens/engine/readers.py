@@ -63,6 +63,9 @@ class PooledResidual:
     def sites(self) -> tuple[Site, ...]:
         return tuple(Site("residual", layer) for layer in self.layers)
 
+    def fresh(self) -> PooledResidual:
+        return PooledResidual(self.layers)
+
     def read(self, site: Site, states: Tensor, batch: Batch) -> None:
         self._states[layer_name(site.layer)] = at_mean(states.reshape(-1, states.shape[-1]), batch)
 
@@ -94,6 +97,9 @@ class HeadInputs:
     @property
     def sites(self) -> tuple[Site, ...]:
         return tuple(Site("heads", layer) for layer in self.layers)
+
+    def fresh(self) -> HeadInputs:
+        return HeadInputs(self.layers, self.n_heads, self.where)
 
     def read(self, site: Site, states: Tensor, batch: Batch) -> None:
         rows = POOLS[self.where](states.reshape(-1, states.shape[-1]), batch)
@@ -153,6 +159,9 @@ class ResidualTokens:
     def sites(self) -> tuple[Site, ...]:
         return tuple(Site("residual", layer) for layer in self.layers)
 
+    def fresh(self) -> ResidualTokens:
+        return ResidualTokens(self.layers, self.where)
+
     def read(self, site: Site, states: Tensor, batch: Batch) -> None:
         positions = TOKENS[self.where](batch)
         rows, width = batch.input_ids.shape
@@ -182,6 +191,9 @@ class FinalStates:
     @property
     def sites(self) -> tuple[Site, ...]:
         return (FINAL,)
+
+    def fresh(self) -> FinalStates:
+        return FinalStates()
 
     def read(self, site: Site, states: Tensor, batch: Batch) -> None:
         flat = states.reshape(-1, states.shape[-1])

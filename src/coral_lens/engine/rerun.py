@@ -129,6 +129,9 @@ class WholeStates:
     def sites(self) -> tuple[Site, ...]:
         return (self.site,)
 
+    def fresh(self) -> WholeStates:
+        return WholeStates(self.site)
+
     def read(self, site: Site, states: Tensor, batch: Batch) -> None:
         self._states = states.clone()
 

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from threading import Lock
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from coral_lens.engine._kernels import cut_blocks, fused
-from coral_lens.engine.batches import Batch, lay_out, prefix_batch
+from coral_lens.engine._workers import n_workers, side_by_side, twins_of
+from coral_lens.engine.batches import Batch, batch_prefixes, lay_out, prefix_batch
 from coral_lens.engine.hooks import Edit, Reader, tapped
 from coral_lens.engine.in_use import in_use
-from coral_lens.engine.packing import Plan, PlannedBatch
+from coral_lens.engine.packing import Packing, Plan, PlannedBatch
 from coral_lens.errors import CoralError
 from coral_lens.records import Prompt
 
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from coral_lens.engine.model import Model, PrefixCache
 
 
-TOKEN_BUDGET = 2048
+TOKEN_BUDGET = 1024
 """Tokens of a batch, padding included, unless `budget` finds a better number for a model and machine."""
 OnBroken = Callable[[int], None]
 """Told the number of a question whose own scores or states are not finite."""
@@ -51,39 +53,83 @@ def score(
     readers: Sequence[Reader] = (),
     edits: Sequence[Edit] = (),
     on_broken: OnBroken | None = None,
+    divide: bool = False,
 ) -> Iterator[ScoredBatch]:
     """Yield the scores and readings of each batch of the plan, in its order.
+
+    On the CPU several batches are computed at a time, each on one thread, and what comes out does not depend on the number of
+    threads. `divide` is for few questions that are wanted soon: a batch that is alone is divided over all threads.
 
     One token that is not finite spoils its whole row. The questions of such a batch are scored one by one, each a batch:
     those that are broken by themselves have no scores, and `on_broken` is told their numbers. Without it they are an error.
     """
-    prefixes = PrefixCaches(model, edits)
+    n = n_workers(model, len(plan.batches))
+    table = PrefixTable()
+    jobs = list(zip(plan.batches, companies(prompts, plan), strict=True))
 
-    def scored(planned: PlannedBatch) -> ScoredBatch:
-        batch = lay_out(prompts, planned, packing=plan.packing, joined=model.attends_in_blocks)
-        return score_batch(model, batch, readers=readers, edits=edits, prefixes=prefixes)
+    def compute(worker: BatchScorer, job: tuple[PlannedBatch, Company]) -> ScoredJob:
+        return worker.score(*job, skips_broken=on_broken is not None)
 
-    for planned in plan.batches:
-        try:
-            batches = iter([scored(planned)])
-        except NotFiniteError:
-            batches = one_by_one(planned, scored, on_broken)
-        yield from batches
-
-
-def one_by_one(
-    planned: PlannedBatch, scored: Callable[[PlannedBatch], ScoredBatch], on_broken: OnBroken | None
-) -> Iterator[ScoredBatch]:
-    """Yield each question of a batch in a batch of its own, but for those that are broken by themselves."""
-    for question in planned.questions:
-        try:
-            alone = scored(replace(planned, rows=((question,),), prefixes=(0,)))
-        except NotFiniteError:
-            if on_broken is None:
-                raise
+    if n == 1 and (divide or torch.get_num_threads() == 1 or model.device.type != "cpu"):
+        alone = BatchScorer(model, prompts, plan.packing, readers, edits, PrefixCaches(model, edits, table))
+        results: Iterator[ScoredJob] = (compute(alone, job) for job in jobs)
+    else:
+        scorers = [
+            BatchScorer(
+                twin, prompts, plan.packing, [r.fresh() for r in readers], edits, PrefixCaches(twin, edits, table)
+            )
+            for twin in twins_of(model, n)
+        ]
+        results = side_by_side(jobs, scorers, compute)
+    for result in results:
+        for question in result.broken:
+            assert on_broken is not None, "without it, a broken question is an error"
             on_broken(question)
-        else:
-            yield alone
+        yield from result.batches
+
+
+class ScoredJob(NamedTuple):
+    """What came of one planned batch: itself, or its questions one by one."""
+
+    batches: list[ScoredBatch]
+    broken: list[int]
+    """Questions without scores."""
+
+
+@dataclass(frozen=True)
+class BatchScorer:
+    """Scores one planned batch after the other with a model and readers of its own."""
+
+    model: Model
+    prompts: Sequence[Prompt]
+    packing: Packing
+    readers: Sequence[Reader]
+    edits: Sequence[Edit]
+    prefixes: PrefixCaches
+
+    def score(self, planned: PlannedBatch, company: Company, *, skips_broken: bool) -> ScoredJob:
+        """Score a batch; where it is not finite, question by question."""
+        try:
+            return ScoredJob([self._score(planned, company)], [])
+        except NotFiniteError:
+            return self._score_apart(planned, skips_broken=skips_broken)
+
+    def _score(self, planned: PlannedBatch, company: Company = ()) -> ScoredBatch:
+        batch = lay_out(self.prompts, planned, packing=self.packing, joined=self.model.joins_rows)
+        with torch.inference_mode():
+            self.prefixes.prepare(company)
+        return score_batch(self.model, batch, readers=self.readers, edits=self.edits, prefixes=self.prefixes)
+
+    def _score_apart(self, planned: PlannedBatch, *, skips_broken: bool) -> ScoredJob:
+        job = ScoredJob([], [])
+        for question in planned.questions:
+            try:
+                job.batches.append(self._score(replace(planned, rows=((question,),), prefixes=(0,))))
+            except NotFiniteError:
+                if not skips_broken:
+                    raise
+                job.broken.append(question)
+        return job
 
 
 @torch.inference_mode()
@@ -122,22 +168,64 @@ def run_batch(
             return body(model, batch, cache)
 
 
+Company = tuple[tuple[int, ...], ...]
+"""Token prefixes that are computed together: which these are changes the rounding of each."""
+
+
+def companies(prompts: Sequence[Prompt], plan: Plan) -> list[Company]:
+    """Return for each batch the prefixes that are computed when its own are: batches of one prefix follow each other."""
+    found: list[Company] = []
+    for planned in plan.batches:
+        own = batch_prefixes(prompts, planned)
+        last = found[-1] if found else ()
+        found.append((last if set(own) <= set(last) else own) if own else last)
+    return found
+
+
+class PrefixTable:
+    """Key-value caches that threads share: each is computed once, by the thread that wants it first, while others wait."""
+
+    MOST = 3
+    """Caches that are kept: threads may be at the end of one company and at the beginning of the next."""
+
+    def __init__(self) -> None:
+        self._caches: dict[Company, PrefixCache] = {}
+        self._lock = Lock()
+
+    def get(self, company: Company, compute: Callable[[Company], PrefixCache]) -> PrefixCache:
+        """Return the cache of a company."""
+        with self._lock:
+            if company not in self._caches:
+                self._caches[company] = compute(company)
+            while len(self._caches) > self.MOST:
+                del self._caches[next(iter(self._caches))]
+            return self._caches[company]
+
+
 class PrefixCaches:
     """The key-value cache of the prefixes of one batch, kept for the next: batches of one prefix follow each other."""
 
-    def __init__(self, model: Model, edits: Sequence[Edit] = ()) -> None:
-        self._model, self._edits = model, edits
-        self._known: tuple[tuple[int, ...], ...] = ()
+    def __init__(self, model: Model, edits: Sequence[Edit] = (), table: PrefixTable | None = None) -> None:
+        self._model, self._edits, self._table = model, edits, table or PrefixTable()
+        self._known: Company = ()
         self._cache: PrefixCache | None = None
+
+    def prepare(self, company: Company) -> None:
+        """Have the cache of prefixes that are computed together."""
+        if company and company != self._known:
+            self._cache, self._known = self._table.get(company, self._compute), company
+
+    def _compute(self, company: Company) -> PrefixCache:
+        with in_use(self._model), fused(self._model.hf), tapped(self._model, prefix_batch(company), edits=self._edits):
+            return self._model.prefill(company)
 
     def for_batch(self, batch: Batch) -> PrefixCache | None:
         """Return the cache that the rows of a batch attend to, or None where they have no prefix."""
         if not batch.prefixes:
             return None
-        if self._cache is None or not set(batch.prefixes) <= set(self._known):
-            with tapped(self._model, prefix_batch(batch.prefixes), edits=self._edits):
-                self._cache = self._model.prefill(batch.prefixes)
-            self._known = batch.prefixes
+        if not set(batch.prefixes) <= set(self._known):
+            self.prepare(batch.prefixes)
+        assert self._cache is not None, "it is made with what is known"
         at = [self._known.index(batch.prefixes[i]) for i in batch.row_prefix]
         return self._cache.for_rows(at, max(len(p) for p in batch.prefixes))
 

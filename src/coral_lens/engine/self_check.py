@@ -16,11 +16,14 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from coral_lens.engine import _flex
 from coral_lens.engine._machine import is_tiny, keep, record_path
+from coral_lens.engine._seals import n_weights
 from coral_lens.engine.batches import Batch, collate
 from coral_lens.engine.hooks import Site
 from coral_lens.engine.in_use import in_use
 from coral_lens.engine.packing import Packing, plan_for
+from coral_lens.engine.precision import rounding
 from coral_lens.engine.readers import PooledResidual, layer_name
 from coral_lens.engine.scoring import NotFiniteError, ScoredBatch, score, score_batch
 from coral_lens.engine.trees import build_tree
@@ -39,7 +42,7 @@ CHECK_TEXTS = (
     ("The sun rises in the", (" east", " west, as everybody knows")),
 )
 """A context and its options: ragged ones, two of which begin alike."""
-TOLERANCE = {torch.float32: 2e-3, torch.float64: 1e-6}
+TOLERANCE = {"float32": 2e-3, "float64": 1e-6}
 """Log-probabilities of the tree and of plain passes may differ by this much."""
 ROUNDINGS = 1.5
 """In half precision log-probabilities move by tenths of a nat from rounding alone, and no fixed tolerance tells it from a
@@ -59,21 +62,25 @@ _TREES: WeakKeyDictionary[PreTrainedModel, set[tuple[object, ...]]] = WeakKeyDic
 
 def packing_of(model: Model) -> Packing:
     """Return what `choose_packing` does; that trees are exact is found out once for a model, machine and set of versions."""
-    holds_for = (model.family, model.dtype, model.device, model.max_length)
+    holds_for = (model.family, model.precision, model.device, model.max_length)
     known = _TREES.setdefault(model.hf, set())
     if holds_for in known:
         return "tree"
     path = None if is_tiny(model) else record_path(model, "packings")
-    packing: Packing = "tree" if path and (kept_record(path) or {}).get("packing") == "tree" else choose_packing(model)
+    record = (kept_record(path) if path else None) or {}
+    if record.get("is_flex_refused"):
+        _flex.refuse(model.hf)
+    packing: Packing = "tree" if record.get("packing") == "tree" else choose_packing(model)
     if packing == "tree":
         known.add(holds_for)
         if path and not path.exists():
-            keep(path, {"packing": packing})
+            keep(path, {"packing": packing, "is_flex_refused": _flex.is_refused(model.hf)})
     return packing
 
 
 def choose_packing(model: Model) -> Packing:
     """Return `tree` if the model scores a question the same way packed and plain, else `plain`, and say so."""
+    try_flex_attention(model)
     try:
         check = self_check(model, check_prompts(model))
     except MASK_REFUSALS as error:
@@ -91,6 +98,27 @@ def choose_packing(model: Model) -> Packing:
         f"{model.name}: {reason}, so every option is scored in a row of its own, which is slower.", stacklevel=2
     )
     return "plain"
+
+
+def try_flex_attention(model: Model) -> None:
+    """Let a model attend under dense masks if flex attention fails with it or is wrong, and say so."""
+    if not model.attends_flexibly:
+        return
+    try:
+        reason = (
+            ""
+            if self_check(model, check_prompts(model)).sound
+            else "it differs from plain passes by more than rounding"
+        )
+    except NotFiniteError:
+        return  # whatever the attention: the next check says it
+    except Exception as error:  # of a compiler: there is no telling which
+        reason = f"it cannot be compiled here ({type(error).__name__})"
+    if reason:
+        _flex.refuse(model.hf)
+        warnings.warn(
+            f"{model.name}: flex attention is not used, because {reason}; trees have dense masks.", stacklevel=3
+        )
 
 
 def check_prompts(model: Model) -> list[Prompt]:
@@ -126,9 +154,9 @@ def self_check(model: Model, prompts: Sequence[Prompt]) -> SelfCheck:
     rows = collate(trees, [(i,) for i in trees], packing="plain")
     plain = score_batch(model, rows, readers=[reader])
     difference = float((packed.logprobs - plain.logprobs).abs().max())
-    if model.dtype in TOLERANCE:
-        return SelfCheck(difference, difference / TOLERANCE[model.dtype])
-    rounded = score_batch(model, rows, readers=[reader], edits=[Rounding(reader.sites)])
+    if model.precision in TOLERANCE:
+        return SelfCheck(difference, difference / TOLERANCE[model.precision])
+    rounded = score_batch(model, rows, readers=[reader], edits=[Rounding(reader.sites, rounding(model.precision))])
     # layer by layer: rounding grows on its way up, and would hide in the last layer what is plain to see in the first
     ratios = [distance(packed, plain, name) / (distance(rounded, plain, name) or 1.0) for name in plain.readings]
     return SelfCheck(difference, max(ratios) / ROUNDINGS)
@@ -144,11 +172,13 @@ class Rounding:
     """Moves every state by up to one unit in its last place, as if it had been rounded once more."""
 
     sites: tuple[Site, ...]
+    unit: float
+    """One unit in the last place, relative to the state."""
     _random: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0), repr=False)
 
     def edit(self, site: Site, states: Tensor, batch: Batch) -> Tensor:
         moves = torch.rand(states.shape, generator=self._random).to(states.device) * 2 - 1
-        return (states.float() * (1 + torch.finfo(states.dtype).eps * moves)).to(states.dtype)
+        return (states.float() * (1 + self.unit * moves)).to(states.dtype)
 
 
 def refuse_checkpoint(model: Model) -> None:
@@ -190,15 +220,15 @@ def named_parts(model: Model) -> list[Finding]:
     config = model.hf.config.get_text_config()
     heads = getattr(config, "num_attention_heads", "?")
     projections = [names[module] for module in model.projections]
-    n_params = sum(p.numel() for p in model.hf.parameters())
+    millions = n_weights(model.hf) / 1e6
     return [
-        Finding("architecture", f"{type(model.hf).__name__} ({config.model_type}), {n_params / 1e6:,.0f} M parameters"),
+        Finding("architecture", f"{type(model.hf).__name__} ({config.model_type}), {millions:,.0f} M parameters"),
         Finding("layers", f"0 (embeddings) to {model.n_layers}, width {model.width}, {heads} heads"),
         Finding("blocks", f"{names[model.blocks[0]]} ... {names[model.blocks[-1]]}"),
         Finding("final norm, head", f"{names[model.norm]}, {names[model.head]}"),
         Finding("output projections", f"{projections[0]} ... {projections[-1]}" if projections else "none"),
         Finding("attention mask", model.mask_form),
-        Finding("dtype, device", f"{model.dtype}, {model.device}"),
+        Finding("dtype, device", f"{model.precision}, {model.device}"),
         Finding("longest input", f"{model.max_length} tokens"),
         Finding("weights", model.fingerprint["weights"][:16]),
         Finding("tokenizer", model.fingerprint["tokenizer"][:16]),
@@ -253,5 +283,5 @@ def layer_check(model: Model) -> Finding:
     return Finding(
         "layer map",
         f"states equal Hugging Face's to {worst:.1e} of their range; the last is read before the final norm",
-        worst < (1e-4 if model.dtype == torch.float32 else 5e-2),
+        worst < (1e-4 if model.precision == "float32" else 5e-2),
     )

@@ -111,7 +111,8 @@ def load_log(path: Path, *, filter_name: str | None = None) -> Log:
 
 def is_normal(table: OptionTable) -> bool:
     """Whether the log-likelihoods are those of a distribution already (`--model coral` with a lens): lengths do not count."""
-    return bool(np.allclose(table.options.sum(np.exp(table.logprobs)), 1.0, atol=1e-6))
+    with np.errstate(over="ignore"):  # a log-likelihood far above 0 is none, and certainly not normal
+        return bool(np.allclose(table.options.sum(np.exp(table.logprobs)), 1.0, atol=1e-6))
 
 
 # ---------------------------------------------------------------------------------------------------------- reading
@@ -169,7 +170,7 @@ def sample_of(record: Mapping[str, Any], where: str) -> LoggedSample:
         pairs=pairs[:n],
         logprobs=logprobs[:n],
         target=record["target"],
-        acc=float(acc) if isinstance(acc, int | float) else None,
+        acc=float(acc) if isinstance(acc, int | float) and 0 <= acc <= 1 else None,
         by_length="acc_norm" in (metrics if isinstance(metrics, list) else ()) or "acc_norm" in record,
     )
 

@@ -29,6 +29,7 @@ from lm_eval.utils import simple_parse_args_string
 
 from coral_lens.engine.loading import load_model, load_outline, resolve
 from coral_lens.engine.model import Model
+from coral_lens.engine.precision import recorded_precision
 from coral_lens.errors import CoralError, nearest
 from coral_lens.harness.requests import (
     Document,
@@ -39,7 +40,8 @@ from coral_lens.harness.requests import (
     refuse_without_options,
 )
 from coral_lens.harness.scoring import OptionRequests, ScoredRequests, Shape, choose_shape, score_requests
-from coral_lens.lens.artefact import Lens, load_lens
+from coral_lens.lens.artefact import Lens
+from coral_lens.lens.folder import load_lens
 from coral_lens.metrics.scores import SMALLEST
 from coral_lens.storage.progress import shown, silent
 
@@ -76,6 +78,7 @@ class CoralLM(HFLM):  # type: ignore[misc]
         pretrained: hub id, local folder, .gguf file or `smollm2`; without it, the model that the lens was fitted on.
         lens: folder or hub id; without it the model's own log-likelihoods are returned.
         gamma: instead of the lens's own; 0 returns the model's own log-likelihoods.
+        dtype: the arithmetic; by default that of the lens, or `auto` without one.
         other_model: use the lens on a model of other fingerprints.
         batch_size, max_batch_size: of generation and perplexity; options are batched by the engine.
         """
@@ -87,9 +90,9 @@ class CoralLM(HFLM):  # type: ignore[misc]
             common: dict[str, Any] = {"revision": revision, "trust_remote_code": trust_remote_code}
             if fitted is not None:
                 refuse_early(fitted, pretrained, other_model=other_model, settings=common)
-            pretrained = load_model(
-                pretrained, device=available_device(device), dtype=dtype, device_map=device_map, **common
-            )
+            device = available_device(device)
+            dtype = dtype or recorded_precision(fitted.model if fitted is not None else {}, device=device)
+            pretrained = load_model(pretrained, device=device, dtype=dtype, device_map=device_map, **common)
         if fitted is not None:
             fitted = bind_to_model(fitted, pretrained, other_model=other_model)
             fitted = fitted if strength is None else replace(fitted, gamma=strength)

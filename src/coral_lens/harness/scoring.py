@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from coral_lens.engine.budget import choose_budget
+from coral_lens.engine.budget import WORTH_TIMING, choose_budget
 from coral_lens.engine.hooks import Reader
 from coral_lens.engine.in_use import in_use
 from coral_lens.engine.packing import Packing, plan_for
@@ -70,7 +70,8 @@ class Shape:
 def choose_shape(model: Model) -> Shape:
     """Return how this model is scored on this machine, by the rules of an activation store."""
     packing = packing_of(model)
-    return Shape(packing, choose_budget(model) if packing == "tree" else TOKEN_BUDGET)
+    # how many questions lm-eval will ask is not known: a benchmark, mostly
+    return Shape(packing, choose_budget(model, WORTH_TIMING) if packing == "tree" else TOKEN_BUDGET)
 
 
 def score_requests(

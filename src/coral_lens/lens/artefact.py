@@ -1,11 +1,6 @@
 """The lens: a fitted correction with all that is needed to apply it, and the fingerprints of what it was fitted on.
 
-    lens.json           layers, gamma, base rule, prompt style, fingerprints, how it was chosen
-    lens.safetensors    standardiser, probe and shift model
-    README.md           a card for people; one that somebody has edited is kept
-    layers.safetensors  optional: what each layer would say, for people to look at (see `layer_view`)
-
-It refuses a model other than its own. Never pickle.
+It answers questions, refuses a model other than its own, and knows itself as a record; `lens.folder` writes and reads that.
 """
 
 from __future__ import annotations
@@ -20,19 +15,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
-from safetensors.torch import save as save_tensors
 
 from coral_lens.data.leaks import KEYS, question_keys
 from coral_lens.data.settings import Style, settings_record
 from coral_lens.data.shots import n_shots
 from coral_lens.engine.extract import Extraction, score_questions
 from coral_lens.engine.fingerprints import identity_difference
-from coral_lens.errors import CoralError, nearest
+from coral_lens.errors import CoralError
 from coral_lens.lens.answers import Answer, Answers, answer_of, by_question
-from coral_lens.lens.checks import LARGEST_RECORD, check_record, check_tensors, load_tensors
 from coral_lens.lens.correction import Correction
-from coral_lens.lens.layer_view import VIEW_FILE, LayerView, load_view
-from coral_lens.lens.publish import card, local_folder, public_name, training_sentence, without_paths
+from coral_lens.lens.layer_view import LayerView
+from coral_lens.lens.publish import public_name, training_sentence, without_paths
 from coral_lens.lens.rules import RULES, apply_temperature, base_probs, scale_corrected
 from coral_lens.lens.settings import BaseRule
 from coral_lens.lens.shift import ShiftModel
@@ -43,18 +36,13 @@ from coral_lens.metrics.display import Shown, Table
 from coral_lens.ragged import Options
 from coral_lens.records import OptionTable, Predictions, Question, Scored, predictions_of
 from coral_lens.storage.arrays import side_by_side
-from coral_lens.storage.bundles import bundled, settle, write_bundle
-from coral_lens.storage.files import SEAL, digest_bytes, json_bytes, kept_record, read_record, sealed
 from coral_lens.storage.progress import Progress
-from coral_lens.storage.temporary import remove_abandoned
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
 
 
 FORMAT = 2
-RECORD, TENSORS, CARD = "lens.json", "lens.safetensors", "README.md"
-REMEDY = "fit or copy it again"
 KEYS_IN_ORDER = ("format", "kind", "rule", "layers", "inputs", "gamma", "base_weight", "base", "base_temperature",
                  "then_temperature", "style", "probe", "tempering", "temperature", "sets", "abstention", "keys", "model",
                  "training", "trace")  # fmt: skip
@@ -310,6 +298,13 @@ class Lens(Shown):
                 "tokenizer are known to be the same.",
                 stacklevel=3,
             )
+        fitted_in, computes_in = str(self.model.get("dtype", "")).removeprefix("torch."), model.precision
+        if fitted_in and fitted_in != computes_in:
+            warnings.warn(
+                f"The lens was fitted on states computed in {fitted_in}, and {model.name!r} computes in {computes_in}: answers "
+                f"differ a little from those that it was measured with; load the model with dtype={fitted_in!r} for the same.",
+                stacklevel=3,
+            )
         for question in questions:
             if question.rendered is not None and question.rendered.chat != self.style.chat:
                 have, want = ("with" if c else "without" for c in (question.rendered.chat, self.style.chat))
@@ -351,36 +346,9 @@ class Lens(Shown):
 
         A card that was edited by hand stays too, with a warning: it tells of the older lens.
         """
-        target = Path(folder)
-        refuse_other_folder(target)
-        tensors = {
-            "training.seen": torch.from_numpy(self.seen),
-            "training.calibrated_on": torch.from_numpy(self.calibrated_on),
-            **self.correction.tensors(),
-            **self.shift.tensors(),
-        }
-        if older := kept_record(
-            target / RECORD
-        ):  # whose writing may have been killed before the last file had its name
-            settle(target, {TENSORS: str(older.get("tensors")), **older.get("sha256", {})})
-        others = {VIEW_FILE: self.view.content()} if self.view else {}
-        if is_own_card(target):
-            others[CARD] = card(self).encode()
-        else:
-            warnings.warn(
-                f"{target / CARD} was edited, so it is kept, and tells of the lens before; delete it to have a new one.",
-                stacklevel=2,
-            )
-        weights = save_tensors(tensors)
-        digests = {name: digest_bytes(data) for name, data in others.items()}
-        record = self.record() | {"tensors": digest_bytes(weights), "sha256": digests}
-        files = {TENSORS: weights, **others}
-        write_bundle(target, (RECORD, json_bytes(sealed(record))), files, gone=() if self.view else (VIEW_FILE,))
-        if older and any(older.get(promise) and not record[promise] for promise in ("sets", "abstention")):
-            warnings.warn(
-                f"{target} was calibrated; that was dropped with the old lens: run `coral calibrate` again.",
-                stacklevel=2,
-            )
+        from coral_lens.lens.folder import save_lens
+
+        save_lens(self, folder)
 
     def public(self) -> Lens:
         """Return the lens as others may see it: of local paths only the last part is left."""
@@ -417,62 +385,6 @@ def keys_of_fields() -> dict[str, str]:
     """Return the key in lens.json of each field that is there; the other fields are tensors, or have a file of their own."""
     keys = {field.name: SAVED_AS.get(field.name, field.name) for field in fields(Lens)}
     return {name: key for name, key in keys.items() if key in KEYS_IN_ORDER}
-
-
-def refuse_other_folder(target: Path) -> None:
-    """Never write a lens among somebody's files: a wrong --out must not replace them."""
-    if target.exists() and not (target / RECORD).is_file() and (not target.is_dir() or any(target.iterdir())):
-        raise CoralError(f"{target} exists and is not a lens; choose another folder for --out.")
-
-
-def is_own_card(folder: Path) -> bool:
-    """Return whether the card in a folder is missing or as it was written there; that of an older version may be anybody's."""
-    path = folder / CARD
-    if not path.exists() and not path.is_symlink():
-        return True
-    record = kept_record(folder / RECORD) or {}
-    written = record.get("sha256", {}).get(CARD)
-    if written is None and path.is_file() and not path.is_symlink():
-        try:
-            written = digest_bytes(card(load_lens(folder)).encode())
-        except CoralError:
-            return False
-    return not path.is_symlink() and path.is_file() and digest_bytes(path.read_bytes()) == written
-
-
-def load_lens(folder: str | Path) -> Lens:
-    """Read a lens from a folder, or from the hub if it is an id like `owner/name`, and check that nothing was changed or lost.
-
-    Whoever made it, it is checked before it is used: no code of it runs, and what is not a lens is one sentence.
-    """
-    source = local_folder(folder)
-    path = source / RECORD
-    if not source.exists():
-        # an earlier version that was killed while it replaced a lens has left it under another name
-        remove_abandoned(source)
-    if not path.exists():
-        hint = nearest(source.name, [path.parent.name for path in source.parent.glob("*/lens.json")])
-        raise CoralError(
-            f"{source} is not a lens: it has no lens.json; make one with `coral fit --out {source}`.{hint}"
-        )
-    if path.is_file() and path.stat().st_size > LARGEST_RECORD:
-        raise CoralError(f"{path} has {path.stat().st_size:,} bytes, which is too large for a lens; {REMEDY}.")
-    record = read_record(path, remedy=REMEDY, needs=("format", SEAL))
-    if record["format"] != FORMAT:
-        raise CoralError(f"{source} has lens format {record['format']!r}, but this version reads {FORMAT}.")
-    # lenses of older versions do not say which version of the keys they have: it is the first
-    record = {"keys": 1} | record
-    check_record(record, path)
-    weights = bundled(source, TENSORS, record["tensors"])
-    if weights is None:
-        raise CoralError(f"{source / TENSORS} is missing or damaged: it does not match its digest; {REMEDY}.")
-    tensors, _ = load_tensors(weights)
-    check_tensors(tensors, record, weights)
-    try:
-        return Lens.from_record(record, tensors, load_view(source, record.get("sha256")))
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:  # of a network whose layers have other numbers
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise CoralError(f"{source} is not a lens that this version can read ({reason}); {REMEDY}.") from None
 
 
 def predict(

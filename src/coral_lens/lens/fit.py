@@ -24,10 +24,11 @@ from coral_lens.data.splits import split_mask
 from coral_lens.data.wording import asked_as
 from coral_lens.engine.extract import Extraction, all_layers, refuse_layers, score_questions
 from coral_lens.errors import CoralError
-from coral_lens.lens.artefact import Lens, load_lens
+from coral_lens.lens.artefact import Lens
 from coral_lens.lens.choose import SHOWN, Candidate, Work, choose_candidate, fit_recipe, screening_lens
 from coral_lens.lens.correction import Correction
 from coral_lens.lens.do_no_harm import fit_do_no_harm
+from coral_lens.lens.folder import load_lens
 from coral_lens.lens.layer_view import view_of
 from coral_lens.lens.learning_curve import brier_by_question, learning_curve
 from coral_lens.lens.probes.registry import AUTO, LENSES

@@ -23,6 +23,7 @@ from coral_lens.errors import CoralError
 from coral_lens.report.figures.style import Picture
 from coral_lens.report.tables.exports import csv_text
 from coral_lens.storage.files import write_atomic
+from coral_lens.storage.outputs import refuse_replacing
 from coral_lens.storage.temporary import remove_abandoned
 
 FOLDER = "analysis"
@@ -56,6 +57,7 @@ def write_findings(findings: Iterable[Finding], folder: Path) -> list[str]:
     earlier = written_before(folder)
     names = []
     for finding in findings:
+        refuse_others(folder, [finding.name])
         write_finding(finding, folder)
         names.append(finding.name)
     for name in earlier - set(names):
@@ -73,6 +75,16 @@ def written_before(folder: Path) -> set[str]:
         for name in whole
         if {"title", "caption", "alt", "columns", "rows"} <= set(loose_record(folder / f"{name}.json"))
     }
+
+
+def refuse_others(folder: Path, names: Iterable[str]) -> None:
+    """Refuse a folder in which files of these names are not ours; the JSON, which is written first, tells."""
+
+    def is_ours(path: Path) -> bool:
+        record = loose_record(path.parent / f"{path.name.removesuffix(path.suffix)}.json")
+        return "analysis" in record or {"title", "caption", "alt"} <= record.keys()
+
+    refuse_replacing(folder, [f"{name}{kind}" for name in names for kind in KINDS], is_ours=is_ours)
 
 
 def loose_record(path: Path) -> dict[str, Any]:
@@ -94,8 +106,8 @@ def write_finding(finding: Finding, folder: Path) -> None:
         "columns": finding.columns,
     }
     record |= {"rows": [dict(zip(finding.columns, row, strict=True)) for row in rows]}
-    write_atomic(folder / f"{finding.name}.csv", csv_text((finding.columns, *rows)).encode())
     write_atomic(folder / f"{finding.name}.json", (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode())
+    write_atomic(folder / f"{finding.name}.csv", csv_text((finding.columns, *rows)).encode())
     write_atomic(folder / f"{finding.name}.svg", picture.svg().encode())
     write_atomic(folder / f"{finding.name}.png", picture.png())
 

@@ -34,7 +34,7 @@ from coral_lens.storage.files import (
     write_atomic,
     write_record,
 )
-from coral_lens.storage.outputs import refuse_replacing
+from coral_lens.storage.outputs import has_word, refuse_replacing
 
 FORMAT = 1
 OF_DECISIONS = ("kind", "right", "soft")
@@ -213,8 +213,12 @@ def refuse_other_run(folder: Path) -> None:
     """Refuse a folder in which a run would replace what it has not written: a page of somebody else, results of no run."""
     if folder.exists() and not folder.is_dir():
         raise CoralError(f"{folder} is a file, not a folder for a run; choose another --out.")
-    is_run = (folder / "run.json").exists()
+    is_run = has_word(folder / "run.json", '"format"')
+    refuse_replacing(folder, ("run.json",), is_ours=lambda _: is_run)
     refuse_replacing(folder, RESULTS, is_ours=lambda path: is_run and (path.suffix != ".html" or is_page(path)))
+    for inner, word in {"predictions": '{"id": ', "views": '{"layers":'}.items():
+        names = [path.name for path in (folder / inner).glob("[!.]*")]
+        refuse_replacing(folder / inner, names, is_ours=lambda path, word=word: has_word(path, word))  # type: ignore[misc]
 
 
 def is_page(path: Path) -> bool:

@@ -39,6 +39,7 @@ from coral_lens.sae.effects import AblationScores, effects
 from coral_lens.sae.folder import FeatureSelection, FeatureStudy
 from coral_lens.sae.settings import AblationPlace, AblationPlan
 from coral_lens.storage.files import write_record
+from coral_lens.storage.outputs import has_word, refuse_replacing
 from coral_lens.storage.progress import Bar, Progress, silent
 from coral_lens.storage.resumable import Resumable
 from coral_lens.storage.shards import Journal
@@ -270,7 +271,7 @@ def batch_work(
     plan, prompts = planned.plan(), planned.prepared.prompts
     return Resumable(
         folder,
-        planned.manifest | about,
+        planned.manifest | {"threads": torch.get_num_threads()} | about,
         plan.batches,
         lambda batch, _: compute(lay_out(prompts, batch, packing=plan.packing)),
         size=lambda batch: len(batch.questions),
@@ -324,15 +325,15 @@ def ablate_features(
     model: Model, questions: Sequence[Question], study: FeatureStudy, plan: AblationPlan, *, bar: Bar = silent
 ) -> dict[str, Any]:
     """Ablate the selected features, and random ones, on questions; return the record in STUDY/ablation-NAME.json."""
-    record, sae = study.record, study.autoencoder()
+    record, sae, name = study.record, study.autoencoder(), f"ablation-{plan.name}"
+    refuse_replacing(study.folder, [f"{name}.json"], is_ours=lambda path: has_word(path, '"plan"'))
     study.check(model)
     check_questions(questions)
     chosen, random = draw_features(study.selection, plan)
     features, style = feature_tensor([*chosen, *random]), Style(**record["style"])
     ablation = Ablation(sae, features, plan.where, plan.keep_error, style)
     with bar(f"ablating ({plan.name})", len(questions), "questions") as advance:
-        folder = study.folder / f"ablation-{plan.name}"
-        scores = run_ablation(model, questions, folder, ablation, progress=advance)
+        scores = run_ablation(model, questions, study.folder / name, ablation, progress=advance)
     groups = {plan.by: range(len(chosen)), "random": range(len(chosen), len(chosen) + len(random))}
     changes = effects(scores, groups, record["base"])
     result = {
@@ -346,7 +347,7 @@ def ablate_features(
         "tasks": sorted({f"{q.task}:{q.split}" if q.split else q.task for q in questions}),
         **changes,
     }
-    write_record(study.folder / f"ablation-{plan.name}.json", result)
+    write_record(study.folder / f"{name}.json", result)
     return result
 
 

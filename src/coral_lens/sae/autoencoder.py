@@ -29,6 +29,7 @@ from coral_lens.engine.fingerprints import identity_difference
 from coral_lens.errors import CoralError
 from coral_lens.storage.bundles import bundled, write_bundle
 from coral_lens.storage.files import SEAL, digest_bytes, json_bytes, read_json, seal_of
+from coral_lens.storage.outputs import has_word
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
@@ -223,6 +224,11 @@ def layer_of(name: str) -> int | None:
     """Return the layer that a TransformerLens hook reads, or None if it is not the residual stream."""
     match = re.fullmatch(r"blocks\.(\d+)\.hook_resid_(pre|post)", name)
     return int(match[1]) + (match[2] == "post") if match else None
+
+
+def is_own(folder: Path) -> bool:
+    """Return whether the autoencoder in a folder was made here, even if it is damaged now."""
+    return has_word(folder / CONFIG, '"coral"')
 
 
 def load_autoencoder(folder: Path, *, layer: int | None = None) -> Autoencoder:

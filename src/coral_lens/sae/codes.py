@@ -82,6 +82,7 @@ def collect_codes(
         return sparse([(batch, option_codes(sae, states, batch)) for batch, states in batches])
 
     identity = planned.manifest | {
+        "threads": torch.get_num_threads(),
         "sae": sae_digest(sae),
         "ids": [q.id for q in prepared.questions],
         "sizes": [len(p.options) for p in prepared.prompts],

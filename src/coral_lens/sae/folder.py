@@ -23,6 +23,7 @@ from coral_lens.records import UNKNOWN, Question
 from coral_lens.sae.autoencoder import Autoencoder, load_autoencoder
 from coral_lens.sae.codes import sae_digest
 from coral_lens.storage.files import digest, read_record
+from coral_lens.storage.outputs import has_word, refuse_folder
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
@@ -63,6 +64,12 @@ class FeatureSelection:
     def from_record(record: dict[str, Any]) -> FeatureSelection:
         arrays = {name: np.array(record[name]) for name in ("r", "n_active", "mean", "impact")}
         return FeatureSelection(n_samples=record["n_samples"], chosen=record["chosen"], **arrays)
+
+
+def refuse_other_folder(folder: Path) -> None:
+    """Refuse a folder of somebody else: what is selected begins with states, and ends with a record."""
+    is_ours = (folder / "states").is_dir() or has_word(folder / "selection.json", '"sae_digest"')
+    refuse_folder(folder, "features of ours", is_ours=is_ours)
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from coral_lens.lens.rules import base_probs, residuals
 from coral_lens.records import Question, Scored
 from coral_lens.sae.autoencoder import Autoencoder, load_autoencoder
 from coral_lens.sae.codes import CodeStore, Encoding, collect_codes, sae_digest
-from coral_lens.sae.folder import LEAST_ACTIVE, LEAST_FREQUENCY, FeatureSelection, FeatureStudy
+from coral_lens.sae.folder import LEAST_ACTIVE, LEAST_FREQUENCY, FeatureSelection, FeatureStudy, refuse_other_folder
 from coral_lens.sae.settings import Selecting
 from coral_lens.storage.files import versions, write_record
 from coral_lens.storage.progress import Bar, silent
@@ -155,6 +155,7 @@ def select_features(
     model: Model, questions: Sequence[Question], folder: Path, selecting: Selecting, *, bar: Bar = silent
 ) -> FeatureStudy:
     """Correlate the features of an autoencoder with the residuals of labelled questions, and choose the best."""
+    refuse_other_folder(folder)
     sae = load_autoencoder(selecting.sae, layer=selecting.layer)
     sae.check(model)
     check_questions(questions)

@@ -32,7 +32,7 @@ ShareOfSteps = Annotated[float, Range(0, 1), NO_OPTION]
 class Sampling(Settings):
     """Which states are collected."""
 
-    layer: int
+    layer: CountOrZero
     """Layer whose residual stream is taken apart."""
     tokens: CountOrZero = 500_000
     """Collect so many states at least, if the questions have so many; 0: all. Ten thousand would be too few for thousands of
@@ -110,7 +110,7 @@ class Selecting(Settings):
     """Score whose softmax is the base probability: `sum`, `token` (mean per token) or `char` (lm-eval's acc_norm)."""
     style: Style = Style()  # noqa: RUF009  (frozen)
     """How questions without a template of their own are asked."""
-    layer: int | None = None
+    layer: CountOrZero | None = None
     """Layer of an autoencoder whose configuration does not say it."""
     num_fewshot: CountOrZero | None = None
     """Worked examples before each question; ablation and steering ask theirs after as many."""

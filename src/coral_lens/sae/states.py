@@ -93,7 +93,7 @@ def iter_states(
     tap = Tap(Site("residual", layer), where)
     prefixes = PrefixCaches(model, [tap])
     for planned in plan.batches:
-        batch = lay_out(prompts, planned, packing=plan.packing, joined=model.attends_in_blocks)
+        batch = lay_out(prompts, planned, packing=plan.packing, joined=model.joins_rows)
         with torch.inference_mode(), suppress(LayerReached):
             run_batch(model, batch, edits=[tap], prefixes=prefixes)
         states = tap.take()
@@ -119,7 +119,8 @@ def collect(
 
     cuts = draw_questions(len(prompts), sampling, lambda drawn: count_states(*plan(drawn), where))
     about = {"where": where, "seed": sampling.seed, "shard_tokens": sampling.shard_tokens, "drawn": digest(cuts)}
-    identity = planned.manifest | {"sampling": about, "n_shards": len(cuts)}
+    threads = torch.get_num_threads()
+    identity = planned.manifest | {"threads": threads, "sampling": about, "n_shards": len(cuts)}
     with bar("collecting states", sum(map(len, cuts)), "questions") as advance:
         Resumable(folder, identity, cuts, states_of, size=len, form=Journal).run(advance)
     return TokenStore(folder)

@@ -31,6 +31,7 @@ from coral_lens.sae.folder import FeatureStudy, without_known
 from coral_lens.sae.settings import STEERING_GAMMAS, STEERING_SIZES, SteerPlan, Weighing
 from coral_lens.sae.sweep import Sweep, best_of, run_sweep, scores_by
 from coral_lens.storage.files import digest, write_record
+from coral_lens.storage.outputs import has_word, refuse_replacing
 from coral_lens.storage.progress import Bar, silent
 
 if TYPE_CHECKING:
@@ -135,6 +136,7 @@ def steer_by_features(
 ) -> dict[str, Any]:
     """Choose a setting on validation questions and measure it on test questions; return STUDY/steering.json."""
     sae, rule = study.autoencoder(), study.record["base"]
+    refuse_replacing(study.folder, ["steering.json"], is_ours=lambda path: has_word(path, '"n_beneficial"'))
     study.check(model)
     test = refuse_shared(study, questions)
     sweeps = FeatureSweeps(model, study, sae, steering_from(study, plan), bar)

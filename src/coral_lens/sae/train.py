@@ -25,11 +25,12 @@ from coral_lens.data.settings import settings_record
 from coral_lens.engine.prompts import prepare
 from coral_lens.errors import CoralError
 from coral_lens.records import UNKNOWN, Question, Scored
-from coral_lens.sae.autoencoder import Autoencoder, top_k
+from coral_lens.sae.autoencoder import Autoencoder, is_own, top_k
 from coral_lens.sae.quality import PatchedLoss, loss_recovered, measure_quality
 from coral_lens.sae.settings import Sampling, TrainingSettings
 from coral_lens.sae.states import Minibatches, OrdinaryStates, PooledStates, StateSource, TokenStore, collect
 from coral_lens.storage.files import digest, digest_bytes, kept_record, versions, write_atomic, write_record
+from coral_lens.storage.outputs import has_word, refuse_folder, refuse_replacing
 from coral_lens.storage.progress import Bar, silent
 from coral_lens.storage.resumable import locked, thread_count
 
@@ -267,6 +268,7 @@ def train(
     source: StateSource, folder: Path, settings: TrainingSettings, *, layer: int, bar: Bar = silent
 ) -> dict[int, Autoencoder]:
     """Train one autoencoder per expansion, from the last checkpoint in `folder` on, and save them as FOLDER/4x and so on."""
+    refuse_other_folder(folder, settings)
     plan = plan_training(source, settings)
     with locked(folder / "checkpoint"):
         weights = train_steps(plan, Checkpoints(folder / "checkpoint", plan.identity), bar=bar)
@@ -274,6 +276,15 @@ def train(
         for expansion, sae in saes.items():
             sae.save(folder / f"{expansion}x")
     return saes
+
+
+def refuse_other_folder(folder: Path, settings: TrainingSettings) -> None:
+    """Refuse a folder of somebody else, and one in which an autoencoder of somebody else would be replaced."""
+    begun = any((folder / name).is_dir() for name in ("tokens", "checkpoint"))
+    refuse_folder(folder, "autoencoders of ours", is_ours=begun or any(map(is_own, folder.glob("*x"))))
+    for expansion in settings.expansions:
+        place = folder / f"{expansion}x"
+        refuse_folder(place, "autoencoder of ours", is_ours=is_own(place))
 
 
 def train_steps(plan: TrainingPlan, checkpoints: Checkpoints, *, bar: Bar = silent) -> dict[int, SaeWeights]:
@@ -316,6 +327,7 @@ class Checkpoints:
 
     def __init__(self, folder: Path, about: dict[str, Any]) -> None:
         self.folder, self.path, self.about = folder, folder / "checkpoint.json", about
+        refuse_replacing(folder, [self.path.name], is_ours=lambda path: has_word(path, '"settings"'))
         self._record = kept_record(self.path) or {}  # one that is damaged: training begins anew
         if self._record:
             for part in ("settings", "states"):
@@ -374,6 +386,7 @@ def train_on_tokens(
 ) -> dict[str, Any]:
     """Collect token states, train on them and measure on what was held out; return the record in FOLDER/quality.json."""
     sampling = training.sampling
+    refuse_other_folder(folder, training.settings)
     refuse_too_large(model.width, training.settings)
     store = collect(model, questions, folder / "tokens", sampling, bar=bar)
     saes = train(store, folder, training.settings, layer=sampling.layer, bar=bar)

@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -54,13 +55,16 @@ def digest_file(path: Path) -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions of the packages that can change a result."""
-    installed = {}
-    for name in TRACED_PACKAGES:
-        try:
-            installed[name] = version(name)
-        except PackageNotFoundError:
-            installed[name] = "not installed"
-    return installed
+    return {name: installed_version(name) for name in TRACED_PACKAGES}
+
+
+@cache
+def installed_version(name: str) -> str:
+    """Return the version of a package; reading it takes milliseconds."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 @contextmanager

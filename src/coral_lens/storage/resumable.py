@@ -46,7 +46,7 @@ class Resumable(Generic[Piece, Result]):
 
     folder: Path
     identity: dict[str, Any]
-    """What the results depend on, as JSON: it becomes the manifest. Under `threads` is how many threads compute."""
+    """What the results depend on, as JSON: it becomes the manifest. Under `threads` is how many compute, if that matters."""
     pieces: Sequence[Piece]
     """All of them, in the same order at every run of the same identity."""
     compute: Callable[[Piece, Progress], Result]
@@ -67,7 +67,7 @@ class Resumable(Generic[Piece, Result]):
             manifest = open_manifest(self.folder / self.manifest, self.identity, self.differing)
             for name, content in self.other_files.items():
                 write_unless_same(self.folder / name, content)
-            with thread_count(manifest["threads"]):
+            with thread_count(manifest.get("threads")):
                 self._complete(self.form(self.folder), Counted(progress))
 
     def _complete(self, finished: FinishedPieces[Result], counted: Counted) -> None:
@@ -206,10 +206,10 @@ def hold_lock(lock: Path, place: Path) -> Iterator[None]:
 
 
 @contextmanager
-def thread_count(n: int) -> Iterator[None]:
-    """Compute with n threads: the number of threads changes the rounding of a matrix product."""
+def thread_count(n: int | None) -> Iterator[None]:
+    """Compute with n threads, where results depend on their number: it changes the rounding of a product that they divide."""
     before = torch.get_num_threads()
-    torch.set_num_threads(n)
+    torch.set_num_threads(n or before)
     try:
         yield
     finally:

@@ -24,7 +24,7 @@ from coral_lens.engine.model import Model
 from coral_lens.lens.fit import load_or_fit
 from coral_lens.lens.settings import FitSettings
 from coral_lens.records import Question
-from coral_lens.report.runs import Run, save_run
+from coral_lens.report.runs import Run, refuse_other_run, save_run
 from coral_lens.storage.files import file_name, size_text, versions
 from coral_lens.storage.progress import Bar, duration, silent
 from coral_lens.study.evaluate import LEAK_GUARD, evaluate
@@ -65,6 +65,7 @@ def run_demo(
 
     `tell` is told how long it will take and how much it will keep, once this machine's speed is measured.
     """
+    refuse_other_run(out)
     model = model or load_model("smollm2")
     train, tests = demo_questions(plan or DemoPlan())
     tell(outlook(expected(model, train, tests, out / "work"), out))

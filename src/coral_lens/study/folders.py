@@ -8,6 +8,7 @@ from typing import Any
 
 from coral_lens.errors import CoralError
 from coral_lens.storage.files import file_name, read_record, write_record
+from coral_lens.storage.outputs import has_word, refuse_folder
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,7 @@ def check_folders(folders: Folders, *, holds: str, kind: str) -> None:
         nearest = next(p for p in (folder, *folder.parents) if p.exists())
         if not nearest.is_dir():
             raise CoralError(f"{folder} cannot be a folder for results: {nearest} is a file; choose another place.")
-    out = folders.out
-    if out.exists() and any(p.name[0] != "." for p in out.iterdir()) and not (out / holds).exists():
-        raise CoralError(f"{out} is not empty and holds no {kind}; choose another --out.")
+    refuse_folder(folders.out, kind, is_ours=has_word(folders.out / holds, '"format"'))
 
 
 def claim(folder: Path, record: dict[str, Any]) -> None:

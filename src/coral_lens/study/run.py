@@ -11,7 +11,7 @@ A killed run goes on where it was and ends with the same bytes as an undisturbed
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,10 +39,10 @@ from coral_lens.study.evaluate import FORMAT, LEAK_GUARD, Measurement, write_run
 from coral_lens.study.folders import Folders, check_folders, claim
 from coral_lens.study.plan import Load, MixturePlan, Plan, definitions_of, loader, plan_study, selected
 from coral_lens.study.predictions import Rows, described, method_folder, method_predictions
-from coral_lens.study.states import StudyStates, Surroundings
+from coral_lens.study.states import OpenModel, StudyStates, Surroundings
 
 if TYPE_CHECKING:
-    from coral_lens.engine.model import Model
+    pass
 
 
 @dataclass(frozen=True)
@@ -127,9 +127,7 @@ def run_study(
     return tuple(load_run(folders.runs_of(name) / mixture) for name in wanted.models for mixture in mixtures)
 
 
-def run_prepared(
-    prepared: Prepared, folders: Folders, *, open_model: Callable[[str], Model], bar: Bar = silent
-) -> Path:
+def run_prepared(prepared: Prepared, folders: Folders, *, open_model: OpenModel, bar: Bar = silent) -> Path:
     """Run a study to its end, from wherever an earlier run was stopped, and write its report; return the page."""
     need("report", by="A study")
     record = prepared.record()
@@ -148,7 +146,7 @@ def run_prepared(
     return write_study(record, runs, folders.out)
 
 
-def run_alone(prepared: Prepared, folders: Folders, *, open_model: Callable[[str], Model], bar: Bar = silent) -> Path:
+def run_alone(prepared: Prepared, folders: Folders, *, open_model: OpenModel, bar: Bar = silent) -> Path:
     """Run a study of one model and one mixture, and leave its run in the folder for results itself; return that."""
     need("report", by="A study")
     (name,), (plan,) = prepared.study.models, prepared.plan.mixtures

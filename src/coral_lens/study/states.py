@@ -8,11 +8,11 @@ A store that was finished before is opened without the model; whatever two diffe
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from coral_lens.data.settings import Style
 from coral_lens.engine.activations import ActivationStore, JoinedStore, Subset
 from coral_lens.engine.extract import Extraction, all_layers, extract
 from coral_lens.engine.fingerprints import identity_difference
+from coral_lens.engine.precision import Precision, recorded_precision
 from coral_lens.errors import CoralError
 from coral_lens.methods.interface import QuestionSet, prompts_digest
 from coral_lens.records import Question
@@ -34,12 +35,20 @@ if TYPE_CHECKING:
     from coral_lens.engine.model import Model
 
 
+@runtime_checkable
+class OpenModel(Protocol):
+    """Loads a model by its name."""
+
+    def __call__(self, name: str, *, dtype: str | None = None) -> Model:
+        """Return the model; `dtype` is what its states have that are there already."""
+
+
 @dataclass(frozen=True)
 class Surroundings:
     """What the models of a study share: its folders, how a model is opened, how progress is shown."""
 
     folders: Folders
-    open_model: Callable[[str], Model]
+    open_model: OpenModel
     bar: Bar = silent
 
 
@@ -60,9 +69,14 @@ class StudyStates:
 
     @cached_property
     def _model(self) -> Model:
-        model = self._around.open_model(self.name)
-        self._check_same({**model.identity, "dtype": str(model.dtype)}, "the model as it is now")
+        model = self._around.open_model(self.name, dtype=self._stored_precision())
+        self._check_same({**model.identity, "dtype": model.precision_record}, "the model as it is now")
         return model
+
+    def _stored_precision(self) -> Precision | None:
+        """Return the precision of what is there already: a study goes on as it was begun, whatever is faster today."""
+        manifests = (kept_record(path) for path in sorted((self.folder / "states").glob("*/manifest.json")))
+        return next((recorded_precision(m["model"]) for m in manifests if m and "model" in m), None)
 
     def model(self) -> Model:
         """Return the model, loaded when it is first needed."""

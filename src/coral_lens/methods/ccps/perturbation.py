@@ -197,6 +197,9 @@ class PerturbationFeatures:
     def sites(self) -> tuple[Site, ...]:
         return (FINAL,)
 
+    def fresh(self) -> PerturbationFeatures:
+        return PerturbationFeatures(self.head, self.radii, self.push)
+
     def read(self, site: Site, states: Tensor, batch: Batch) -> None:
         positions = states.reshape(-1, states.shape[-1])
         self._read = positions[batch.before_tokens.to(states.device)], batch

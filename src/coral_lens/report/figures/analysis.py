@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from coral_lens.metrics.scores import METRICS
 from coral_lens.report.figures.style import FAINT, INK, KNOWN, Look, Picture, clipped, panels, spare_look
+from coral_lens.report.findings import refuse_others
 from coral_lens.storage.files import write_atomic, write_json
 
 if TYPE_CHECKING:
@@ -35,6 +36,11 @@ def write_analysis_pictures(record: Record, folder: Path) -> list[str]:
         write_atomic(folder / f"{picture.name}.svg", picture.svg().encode())
         write_atomic(folder / f"{picture.name}.png", picture.png())
     return [picture.name for picture in pictures]
+
+
+def refuse_other_files(name: str, folder: Path) -> None:
+    """Refuse a folder in which an analysis would replace files of somebody else."""
+    refuse_others(folder, [known for known in TITLES if known == name or known.startswith(f"{name}-")])
 
 
 def with_looks(names: Iterable[str]) -> dict[str, Look]:

@@ -12,6 +12,7 @@ from coral_lens.metrics.scores import METRICS
 from coral_lens.report.figures.confidence import reliability_finding, risk_finding
 from coral_lens.report.figures.run import metric_picture
 from coral_lens.report.figures.style import Look, looks_of
+from coral_lens.report.findings import loose_record
 from coral_lens.report.headline import Change, Glance
 from coral_lens.report.names import method_name
 from coral_lens.report.pages.contents import Contents
@@ -33,22 +34,28 @@ COMPARISON_HEAD = ("task", "n_questions", "method", "against", "metric", "value"
 
 def write_comparison(a: Run, b: Run, folder: Path, *, n_boot: int = 1000) -> Path:
     """Write report.html, comparison.csv and comparison.json of two runs; return the page."""
+    refuse_replacing(folder, ("report.html",), is_ours=is_page)
+    refuse_replacing(folder, ("comparison.csv", "comparison.json"), is_ours=lambda _: is_comparison(folder))
     matched = match_runs(a, b)
     joint = results_table(joint_run(a, b, matched), scope=B_MINUS_A, n_boot=n_boot)
     by_name = {task.name: task for task in joint.tasks}
     tasks = tuple(by_name[m.both.name] for m in matched)
     table = replace(joint, tasks=tasks)
-    refuse_replacing(folder, ("report.html",), is_ours=is_page)
-    write_atomic(folder / "comparison.csv", comparison_csv(table).encode())
     record = {
         "a": a.title,
         "b": b.title,
         "tests": [comparison_record(t, m) for t, m in zip(tasks, matched, strict=True)],
     }
     write_atomic(folder / "comparison.json", (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode())
+    write_atomic(folder / "comparison.csv", comparison_csv(table).encode())
     page = folder / "report.html"
     write_atomic(page, render_comparison(a, b, matched, table).encode())
     return page
+
+
+def is_comparison(folder: Path) -> bool:
+    """Return whether a folder holds a comparison of ours; its JSON, which is written first, tells."""
+    return {"a", "b", "tests"} <= loose_record(folder / "comparison.json").keys()
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------

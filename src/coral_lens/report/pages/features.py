@@ -10,7 +10,9 @@ from coral_lens.report.figures.features import LABELS, ablation_picture, steerin
 from coral_lens.report.figures.style import Picture
 from coral_lens.report.pages.contents import Contents
 from coral_lens.report.pages.templates import fill_template
+from coral_lens.report.runs import is_page
 from coral_lens.storage.files import write_atomic
+from coral_lens.storage.outputs import refuse_replacing
 
 
 def write_features(
@@ -20,13 +22,14 @@ def write_features(
     ablations: Mapping[str, Mapping[str, Any]],
     steering: Mapping[str, Any] | None,
 ) -> Path:
-    """Write the figures as SVG and PNG and the page features.html; return the page."""
-    pictures = feature_pictures(ablations, steering, dashboard["names"])
-    for picture in pictures.values():
-        write_atomic(folder / "figures" / f"{picture.name}.svg", picture.svg().encode())
-        write_atomic(folder / "figures" / f"{picture.name}.png", picture.png())
-    page = folder / "features.html"
+    """Write the page features.html, and then its figures as SVG and PNG; return the page."""
+    pictures, page = feature_pictures(ablations, steering, dashboard["names"]), folder / "features.html"
+    drawn = {f"figures/{p.name}.svg": p.svg().encode() for p in pictures.values()}
+    drawn |= {f"figures/{p.name}.png": p.png() for p in pictures.values()}
+    refuse_replacing(folder, [page.name, *drawn], is_ours=lambda _: page.exists() and is_page(page))
     write_atomic(page, render_features(dashboard, pictures).encode())
+    for name, data in drawn.items():
+        write_atomic(folder / name, data)
     return page
 
 

@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coral_lens.errors import need
 from coral_lens.report.tables.formats import percent
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 
 def fill_template(template: str, *values: Mapping[str, Any], **more: Any) -> str:
     """Return a page made of a template and what it shows."""
     need("report", by="A report page")
-    from jinja2 import Environment, FunctionLoader, StrictUndefined
     from markupsafe import Markup
+
+    known = {"css": Markup(text_of("page.css")), "script_digests": ""}
+    return (
+        templates()
+        .get_template(template)
+        .render({**known, **{name: value for part in (*values, more) for name, value in part.items()}})
+    )
+
+
+@cache
+def templates() -> Environment:
+    """Return the templates, each compiled once."""
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
 
     environment = Environment(
         loader=FunctionLoader(text_of), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters["percent"] = percent
-    known = {"css": Markup(text_of("page.css")), "script_digests": ""}
-    return environment.get_template(template).render(
-        {**known, **{name: value for part in (*values, more) for name, value in part.items()}}
-    )
+    return environment
 
 
 def text_of(name: str) -> str:

@@ -63,11 +63,11 @@ def write_audit(found: Audit, folder: str | Path) -> Path:
 def render_audit(found: Audit) -> str:
     """Return the page."""
     contents = Contents()
-    contents.begin("systems", "As they are")
-    systems = ShownTable(contents.table(f"{found.audited.name}, all questions"), *system_rows(found))
     contents.begin("confidence", "Is it right as often as it says?")
     evaluation = Evaluation(found.audited.name, found.audited.questions, found.audited.systems)
     plates = figures(evaluation, contents, "as they are")
+    contents.begin("systems", "As they are")
+    systems = ShownTable(contents.table(f"{found.audited.name}, all questions"), *system_rows(found))
     parts: dict[str, Any] = {
         "systems": systems,
         "plates": plates,

@@ -65,8 +65,12 @@ def threshold_sentence(threshold: Threshold) -> str:
     promised = (
         f"at least {percent(1 - abstention.risk)} % are right, with a certainty of {percent(1 - abstention.delta)} %"
     )
+    used = threshold.maps.used
+    after = "" if used == "none" else f" after the {'isotonic curve' if used == 'isotonic' else used}"
+    above = "Of all answers of" if abstention.threshold < 0 else "Of the answers of"
+    bar = "" if abstention.threshold < 0 else f" above a confidence of {abstention.threshold:.4g}{after}"
     return (
-        f"Of the answers of {who} above a confidence of {abstention.threshold:.4g}, {promised}, for questions drawn as these. On "
+        f"{above} {who}{bar}, {promised}, for questions drawn as these. On "
         f"the questions that had no part in it, {with_interval(threshold.answered)} % are answered, and of these "
         f"{with_interval(threshold.right)} % are right."
     )

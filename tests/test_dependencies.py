@@ -158,6 +158,7 @@ def test_only_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (("report",), "eval --lens none --task none.jsonl --out out"),
         (("report",), "eval --lm-eval-samples none.jsonl --out out"),
+        (("report",), "audit none.jsonl --out out"),
         (("report",), "run none.toml --out out"),
         (("report",), "report none"),
         (("report",), "baseline isotonic --train none.jsonl --task none.jsonl --out out"),

@@ -70,6 +70,13 @@ def test_maps_may_be_fitted_on_another_file() -> None:
     assert found.n_measured == 100
 
 
+def test_a_file_that_holds_what_is_measured_is_refused() -> None:
+    with pytest.raises(CoralError, match="20 rows of the table are in the table too"):
+        audit(audited(100), fit_on=audited(200).take(np.arange(200) < 20))
+    with pytest.raises(CoralError, match="says nothing of the system 'sure'"):
+        audit(two(60), fit_on=audited(60, seed=3))
+
+
 def test_a_threshold_is_measured_on_questions_that_had_no_part_in_it() -> None:
     found = audit(GIVEN, AuditSettings(precision=0.85))
     (threshold,) = found.thresholds

@@ -131,24 +131,14 @@ def fitted_maps(
     audited: AuditedSet, settings: AuditSettings, fit_on: AuditedSet | None
 ) -> tuple[dict[str, SystemMaps], AuditedSet]:
     """Return what was fitted for each system, and the questions that had no part in it."""
-    source, measured = fit_on or audited, audited
-    if fit_on is None:
-        if len(audited.questions) < FEWEST:
-            if settings.stated_risk is not None:
-                raise CoralError(
-                    f"A threshold needs at least {FEWEST} labelled questions, a part of which measures it; {audited.name} has "
-                    f"{len(audited.questions)}."
-                )
-            return {}, audited
-        mask = divide(audited, settings.fit_share, seed=settings.seed)
-        source, measured = audited.take(mask), audited.take(~mask)
-    elif missing := [name for name in audited.systems if name not in fit_on.systems]:
-        if len(fit_on.systems) != 1 or len(audited.systems) != 1:
+    if fit_on is None and len(audited.questions) < FEWEST:
+        if settings.stated_risk is not None:
             raise CoralError(
-                f"{fit_on.name} says nothing of the system {missing[0]!r}; it has {', '.join(fit_on.systems)}."
+                f"A threshold needs at least {FEWEST} labelled questions, a part of which measures it; {audited.name} has "
+                f"{len(audited.questions)}."
             )
-        (only,) = fit_on.systems.values()
-        source = replace(fit_on, systems={missing[0]: only})
+        return {}, audited
+    source, measured = kept_apart(audited, settings) if fit_on is None else (same_systems(fit_on, audited), audited)
     first = divide(source, 0.5, seed=settings.seed + 1)
     fitting, promising = source.take(first), source.take(~first)
     if settings.map == "none" or audited.top_only:  # promises then stand on nothing that was fitted
@@ -159,6 +149,37 @@ def fitted_maps(
         name: fit_maps(fitting.systems[name], promising.systems[name], settings, top_only=audited.top_only)
         for name in audited.systems
     }, measured
+
+
+def kept_apart(audited: AuditedSet, settings: AuditSettings) -> tuple[AuditedSet, AuditedSet]:
+    """Return the questions to fit on and those to measure on."""
+    mask = divide(audited, settings.fit_share, seed=settings.seed)
+    return audited.take(mask), audited.take(~mask)
+
+
+def same_systems(fit_on: AuditedSet, audited: AuditedSet) -> AuditedSet:
+    """Return a set to fit on under the names of the audited systems; refuse one that holds what is measured."""
+    missing = [name for name in audited.systems if name not in fit_on.systems]
+    if missing and (len(fit_on.systems) != 1 or len(audited.systems) != 1):
+        raise CoralError(
+            f"{fit_on.name} says nothing of the system {missing[0]!r}; it has {', '.join(fit_on.systems)}."
+        )
+    source = (
+        replace(fit_on, systems=dict(zip(audited.systems, fit_on.systems.values(), strict=True))) if missing else fit_on
+    )
+    shared = rows_of_set(source) & rows_of_set(audited)
+    if shared:
+        raise CoralError(
+            f"{len(shared)} rows of {fit_on.name} are in {audited.name} too: what is fitted on them cannot be measured on them; "
+            "leave them out of one, or leave --fit-on out, which divides the file."
+        )
+    return source
+
+
+def rows_of_set(audited: AuditedSet) -> set[tuple[object, ...]]:
+    """Return what tells rows apart: the id, the text, and what the first system says."""
+    said = next(iter(audited.systems.values()))
+    return {(q.id, q.text, *said.probs[said.options.of(i)].tolist()) for i, q in enumerate(audited.questions)}
 
 
 # ----------------------------------------------------------------------------------------------------------- measuring

@@ -9,8 +9,8 @@ Machines are noisy, so the contenders take turns in short rounds, the order turn
 their rates are compared. HFLM runs at the best of several batch sizes, found first; it computes every option by itself, so
 that its rate can be taken from evenly spaced questions where all of them would take too long. The roofline is the time that the
 machine's own matrix multiplication would need for the floating-point operations of the unique tokens, their attention and the
-scored rows of the head. A machine's rate can change within seconds, so it is taken before and after every batch, and every
-batch is also scored without states right beside, which is what pooling is compared with.
+scored rows of the head. A machine's rate can change within seconds, so it is taken before and after every few batches, and they
+are also scored without states right beside, which is what pooling is compared with.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,14 +31,16 @@ from coral_lens.data.settings import Style, TaskOptions
 from coral_lens.engine.batches import lay_out
 from coral_lens.engine.loading import load_model
 from coral_lens.engine.model import Model
-from coral_lens.engine.packing import plan_for
+from coral_lens.engine.packing import Plan, plan_for
 from coral_lens.engine.prompts import render, tokenize
 from coral_lens.engine.readers import PooledResidual
-from coral_lens.engine.scoring import TOKEN_BUDGET, ScoredBatch, score
+from coral_lens.engine.scoring import TOKEN_BUDGET, score
 from coral_lens.engine.trees import build_tree
 from coral_lens.records import Prompt, Question, Rendered
 
 BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
+AT_A_TIME = 4
+"""Batches between two looks at the machine's rate: threads compute whole batches, so that each has some."""
 
 
 def main() -> None:
@@ -77,7 +80,7 @@ def main() -> None:
     print(f"ours in {args.dtype}, HFLM in {args.hflm_dtype}; load of the machine {os.getloadavg()[0]:.1f}")
     print(f"{len(questions)} questions; padding: {padding(model, prompts):.1%} of the tokens computed")
     print_rates(measure(runs, rounds=args.rounds, clock=clock))
-    print_limits([batch_by_batch(model, prompts, clock) for _ in range(args.rounds)])
+    print_limits([some_at_a_time(model, prompts, clock) for _ in range(args.rounds)])
 
 
 class Run(NamedTuple):
@@ -94,14 +97,15 @@ def spaced(rendered: list[Rendered], n: int) -> list[Rendered]:
 
 def ours(model: Model, questions: list[Question], rendered: list[Rendered]) -> None:
     """Tokenise, plan and score, as `coral extract` does."""
-    for _ in batches(model, tokenize(questions, rendered, model), layers=True):
-        pass
+    prompts = tokenize(questions, rendered, model)
+    score_all(model, prompts, plan_for(prompts, token_budget=TOKEN_BUDGET), layers=True)
 
 
-def batches(model: Model, prompts: list[Prompt], *, layers: bool) -> Iterator[ScoredBatch]:
-    """Yield batch after batch, each scored when it is asked for, with the states of all layers or with none."""
+def score_all(model: Model, prompts: list[Prompt], plan: Plan, *, layers: bool) -> None:
+    """Score the batches of a plan, with the states of all layers or with none."""
     readers = [PooledResidual(tuple(range(model.n_layers + 1)))] if layers else []
-    return score(model, prompts, plan_for(prompts, token_budget=TOKEN_BUDGET), readers=readers)
+    for _ in score(model, prompts, plan, readers=readers):
+        pass
 
 
 def hflm(
@@ -162,20 +166,22 @@ class Limits(NamedTuple):
     matmul: list[float]
 
 
-def batch_by_batch(model: Model, prompts: list[Prompt], clock: Callable[[], float]) -> Limits:
-    """Score every batch with states and without, in turns, with the matrix multiplication timed around each pair."""
-    walks = (batches(model, prompts, layers=True), batches(model, prompts, layers=False))
+def some_at_a_time(model: Model, prompts: list[Prompt], clock: Callable[[], float]) -> Limits:
+    """Score some batches with states and without, in turns, with the matrix multiplication timed around each pair."""
     seconds = [0.0, 0.0]
     # the roofline is that of the products, which mixed computes in bfloat16 too
     dtype = torch.float32 if model.precision == "float32" else torch.bfloat16
     possible, matmul = 0.0, [matmul_rate(clock, dtype=dtype)]
-    for i, needed in enumerate(flops(model, prompts)):
+    plan = plan_for(prompts, token_budget=TOKEN_BUDGET)
+    needed = list(flops(model, prompts))
+    for i, start in enumerate(range(0, len(needed), AT_A_TIME)):
+        part = replace(plan, batches=plan.batches[start : start + AT_A_TIME])
         for which in (i % 2, 1 - i % 2):
-            start = clock()
-            next(walks[which])
-            seconds[which] += clock() - start
+            begin = clock()
+            score_all(model, prompts, part, layers=which == 0)
+            seconds[which] += clock() - begin
         matmul.append(matmul_rate(clock, dtype=dtype))
-        possible += needed / statistics.mean(matmul[-2:])
+        possible += sum(needed[start : start + AT_A_TIME]) / statistics.mean(matmul[-2:])
     return Limits(seconds[0], seconds[1], possible, matmul)
 
 
@@ -198,7 +204,7 @@ def matmul_rate(
 def padding(model: Model, prompts: list[Prompt]) -> float:
     """Return which part of the tokens that the engine computes is padding."""
     plan = plan_for(prompts, token_budget=TOKEN_BUDGET)
-    laid = [lay_out(prompts, planned, joined=model.attends_in_blocks) for planned in plan.batches]
+    laid = [lay_out(prompts, planned, joined=model.joins_rows) for planned in plan.batches]
     return 1 - sum(int(b.lengths.sum()) for b in laid) / sum(b.input_ids.numel() for b in laid)
 
 

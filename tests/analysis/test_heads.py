@@ -17,6 +17,7 @@ from coral_lens.analysis.files import write_analysis
 from coral_lens.analysis.folds import divide_into_folds
 from coral_lens.analysis.heads import (
     HeadShape,
+    HeadTraining,
     analyse_heads,
     cumulative_share,
     fold_parts,
@@ -100,7 +101,7 @@ def test_every_network_is_counted_once_when_it_is_done() -> None:
 
 def test_a_signal_planted_in_two_heads_is_found_there(tmp_path: Path) -> None:
     store = Headed(80)
-    found = analyse_heads(store, divide_into_folds(store), settings=SMALL, work=tmp_path / "work")
+    found = analyse_heads(store, divide_into_folds(store), training=HeadTraining(SMALL), work=tmp_path / "work")
     clear = {(row.layer, row.head) for row in found.rows if row.r2.low > 0.05}
     assert clear == KNOW
     assert sorted(found.rows, key=lambda row: -row.r2.value)[0].r2.value == found.highest
@@ -118,7 +119,7 @@ def test_a_killed_analysis_goes_on_and_damaged_predictions_are_made_again(
     store = Headed(40)
     data = divide_into_folds(store)
     monkeypatch.setattr(heads_module, "STACK", 3)
-    first = analyse_heads(store, data, settings=SMALL, work=tmp_path)
+    first = analyse_heads(store, data, training=HeadTraining(SMALL), work=tmp_path)
     files = sorted(tmp_path.glob("*.safetensors"))
     assert len(files) == 2
     raw = bytearray(files[0].read_bytes())
@@ -127,16 +128,16 @@ def test_a_killed_analysis_goes_on_and_damaged_predictions_are_made_again(
     trained: list[int] = []
     real = heads_module.predict_heads
     monkeypatch.setattr(heads_module, "predict_heads", lambda *a: (trained.append(1), real(*a))[1])
-    assert analyse_heads(store, data, settings=SMALL, work=tmp_path) == first
+    assert analyse_heads(store, data, training=HeadTraining(SMALL), work=tmp_path) == first
     assert len(trained) == 1
-    analyse_heads(store, data, settings=replace(SMALL, max_epochs=1), work=tmp_path)
+    analyse_heads(store, data, training=HeadTraining(replace(SMALL, max_epochs=1)), work=tmp_path)
     assert len(trained) == 3, "other settings are another analysis"
 
 
 def test_questions_that_train_stop_and_are_predicted_are_never_the_same() -> None:
     data = divide_into_folds(Headed(60))
     for k in range(5):
-        parts = fold_parts(data, k)
+        parts = fold_parts(data, k, share=heads_module.STOPPING)
         assert (np.sum(parts, axis=0) == 1).all()
         assert (parts[2] == (data.fold == k)).all()
         assert 0.1 < parts[1].sum() / parts[:2][0].sum() < 0.5
@@ -175,7 +176,7 @@ def test_while_a_stack_is_trained_its_rows_are_held_twice_as_the_plan_says(monke
 
     monkeypatch.setattr(heads_module, "fit_stack", watched)
     tracemalloc.start()
-    heads_module.predict_heads(store, (1, 2), divide_into_folds(store), SMALL)
+    heads_module.predict_heads(store, (1, 2), divide_into_folds(store), HeadTraining(SMALL))
     peak = tracemalloc.get_traced_memory()[1] / once
     tracemalloc.stop()
     assert len(held) == 5
@@ -220,3 +221,11 @@ def test_a_plan_counts_networks_and_bytes_by_hand(monkeypatch: pytest.MonkeyPatc
 def test_a_step_takes_time() -> None:
     shape = HeadShape(blocks=1, heads=2, head_dim=4, rows=100)
     assert head_plan.time_step(shape, SMALL) > 0
+
+
+def test_a_stack_is_trained_on_the_device_of_its_rows() -> None:
+    """A device without numbers stands for a GPU: whatever is left on the CPU cannot be mixed with it."""
+    stack = Stack(torch.zeros(3, 40, 6, device="meta"), replace(SMALL, dropout=0.2), seed=0)
+    stack.train_epoch(np.zeros(40), np.arange(30), np.random.default_rng(0))
+    assert {t.device.type for t in (*stack.weights, *stack.biases)} == {"meta"}
+    assert [w.shape for w in stack.weights] == [w.shape for w in Stack(torch.zeros(3, 4, 6), SMALL, seed=0).weights]

@@ -15,30 +15,37 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.decomposition import PCA
 from sklearn.linear_model import Ridge
-from support.planted import PlantedStore
+from support.planted import PlantedStore, one_network
 
 from coral_lens.analysis import dimensions as dimensions_module
 from coral_lens.analysis import folds as folds_module
-from coral_lens.analysis import layers as layers_module
+from coral_lens.analysis import network_layers, ridge_layers
 from coral_lens.analysis.dimensions import analyse_dimensions, component_path, decompose
-from coral_lens.analysis.files import csv_of, jsonable, write_analysis
+from coral_lens.analysis.files import ArrayJournal, csv_of, jsonable, write_analysis
 from coral_lens.analysis.folds import (
     Folded,
+    FoldedSteering,
     choose_steering,
     combined,
     divide_into_folds,
     fit_steering,
+    fold_parts,
     nested_ridge,
     ridge_by_columns,
     ridge_by_rows,
     ridge_bytes,
 )
-from coral_lens.analysis.layers import Forward, LayerAnalysis, analyse_layers
+from coral_lens.analysis.layers import Forward, LayerAnalysis, LayerWork, analyse_layers
+from coral_lens.analysis.network_layers import NetworkLayers, NetworkProbes
 from coral_lens.analysis.scores import r2_scores, scores_of
-from coral_lens.analysis.settings import DimensionSettings
+from coral_lens.analysis.settings import DimensionSettings, LayerPlan
 from coral_lens.errors import CoralError
+from coral_lens.lens.probes.grid import grid_of
+from coral_lens.lens.probes.mlp import LayerData, fit_mlp
 from coral_lens.lens.probes.ridge import PENALTIES, ridge_of
 from coral_lens.lens.probes.standardise import fit_standardiser, r_squared
+from coral_lens.lens.rules import GAMMAS, steer
+from coral_lens.lens.settings import NetworkSearch
 from coral_lens.metrics.scores import measure
 from coral_lens.ragged import Options
 from coral_lens.report.figures.analysis import write_analysis_pictures
@@ -114,10 +121,25 @@ def test_what_does_not_fit_into_memory_is_refused_before_anything_is_fitted(
     """Five layers of a 7B model: 11 matrices of 20,480 columns squared; of 1,000 rows, 4 of these squared."""
     assert ridge_bytes(40_000, 20_480, 5) == 11 * 8 * 20_480**2
     assert ridge_bytes(1000, 20_480, 5) == 4 * 8 * 1000**2
-    monkeypatch.setattr(folds_module.os, "sysconf", lambda name: {"SC_PHYS_PAGES": 3, "SC_PAGE_SIZE": 4096}[name])
-    monkeypatch.setattr(layers_module, "fit_steering", None)
-    with pytest.raises(CoralError, match=r"Ridge on 40 columns of \d+ rows needs .* give fewer questions with --limit"):
+    monkeypatch.setattr(folds_module.os, "sysconf", lambda name: {"SC_PHYS_PAGES": 1, "SC_PAGE_SIZE": 4096}[name])
+    monkeypatch.setattr(ridge_layers, "fit_steering", None)
+    with pytest.raises(CoralError, match=r"Ridge on 8 columns of \d+ rows needs .* give fewer questions with --limit"):
         analyse_layers(deep, divide_into_folds(deep))
+
+
+def test_layers_side_by_side_that_do_not_fit_are_left_out_and_the_single_ones_stay(
+    deep: Deep, analysed: LayerAnalysis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """11 matrices of 32 columns squared fit into 22 pages of 4,096 bytes, those of 40 columns do not."""
+    monkeypatch.setattr(folds_module.os, "sysconf", lambda name: {"SC_PHYS_PAGES": 22, "SC_PAGE_SIZE": 4096}[name])
+    found = analyse_layers(deep, divide_into_folds(deep))
+    assert [row.n_layers for row in found.top] == [3, 4]
+    assert "5 layers are not read side by side: Ridge on 40 columns" in found.left_out
+    assert found.rows == analysed.rows
+    assert analysed.left_out == ""
+    without = analyse_layers(deep, divide_into_folds(deep), LayerPlan(side_by_side=False))
+    assert (without.top, without.left_out) == ((), "")
+    assert without.rows == analysed.rows
 
 
 def test_what_is_chosen_for_a_fold_does_not_change_with_its_answers(deep: Deep) -> None:
@@ -226,7 +248,7 @@ def test_side_by_side_layers_hold_the_best_one_and_are_compared_with_it(analysed
 def test_each_fold_takes_what_was_chosen_for_it(deep: Deep) -> None:
     data = divide_into_folds(deep)
     both = [fit_steering(deep.layer(layer), data) for layer in (2, 3)]
-    mixed = combined(both, [0, 1, 0, 1, 1], data)
+    mixed = combined(both, dict(enumerate([0, 1, 0, 1, 1])), data)
     for k, i in enumerate([0, 1, 0, 1, 1]):
         rows = data.row_fold == k
         assert (mixed.r_hat[rows] == both[i].r_hat[rows]).all()
@@ -260,21 +282,137 @@ def test_a_killed_analysis_of_layers_goes_on_and_ends_the_same(
 ) -> None:
     """Killed in the second layer, and between the layers side by side."""
     store = Deep(60)
-    data = divide_into_folds(store)
+    data, work = divide_into_folds(store), LayerWork(tmp_path)
     undisturbed = analyse_layers(store, data)
     with monkeypatch.context() as patch:
-        patch.setattr(layers_module, "choose_steering", killed_after(n - 14, choose_steering))
-        patch.setattr(layers_module, "fit_steering", killed_after(n, fit_steering))
+        patch.setattr(ridge_layers, "choose_steering", killed_after(n - 14, choose_steering))
+        patch.setattr(ridge_layers, "fit_steering", killed_after(n, fit_steering))
         with pytest.raises(KeyboardInterrupt):
-            analyse_layers(store, data, work=tmp_path)
+            analyse_layers(store, data, work=work)
     files = sorted(tmp_path.glob("*.safetensors"))
     assert len(files) == n
     files[0].write_bytes(files[0].read_bytes()[:-9] + b"x" * 9)
     fitted: list[int] = []
-    monkeypatch.setattr(layers_module, "fit_steering", lambda *a: (fitted.append(1), fit_steering(*a))[1])
-    assert analyse_layers(store, data, work=tmp_path) == undisturbed
+    monkeypatch.setattr(ridge_layers, "fit_steering", lambda *a: (fitted.append(1), fit_steering(*a))[1])
+    assert analyse_layers(store, data, work=work) == undisturbed
     assert len(fitted) in (max(0, 14 - n) + 1, max(0, 14 - n)), "the damaged file may be of layers side by side"
-    assert analyse_layers(store, replace(data, r=-data.r), work=tmp_path) != undisturbed
+    assert analyse_layers(store, replace(data, r=-data.r), work=work) != undisturbed
+
+
+# ------------------------------------------------------------------------------------------------ strengths and networks
+
+
+def test_the_curve_at_gamma_1_is_the_papers_equation_at_gamma_1(deep: Deep, analysed: LayerAnalysis) -> None:
+    """p' = max(p + r~, 0), renormalised: worked out here with the out-of-fold residuals of each layer."""
+    data = divide_into_folds(deep)
+    for row in analysed.rows:
+        r_hat = fit_steering(deep.layer(row.layer), data).r_hat
+        moved = np.maximum(data.p + data.table.options.centre(r_hat), 0.0)
+        probs = moved / data.table.options.spread(data.table.options.sum(moved))
+        assert row.at_one["brier"].value == pytest.approx(data.brier(probs).mean(), abs=1e-12)
+    assert any(row.at_one["brier"].value != row.chosen["brier"].value for row in analysed.rows)
+
+
+def test_every_strength_of_the_best_layer_stands_against_gamma_1(deep: Deep, analysed: LayerAnalysis) -> None:
+    by_gamma = {row.gamma: row for row in analysed.gammas}
+    assert list(by_gamma) == list(GAMMAS)
+    assert by_gamma[0.0].scores["brier"].value == pytest.approx(analysed.base["brier"].value)
+    assert by_gamma[1.0].over_one["brier"].value == 0.0
+    for row in analysed.gammas:
+        behind = row.scores["brier"].value - by_gamma[1.0].scores["brier"].value
+        assert row.over_one["brier"].value == pytest.approx(behind)
+
+
+NETWORKS = LayerPlan(lens="mlp", layers=(1, 3), tested_folds=2, network=one_network(learning_rate=(1e-2,), epochs=15))
+
+
+def test_networks_are_trained_chosen_and_tested_on_separate_questions(deep: Deep) -> None:
+    """The reference: for each tested fold a plain search on the rest, a quarter of which chooses."""
+    data = divide_into_folds(deep)
+    found = analyse_layers(deep, data, NETWORKS)
+    assert (found.lens, found.n_tested) == ("mlp", int((data.fold < 2).sum()))
+    assert [row.layer for row in found.rows] == [1, 3]
+    assert found.single_layers == [3, 3]
+    assert found.rows[1].chosen["accuracy"].value > found.base["accuracy"].value + 0.1
+    assert found.rows[0].exit_best is None
+    folds = replace(data, tested=(0, 1))
+    r_hat, gamma = np.zeros(len(data.r)), np.zeros(data.n_folds)
+    for k in (0, 1):
+        train, choose, test = fold_parts(data, k, share=0.25)
+        assert not (train & choose).any()
+        assert not ((train | choose) & test).any()
+        assert choose.sum() / len(choose) == pytest.approx(0.2, abs=0.02)
+        rows = [data.table.options.rows(mask) for mask in (train, choose, test)]
+        by = fit_standardiser(deep.layer(3)[rows[0]])
+        z, z_val, z_test = (by(deep.layer(3)[r]) for r in rows)
+        (point,) = grid_of(NETWORKS.network, NETWORKS.network.hidden)
+        probe = fit_mlp(LayerData(z, data.r[rows[0]], z_val, data.r[rows[1]]), point, seed=0)
+        r_hat[rows[2]] = probe.predict(z_test)
+        brier = [
+            data.table.options.take(choose)
+            .sum(
+                (
+                    steer(data.p[rows[1]], probe.predict(z_val), data.table.options.take(choose), gamma=g)
+                    - data.y[rows[1]]
+                )
+                ** 2
+            )
+            .mean()
+            for g in GAMMAS
+        ]
+        gamma[k] = GAMMAS[int(np.argmin(brier))]
+    expected = FoldedSteering(r_hat, gamma, gamma)
+    assert found.rows[1].gamma == gamma[:2].mean()
+    scores = scores_of(folds.predictions("", expected.probs(folds)))
+    assert found.rows[1].chosen["brier"].value == pytest.approx(scores["brier"].value, abs=1e-9)
+
+
+def test_networks_read_layers_side_by_side_and_a_killed_analysis_goes_on(
+    deep: Deep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = replace(NETWORKS, layers=(1, 2, 3), tested_folds=1, network=replace(NETWORKS.network, epochs=4))
+    data, work = divide_into_folds(deep), LayerWork(tmp_path)
+    undisturbed = analyse_layers(deep, data, plan)
+    assert [row.layers for row in undisturbed.top] == [[[1, 2, 3]]]
+    real = network_layers.search_networks
+    with monkeypatch.context() as patch:
+        patch.setattr(network_layers, "search_networks", killed_after(1, real))
+        with pytest.raises(KeyboardInterrupt):
+            analyse_layers(deep, data, plan, work=work)
+    searched: list[Any] = []
+    monkeypatch.setattr(network_layers, "search_networks", lambda *a: (searched.append(a[2]), real(*a))[1])
+    assert analyse_layers(deep, data, plan, work=work) == undisturbed
+    assert searched == [[(1, 2, 3)]]
+
+
+def test_the_answers_of_the_tested_fold_change_nothing_that_is_predicted_there(deep: Deep) -> None:
+    data = divide_into_folds(deep)
+    rows = data.row_fold == 0
+    other = replace(data, r=np.where(rows, -data.r, data.r))
+    probes = NetworkProbes(NETWORKS.settings((3,), seed=0))
+    one, two = (
+        NetworkLayers(deep, replace(d, tested=(0,)), probes, ArrayJournal(None, None)).by_layer((3,))[0][0]
+        for d in (data, other)
+    )
+    assert one.r_hat[rows].tobytes() == two.r_hat[rows].tobytes()
+    assert one.gamma[0] == two.gamma[0]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"tested_folds": 1}, "Ridge has a closed form"),
+        ({"network": NetworkSearch(grid="paper")}, "take --lens mlp"),
+    ],
+)
+def test_ridge_refuses_what_is_of_networks(wrong: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(CoralError, match=sentence):
+        LayerPlan(**wrong)
+
+
+def test_layers_that_the_store_does_not_hold_are_refused(deep: Deep) -> None:
+    with pytest.raises(CoralError, match="does not hold layer 9; it has 0, 1, 2, 3, 4, 5, 6"):
+        analyse_layers(deep, divide_into_folds(deep), LayerPlan(layers=(1, 9)))
 
 
 # --------------------------------------------------------------------------------------------------------- dimensions
@@ -368,9 +506,10 @@ def test_components_of_a_fold_do_not_change_with_its_own_residuals() -> None:
 
 def test_an_analysis_is_written_as_json_csv_and_pictures(analysed: LayerAnalysis, tmp_path: Path) -> None:
     record = write_analysis("layers", analysed, tmp_path)
-    assert write_analysis_pictures(record, tmp_path) == ["layers", "layers-exit"]
+    assert write_analysis_pictures(record, tmp_path) == ["layers", "layers-exit", "layers-gamma"]
     assert sorted(f.name for f in tmp_path.iterdir()) == [
-        "layers-exit.json", "layers-exit.png", "layers-exit.svg", "layers.csv", "layers.json", "layers.png", "layers.svg"
+        "layers-exit.json", "layers-exit.png", "layers-exit.svg", "layers-gamma.json", "layers-gamma.png",
+        "layers-gamma.svg", "layers.csv", "layers.json", "layers.png", "layers.svg"
     ]  # fmt: skip
     found = json.loads((tmp_path / "layers.json").read_text())
     assert {name: found[name] for name in record} == record

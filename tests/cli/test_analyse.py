@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -59,7 +58,7 @@ def test_heads_are_analysed_from_a_store_and_planned_before(
     store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = MlpSettings(hidden=(4,), max_epochs=1)
-    monkeypatch.setattr(heads_module, "analyse_heads", partial(heads_module.analyse_heads, settings=small))
+    monkeypatch.setattr(heads_module.HeadTraining.__init__, "__defaults__", (small, "cpu"))
     assert "40 networks in stacks of 8" in run("heads", "--store", store, "--dry-run", "--out", tmp_path / "a")
     assert not (tmp_path / "a").exists()
     assert "8 heads: mean R2" in run("heads", "--store", store, "--limit", 30, "--out", tmp_path / "a")

@@ -52,6 +52,10 @@ def test_blocks_are_numbers_ranges_or_all() -> None:
         (["extract", "q.jsonl", "--out", "OUT", "--num-fewshot", "-1"], "num_fewshot must be at least 0. Got -1"),
         (["fit", "--train", "q.jsonl", "--out", "OUT", "--top-layers", "9"], "top_layers must lie between 1 and 8"),
         (["fit", "--train", "q.jsonl", "--out", "OUT", "--criterion", "briar"], "Unknown criterion 'briar'.*'brier'"),
+        (["fit", "--train", "q.jsonl", "--out", "OUT", "--search", "all"], "Unknown search 'all'; use one of halving"),
+        (["fit", "--train", "q.jsonl", "--out", "OUT", "--weight-decay", "1;45"], "--weight-decay must look like 0.1"),
+        (["fit", "--train", "q.jsonl", "--out", "OUT", "--lens", "mlp", "--hidden", "0"], "hidden must be at least 1"),
+        (["fit", "--train", "q.jsonl", "--out", "OUT", "--hidden", "8"], "A listwise lens has no network to search"),
         (["fit", "--train", "q.jsonl", "--out", "OUT", "--seed", "-1"], "seed must lie between 0 and 4294967295"),
         (
             ["calibrate", "--lens", "OUT", "--questions", "q.jsonl", "--coverage", "1"],

@@ -32,7 +32,7 @@ NOT_OPTIONS = {
     TaskOptions: {"split", "chat_template", "seed"},
     Asking: {"split", "chat_template", "seed"},
     Looked: {"split", "chat_template", "seed"},
-    FitSettings: {"validation"},
+    FitSettings: {"validation", "stratified"},
     Guarantees: {"delta"},
     Sampling: {"shard_tokens"},
     TrainingSettings: {"warm_up", "penalty_warm_up", "decay", "resample", "checkpoint"},
@@ -40,7 +40,7 @@ NOT_OPTIONS = {
     SteerPlan: {"top", "gammas"},
     ProbePlan: {"depths", "epochs"},
 }
-"""What no command offers, on purpose: a source names its split, a study its share of validation questions."""
+"""What no command offers, on purpose: a source names its split, a study its share of validation questions and how it divides."""
 
 
 def every_settings(cls: type = Settings) -> Iterator[type]:

@@ -30,6 +30,7 @@ from coral_lens.data import assets, tasks
 from coral_lens.data.questions import load_questions
 from coral_lens.data.tasks import AvailableTask
 from coral_lens.engine import extract as store_module
+from coral_lens.engine import loading
 from coral_lens.engine import self_check as doctor
 from coral_lens.engine.activations import ActivationStore
 from coral_lens.engine.model import Model
@@ -266,6 +267,32 @@ def test_predict_writes_a_line_with_the_stated_fields_for_every_question(
     n_far, last = sum(a["shift"] >= 1.5 for a in answers), outcome.out.strip().splitlines()[-1]
     assert last.startswith(f"{n_far} of 6 questions are far from those that the lens was fitted on")
     assert "Harm cannot be excluded" in last
+
+
+@pytest.mark.filterwarnings("default:The lens was fitted on states:UserWarning")
+def test_predict_computes_in_the_arithmetic_of_the_lens_unless_told_otherwise(
+    work: Work, coral: Coral, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str | None] = []
+    usual = loading.load_model
+
+    def load(*arguments: Any, dtype: str | None = None, **others: Any) -> Model:
+        asked.append(dtype)
+        return usual(*arguments, dtype=dtype, **others)
+
+    monkeypatch.setattr(loading, "load_model", load)
+    train = write(tmp_path / "train.jsonl", rows(toy_questions(TRAINING)))
+    ask = write(tmp_path / "ask.jsonl", rows(toy_questions(2, seed=9)))
+    line = ("--questions", ask, "--out", tmp_path / "answers.jsonl")
+    fitted = coral(
+        "fit", "--model", work.model, "--train", train, "--out", tmp_path / "lens", "--layers", "1", "--dtype", "mixed"
+    )
+    assert fitted.code == 0, fitted.err
+    assert coral("predict", "--lens", tmp_path / "lens", *line).code == 0
+    other = coral("predict", "--lens", tmp_path / "lens", *line, "--dtype", "bfloat16")
+    assert other.code == 0
+    assert re.search("computed in mixed, and .* computes in bfloat16", " ".join(other.err.split()))
+    assert asked == ["mixed", "mixed", "bfloat16"]
 
 
 def test_predict_keeps_a_journal_of_many_questions_and_goes_on_with_it(

@@ -54,5 +54,5 @@ def test_the_cache_on_the_page_is_what_coral_cache_lists_and_the_code_keeps_ther
     page = {pattern.split("/")[1] for pattern in files_on_the_page() if pattern.startswith("cache/")}
     assert page == {place for place, _ in KINDS.values()}
     sources = (path.read_text("utf-8") for path in (ROOT / "src").rglob("*.py"))
-    kept = re.findall(r'(?:cache_dir\(\) / |record_path\(model, )"([^"]+)"', "".join(sources))
+    kept = re.findall(r'(?:cache_dir\(\) / |record_path\(model, |remembered\()"([^"]+)"', "".join(sources))
     assert page == set(kept)

@@ -41,6 +41,8 @@ CANNOT_RUN = {
     "coral run probe1-small --data DIR --work states": "takes 23 minutes, and needs data that is not embedded",
     "coral run transfer-small --data DIR --work states": "takes 22 minutes, and needs data that is not embedded",
     "coral run probe2 --check": "needs data that is not embedded",
+    "coral reproduce --model smollm2 --data DIR --check": "needs data that is not embedded; tests/study/test_reproduce.py plans",
+    "coral reproduce --model smollm2 --data DIR": "takes hours; tests/study/test_reproduce.py runs all parts of a tiny scale",
     "python -m pytest tests/engine -k olmo2": "runs tests, whose families come from the file itself",
 }
 """Each command with the reason; each stands in a page."""

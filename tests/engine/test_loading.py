@@ -125,6 +125,7 @@ def test_a_local_folder_is_loaded_in_float32_with_its_tokenizers_bos(saved: Path
     assert model.tokenizer.encode("a")[0] == model.tokenizer.bos_token_id
 
 
+@pytest.mark.filterwarnings("default:float16 is several times slower:UserWarning")
 @pytest.mark.parametrize(("name", "dtype"), [("bfloat16", torch.bfloat16), ("float16", torch.float16)])
 def test_the_dtype_asked_for_is_the_dtype_of_every_weight(saved: Path, name: str, dtype: torch.dtype) -> None:
     model = load_model(str(saved), dtype=name)

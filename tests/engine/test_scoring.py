@@ -828,6 +828,7 @@ def test_options_that_see_each_other_are_noticed_in_half_precision(
     assert self_check(half, check_prompts(half)).excess > 2
 
 
+@pytest.mark.filterwarnings("default:float16 is several times slower:UserWarning")
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_the_real_model_passes_its_self_check_in_half_precision_and_a_leak_does_not(
     dtype: str, monkeypatch: pytest.MonkeyPatch

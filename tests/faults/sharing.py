@@ -12,6 +12,7 @@ import pickle
 import random
 import select
 import signal
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -47,7 +48,8 @@ class Shared:
     @staticmethod
     def loaded() -> Shared:
         """Return the tiny model, a lens of it and questions."""
-        model = load_model(str(GOLDEN / "model"))
+        with tempfile.TemporaryDirectory() as place, contextlib.chdir(place):  # where the cache of `quiet` is
+            model = load_model(str(GOLDEN / "model"))
         questions = read_questions(GOLDEN / "train.jsonl")
         return Shared(model, fit(model, questions, FitSettings(lens="ridge"), bar=False), questions)
 

@@ -40,7 +40,8 @@ def labelled(n: int, *, trust: float, seed: int = 0) -> Labelled:
     rng, options = np.random.default_rng(seed), Options.of_sizes([4] * n)
     base, own = (np.log(options.softmax(scale * rng.normal(size=4 * n))) for scale in (0.5, 1.5))
     truth = options.softmax((1 - trust) * base + trust * own).reshape(n, 4)
-    return Labelled(base, own, options, np.array([rng.choice(4, p=row) for row in truth]))
+    answers = np.array([rng.choice(4, p=row) for row in truth])
+    return Labelled(base, own, options, options.one_hot(answers))
 
 
 # ------------------------------------------------------------------------------------------------------ what is found

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.models import make_llama, make_model, make_tokenizer
-from support.planted import PlantedStore
+from support.models import make_llama, make_model, make_tokenizer, rewrapped
+from support.planted import PlantedStore, one_network
 from support.questions import toy_questions
 
 from coral_lens.data.leaks import question_keys
@@ -25,12 +25,12 @@ from coral_lens.data.settings import Style
 from coral_lens.engine.activations import ActivationStore
 from coral_lens.engine.extract import Extraction, extract
 from coral_lens.engine.model import Model, wrap
+from coral_lens.engine.precision import set_precision
 from coral_lens.errors import CoralError
-from coral_lens.lens import choose as choosing
-from coral_lens.lens.artefact import Answer, Lens
+from coral_lens.lens.answers import Answer
+from coral_lens.lens.artefact import Lens
 from coral_lens.lens.fit import fit, fit_store
 from coral_lens.lens.folder import load_lens
-from coral_lens.lens.probes.mlp import MlpSettings
 from coral_lens.lens.rules import base_probs, steer, tilt
 from coral_lens.lens.settings import FitSettings
 from coral_lens.lens.shift import ShiftModel
@@ -84,12 +84,9 @@ def test_a_saved_lens_gives_the_same_predictions_to_the_bit(lens: Lens, saved: P
     assert not np.allclose(before[lens.plain_method], before["base"])
 
 
-def test_an_mlp_lens_gives_the_same_predictions_to_the_bit(
-    tiny: Model, fresh: ActivationStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(choosing, "GRID", (MlpSettings(max_epochs=2),))
-    monkeypatch.setattr(choosing, "HIDDEN", (8, 4))
-    fitted = replace(fit(tiny, toy_questions(TRAINING), FitSettings(lens="mlp", layers=(1,))), gamma=2.0)
+def test_an_mlp_lens_gives_the_same_predictions_to_the_bit(tiny: Model, fresh: ActivationStore, tmp_path: Path) -> None:
+    settings = FitSettings(lens="mlp", layers=(1,), network=one_network())
+    fitted = replace(fit(tiny, toy_questions(TRAINING), settings), gamma=2.0)
     fitted.save(tmp_path / "lens")
     again = load_lens(str(tmp_path / "lens"))
     assert again.name == fitted.name == "mlp probe, layer 1, gamma 2"
@@ -354,6 +351,15 @@ def test_questions_rendered_with_a_chat_template_are_refused_by_a_lens_without(l
     rendered = Rendered(("<user>ask",) * n, question.options, question.options, chat=True)
     with pytest.raises(CoralError, match="with the chat template, but the lens was fitted without"):
         lens.predict(tiny, [replace(question, rendered=rendered)])
+
+
+def test_a_model_that_computes_in_another_arithmetic_is_taken_with_a_warning(lens: Lens, tiny: Model) -> None:
+    hf = deepcopy(tiny.hf)
+    set_precision(hf, "mixed", [])
+    mixed = rewrapped(Model(**{**vars(tiny), "hf": hf, "name": "mixed one"}))
+    with pytest.warns(UserWarning, match="fitted on states computed in float32, and 'mixed one' computes in mixed"):
+        found = lens.predict(mixed, toy_questions(2))
+    assert len(found) == 2
 
 
 def test_an_override_uses_the_lens_on_another_model_and_is_on_record(lens: Lens, tmp_path: Path) -> None:

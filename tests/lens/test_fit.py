@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.planted import one_network
 from support.questions import toy_questions
 
 from coral_lens.data.settings import Style
@@ -19,14 +20,16 @@ from coral_lens.engine.model import Model
 from coral_lens.errors import CoralError
 from coral_lens.lens import choose as choosing
 from coral_lens.lens.artefact import Lens
-from coral_lens.lens.fit import check_questions, fit, fit_store
+from coral_lens.lens.choose import Recipe, choose_candidate, predict_rounds
+from coral_lens.lens.fit import check_questions, fit, fit_store, training_data
 from coral_lens.lens.probes import mlp, ridge
 from coral_lens.lens.probes.listwise import DECAYS
 from coral_lens.lens.probes.mlp import MlpSettings
 from coral_lens.lens.probes.registry import AUTO, LENSES
+from coral_lens.lens.probes.search import SearchBudget
 from coral_lens.lens.probes.standardise import fit_standardiser
 from coral_lens.lens.rules import FLOOR, GAMMAS, SHRINKAGES, apply_temperature, base_probs
-from coral_lens.lens.settings import FitSettings
+from coral_lens.lens.settings import HIDDEN, SEARCHED, FitSettings, NetworkSearch
 from coral_lens.metrics.scores import score
 from coral_lens.ragged import Options
 from coral_lens.records import UNKNOWN, OptionTable, Predictions, Question
@@ -79,10 +82,14 @@ def planted(request: pytest.FixtureRequest) -> Lens:
 @pytest.fixture
 def small_networks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Networks of eight units that are trained for three epochs, so that they take no time."""
-    monkeypatch.setattr(choosing, "GRID", (MlpSettings(max_epochs=3),))
-    monkeypatch.setattr(choosing, "HIDDEN", (8,))
     one = {"weight_decay": 1.0, "hidden": (8,), "max_epochs": 3}
     monkeypatch.setitem(LENSES, "listwise-mlp", replace(LENSES["listwise-mlp"], settings=(one,)))
+
+
+def of_networks(lens: str, **other: Any) -> dict[str, Any]:
+    """The settings of one small network, where a lens has one that is searched."""
+    shape = {} if lens == "mlp" else {"hidden": ()}
+    return {"network": one_network(**shape, **other)} if lens in SEARCHED else {}
 
 
 def one_setting(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
@@ -270,7 +277,8 @@ def test_training_questions_do_not_change_the_temperature() -> None:
 @pytest.mark.parametrize("lens", [*LENSES, "auto"])
 def test_the_same_seed_gives_the_same_lens_to_the_byte(tmp_path: Path, lens: str) -> None:
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        fit_store(Planted(100, strength=2.0), FitSettings(lens=lens, seed=seed)).save(tmp_path / name)
+        settings = FitSettings(lens=lens, seed=seed, **of_networks(lens))
+        fit_store(Planted(100, strength=2.0), settings).save(tmp_path / name)
     a, b, c = ({p.name: p.read_bytes() for p in (tmp_path / name).iterdir()} for name in "abc")
     assert a == b
     assert a["lens.safetensors"] != c["lens.safetensors"]
@@ -280,32 +288,36 @@ def test_the_same_seed_gives_the_same_lens_to_the_byte(tmp_path: Path, lens: str
 
 
 @pytest.fixture
-def searched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[MlpSettings]]]:
-    """How many layers and which settings a network was searched among."""
+def searched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, list[MlpSettings], SearchBudget]]:
+    """How many layers and which settings a network was searched among, and how."""
     calls = []
     real = choosing.search_mlp
 
     def spy(data: Any, layers: Any, grid: Any, **rest: Any) -> Any:
-        calls.append((len(layers), list(grid)))
+        calls.append((len(layers), list(grid), rest["budget"]))
         return real(data, layers, grid, **rest)
 
     monkeypatch.setattr(choosing, "search_mlp", spy)
     return calls
 
 
-def test_the_mlp_tries_its_grid_on_the_best_layers_and_keeps_the_best_setting(
-    monkeypatch: pytest.MonkeyPatch, searched: list[tuple[int, list[MlpSettings]]]
+GRID = NetworkSearch(
+    search="grid", weight_decay=(1.0,), output_penalty=(0.0, 50.0), learning_rate=(1e-2,), hidden=(16, 8), epochs=12
+)
+
+
+def test_the_mlp_tries_its_grid_on_every_layer_and_keeps_the_best_setting(
+    searched: list[tuple[int, list[MlpSettings], SearchBudget]],
 ) -> None:
-    quick = MlpSettings(max_epochs=12, learning_rate=1e-2)
-    grid = (replace(quick, weight_decay=1.0), replace(quick, weight_decay=0.1, output_penalty=50.0))
-    monkeypatch.setattr(choosing, "GRID", grid)
-    monkeypatch.setattr(choosing, "HIDDEN", (16, 8))
-    monkeypatch.setattr(choosing, "NETWORK_LAYERS", 2)
-    lens = fit_store(Planted(300, strength=2.0), FitSettings(lens="mlp"))
-    assert searched == [(2, [replace(point, hidden=(16, 8)) for point in grid])]
+    lens = fit_store(Planted(300, strength=2.0), FitSettings(lens="mlp", network=GRID))
+    ((n_layers, grid, budget),) = searched
+    assert n_layers == len(LAYERS)
+    assert [(g.weight_decay, g.output_penalty, g.learning_rate, g.hidden, g.max_epochs) for g in grid] == [
+        (1.0, penalty, 1e-2, (16, 8), 12) for penalty in (0.0, 50.0)
+    ]
+    assert budget.rungs == (), "a grid search trains everything to its end"
     assert isinstance(lens.correction.probe, mlp.NetworkProbe)
     assert lens.layers == (SIGNAL,)
-    assert [row.layer for row in lens.trace.layers] == list(LAYERS), "ridge says which layers are worth it"
     assert lens.trace.chosen.settings == (
         {"weight_decay": 1.0, "output_penalty": 0.0, "learning_rate": 1e-2, "hidden": [16, 8], "max_epochs": 12},
     )
@@ -313,34 +325,114 @@ def test_the_mlp_tries_its_grid_on_the_best_layers_and_keeps_the_best_setting(
     assert fresh["coral"] > fresh["base"] + 0.15
 
 
-@pytest.mark.parametrize(
-    ("lens", "depth", "hidden"), [("mlp", 1, (8,)), ("mlp", 2, (8, 4)), ("linear", 2, ())], ids=str
-)
+@pytest.mark.parametrize("search", ["grid", "halving"])
+def test_the_layers_of_a_network_are_those_of_its_own_probe(search: str) -> None:
+    """Once they were ridge's: the layer with the signal then looked as ridge saw it, and so did every other."""
+    store = Planted(300, strength=2.0)
+    settings = FitSettings(lens="mlp", network=replace(GRID, search=search))
+    data, _ = training_data(store, settings)
+    lens = fit_store(store, settings)
+    assert lens.trace.own_layers
+    assert [trial.layer for trial in lens.trace.layers] == list(LAYERS)
+    rows = data.options.rows(data.is_validation)
+    for trial in lens.trace.layers:
+        recipe = Recipe("mlp", (trial.layer,), (), (trial.setting,), settings.seed)
+        alone = predict_rounds(data, recipe, "brier")
+        if search == "grid":  # every network was trained to its end
+            assert trial.r2 == pytest.approx(alone.r2, abs=1e-9)
+            assert trial.best.scores == pytest.approx(alone.best("brier").scores, abs=1e-9)
+        assert alone.correction is not None
+        assert lens.view is not None
+        view = next(c for c in lens.view.corrections if c.layers == (trial.layer,))
+        if search == "grid" or trial.layer == SIGNAL:
+            assert view.outputs(store.layer(trial.layer))[rows] == pytest.approx(alone.predicted.scores[rows], abs=2e-3)
+    chosen = next(trial for trial in lens.trace.layers if trial.layer == SIGNAL)
+    assert chosen.best.scores["brier"] == min(point.scores["brier"] for point in lens.trace.gammas)
+
+
+def test_a_layer_is_chosen_by_steering_and_by_r2_on_request() -> None:
+    """R2 counts every option alike, steering only who leads: the two may disagree, and each is obeyed."""
+    data, _ = training_data(Planted(300, strength=2.0), FitSettings())
+    settings = FitSettings(lens="mlp", layers=LAYERS, network=GRID)
+    _, singles = choose_candidate(data, "mlp", settings)
+    better = replace(singles[0], r2=0.99)
+    for by, first in (("criterion", SIGNAL), ("r2", 0)):
+        ranked = sorted([better, *singles[1:]], key=lambda c: c.layer_cost(replace(settings, layer_by=by)))
+        assert ranked[0].recipe.layers == (first,)
+    assert FitSettings(lens="mlp").layer_by == "criterion"
+
+
+def test_layers_by_r2_are_also_a_choice_of_closed_forms() -> None:
+    data, _ = training_data(Planted(300, strength=2.0), FitSettings())
+    settings = FitSettings(lens="ridge", layers=LAYERS, layer_by="r2")
+    chosen, singles = choose_candidate(data, "ridge", settings)
+    assert chosen.r2 == max(c.r2 for c in singles)
+
+
+def test_the_network_that_is_kept_is_trained_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Halving may stop the network of the layer that steering prefers: it is then trained as it would be alone."""
+    monkeypatch.setitem(
+        choosing.BUDGETS, "halving", SearchBudget(rungs=(1, 2), keep=0.01, finalists=1, slow_layers=0.01)
+    )
+    store, settings = Planted(200, strength=2.0), FitSettings(lens="mlp", network=replace(GRID, search="halving"))
+    data, _ = training_data(store, settings)
+    real = choosing.search_mlp
+
+    def unfinished(*args: Any, **rest: Any) -> Any:
+        outcome = real(*args, **rest)
+        cut = {layer: (replace(t, finished=False), probe) for layer, (t, probe) in outcome.layers.items()}
+        return replace(outcome, layers=cut)
+
+    monkeypatch.setattr(choosing, "search_mlp", unfinished)
+    lens = fit_store(store, settings)
+    recipe = Recipe("mlp", lens.layers, (), lens.trace.chosen.settings, settings.seed)
+    alone = predict_rounds(data, recipe, "brier").correction
+    assert alone is not None
+    assert all(torch.equal(t, lens.correction.probe.tensors()[n]) for n, t in alone.probe.tensors().items())
+
+
+def test_top_layers_of_a_network_are_those_of_its_own_ranking() -> None:
+    store = Planted(300, strength=2.0)
+    store.states[0][:, 4] += store.states[SIGNAL][:, 4]
+    lens = fit_store(store, FitSettings(lens="mlp", top_layers=2, network=GRID))
+    assert lens.layers == (0, SIGNAL)
+    assert isinstance(lens.correction.probe, mlp.NetworkProbe)
+    assert lens.correction.probe.network[0].in_features == 2 * WIDTH
+
+
+def test_with_folds_a_network_is_chosen_in_the_first_and_predicts_the_others() -> None:
+    store = Planted(150, strength=2.0)
+    lens = fit_store(store, FitSettings(lens="mlp", folds=3, network=GRID))
+    assert lens.layers == (SIGNAL,)
+    assert lens.training.n_validation == 150
+    assert SIGNAL in lens.trace.as_good
+
+
+@pytest.mark.parametrize(("lens", "depth", "hidden"), [("mlp", 1, (1024,)), ("mlp", 2, (1024, 512)), ("linear", 2, ())])
 def test_depth_is_the_number_of_hidden_layers_and_a_linear_lens_has_none(
-    monkeypatch: pytest.MonkeyPatch, lens: str, depth: int, hidden: tuple[int, ...]
+    lens: str, depth: int, hidden: tuple[int, ...]
 ) -> None:
-    monkeypatch.setattr(choosing, "GRID", (MlpSettings(max_epochs=2),))
-    monkeypatch.setattr(choosing, "HIDDEN", (8, 4))
-    fitted = fit_store(Planted(100, strength=2.0), FitSettings(lens=lens, depth=depth))
+    network = one_network(hidden=(), epochs=1)
+    fitted = fit_store(
+        Planted(40, strength=2.0), FitSettings(lens=lens, layers=(SIGNAL,), depth=depth, network=network)
+    )
     assert isinstance(fitted.correction.probe, mlp.NetworkProbe)
     assert fitted.correction.probe.hidden == hidden
     assert (fitted.kind, fitted.correction.rule) == (lens, "residual")
 
 
-def test_searches_of_other_layers_or_depths_in_one_work_folder_do_not_meet(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_searches_of_other_layers_or_depths_in_one_work_folder_do_not_meet(tmp_path: Path) -> None:
     """The search numbers its layers: a journal of the best and another layer once answered for the best and a third."""
-    monkeypatch.setattr(choosing, "GRID", (MlpSettings(max_epochs=3),))
-    monkeypatch.setattr(choosing, "HIDDEN", (8, 4))
     store, journal = Planted(100, strength=2.0), tmp_path / "search.jsonl"
+    small = one_network()
     asked = [
-        FitSettings(lens="mlp", layers=(0, SIGNAL)),
-        FitSettings(lens="mlp", layers=(1, SIGNAL)),
-        FitSettings(lens="mlp", layers=(1, SIGNAL), depth=1),
-        FitSettings(lens="linear", layers=(1, SIGNAL)),
-        FitSettings(lens="mlp", layers=(1, SIGNAL), seed=1),
-        FitSettings(lens="mlp", layers=(1, SIGNAL), scale_base=True),
+        FitSettings(lens="mlp", layers=(0, SIGNAL), network=small),
+        FitSettings(lens="mlp", layers=(1, SIGNAL), network=small),
+        FitSettings(lens="mlp", layers=(1, SIGNAL), network=replace(small, hidden=(8,))),
+        FitSettings(lens="linear", layers=(1, SIGNAL), network=replace(small, hidden=())),
+        FitSettings(lens="mlp", layers=(1, SIGNAL), seed=1, network=small),
+        FitSettings(lens="mlp", layers=(1, SIGNAL), scale_base=True, network=small),
+        FitSettings(lens="mlp", layers=(1, SIGNAL), network=replace(small, search="grid")),
     ]
     for number, settings in enumerate(asked, start=1):
         lens = fit_store(store, settings, journal=journal)
@@ -354,13 +446,27 @@ def test_searches_of_other_layers_or_depths_in_one_work_folder_do_not_meet(
     )
 
 
-def test_the_grid_is_the_papers_network() -> None:
-    assert FitSettings().depth == len(choosing.HIDDEN)
-    assert choosing.HIDDEN == (1024, 512, 256, 128)
-    assert {point.hidden for point in choosing.GRID} == {choosing.HIDDEN}
-    assert {point.dropout for point in choosing.GRID} == {0.2}
-    assert len({point.weight_decay for point in choosing.GRID}) > 1
-    assert len({point.output_penalty for point in choosing.GRID}) > 1
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"lens": "ridge", "network": NetworkSearch(search="grid")}, "A ridge lens has no network to search"),
+        ({"lens": "listwise", "network": NetworkSearch(weight_decay=(1.0,))}, "take one of mlp, linear"),
+        ({"lens": "linear", "network": NetworkSearch(hidden=(8,))}, "do not take a linear lens"),
+        ({"lens": "mlp", "depth": 2, "network": NetworkSearch(hidden=(8,))}, "leave depth out"),
+    ],
+    ids=str,
+)
+def test_settings_of_networks_are_refused_where_they_would_mean_nothing(wrong: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(CoralError, match=sentence):
+        FitSettings(**wrong)
+
+
+def test_a_record_says_how_a_network_was_searched_and_leaves_it_out_of_other_lenses() -> None:
+    assert "network" not in FitSettings().record()
+    assert "layer_by" not in FitSettings().record()
+    assert FitSettings(lens="ridge", layer_by="r2").record()["layer_by"] == "r2"
+    assert FitSettings(lens="mlp").record()["network"]["search"] == "halving"
+    assert FitSettings(lens="mlp").hidden_of("mlp") == HIDDEN
 
 
 # ------------------------------------------------------------------------------------------------------------- choices

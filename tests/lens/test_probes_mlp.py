@@ -12,7 +12,7 @@ from torch import nn
 
 from coral_lens.errors import CoralError
 from coral_lens.lens.correction import PROBES
-from coral_lens.lens.probes import mlp
+from coral_lens.lens.probes import listwise, mlp
 from coral_lens.lens.probes.mlp import (
     HIDDEN,
     Dropout,
@@ -27,6 +27,8 @@ from coral_lens.lens.probes.mlp import (
 )
 from coral_lens.lens.probes.ridge import fit_ridge_path
 from coral_lens.lens.probes.standardise import r_squared
+from coral_lens.lens.training_data import Sample, usable_device
+from coral_lens.ragged import Options
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -70,7 +72,7 @@ def test_the_loss_by_hand() -> None:
 
 def test_dropout_is_off_when_predicting_even_if_the_network_was_left_in_training() -> None:
     z, r = planted_rows(64)
-    probe = fit_mlp((z, r), (z, r), SMALL, seed=0)
+    probe = fit_mlp(LayerData(z, r, z, r), SMALL, seed=0)
     first = probe.predict(z)
     probe.network.train()
     assert probe.predict(z).tobytes() == first.tobytes()
@@ -85,18 +87,18 @@ def test_the_same_seed_gives_the_same_bytes_and_leaves_the_global_generator_alon
     z, r = planted_rows()
     torch.manual_seed(11)
     before = torch.get_rng_state()
-    first = fit_mlp((z, r), (z[:50], r[:50]), SMALL, seed=4)
+    first = fit_mlp(LayerData(z, r, z[:50], r[:50]), SMALL, seed=4)
     assert torch.equal(torch.get_rng_state(), before)
     torch.manual_seed(12)
-    second = fit_mlp((z, r), (z[:50], r[:50]), SMALL, seed=4)
-    third = fit_mlp((z, r), (z[:50], r[:50]), SMALL, seed=5)
+    second = fit_mlp(LayerData(z, r, z[:50], r[:50]), SMALL, seed=4)
+    third = fit_mlp(LayerData(z, r, z[:50], r[:50]), SMALL, seed=5)
     assert all(torch.equal(t, second.tensors()[name]) for name, t in first.tensors().items())
     assert not torch.equal(first.tensors()["probe.0.weight"], third.tensors()["probe.0.weight"])
 
 
 def test_an_mlp_comes_back_from_its_tensors_to_the_bit() -> None:
     z, r = planted_rows()
-    probe = fit_mlp((z, r), (z, r), SMALL, seed=0)
+    probe = fit_mlp(LayerData(z, r, z, r), SMALL, seed=0)
     again = PROBES["mlp"](probe.tensors())
     assert isinstance(again, NetworkProbe)
     assert again.hidden == (16, 8)
@@ -127,7 +129,7 @@ def test_the_best_state_is_kept_as_a_copy_and_not_the_last(monkeypatch: pytest.M
         states.append({name: t.clone() for name, t in network.state_dict().items()})
 
     monkeypatch.setattr(mlp, "train_epoch", noting)
-    kept = fit_mlp((z, r), validation, MlpSettings(hidden=(16,), max_epochs=30, patience=4), seed=0)
+    kept = fit_mlp(LayerData(z, r, *validation), MlpSettings(hidden=(16,), max_epochs=30, patience=4), seed=0)
     best = int(np.argmin(losses))
     assert best < len(losses) - 1
     assert len(losses) == best + 1 + 4  # patience epochs without a better one, then it stops
@@ -139,14 +141,14 @@ def test_training_stops_at_the_last_epoch_while_it_still_improves() -> None:
     z, r = planted_rows(400, noise=0.0)
     epochs: list[int] = []
     settings = MlpSettings(hidden=(16,), dropout=0.0, weight_decay=0.0, learning_rate=1e-2, max_epochs=5, patience=5)
-    probe = fit_mlp((z, r), (z, r), settings, seed=0, on_epoch=lambda: epochs.append(1))
+    probe = fit_mlp(LayerData(z, r, z, r), settings, seed=0, on_epoch=lambda: epochs.append(1))
     assert len(epochs) == 5
     assert r_squared(r, probe.predict(z)) > 0.3
 
 
 def test_a_fit_that_pauses_ends_with_the_bytes_of_one_that_does_not() -> None:
     z, r = planted_rows()
-    whole = fit_mlp((z, r), (z[:50], r[:50]), SMALL, seed=3)
+    whole = fit_mlp(LayerData(z, r, z[:50], r[:50]), SMALL, seed=3)
     training = MlpTraining(12, SMALL, seed=3)
     for epochs in (1, 2, 5, 8):
         training.advance(LayerData(z, r, z[:50], r[:50]), epochs)
@@ -174,7 +176,7 @@ def test_a_depth_takes_the_first_of_the_papers_layers(depth: int, hidden: tuple[
 def test_depth_zero_is_a_linear_probe_with_a_tanh_and_comes_back_from_its_tensors() -> None:
     z, r = planted_rows(400, noise=0.01)
     fit = MlpSettings(hidden=hidden_of_depth(0), learning_rate=2e-2, weight_decay=0.01, max_epochs=25, batch_size=64)
-    probe = fit_mlp((z, r), (z, r), fit, seed=0)
+    probe = fit_mlp(LayerData(z, r, z, r), fit, seed=0)
     assert r_squared(r, probe.predict(z)) > 0.95
     weight, bias = (t.double().numpy() for t in probe.tensors().values())
     np.testing.assert_allclose(probe.predict(z), np.tanh(z @ weight[0] + bias), atol=1e-6)
@@ -183,19 +185,21 @@ def test_depth_zero_is_a_linear_probe_with_a_tanh_and_comes_back_from_its_tensor
 
 def test_an_mlp_handles_constant_states_and_equal_residuals_and_names_what_is_no_number() -> None:
     z, r = planted_rows(64)
-    flat = fit_mlp((np.zeros_like(z), r), (np.zeros_like(z), r), SMALL, seed=0).predict(z)
-    level = fit_mlp((z, np.full(64, 0.2)), (z, np.full(64, 0.2)), SMALL, seed=0).predict(z)
+    flat = fit_mlp(LayerData(np.zeros_like(z), r, np.zeros_like(z), r), SMALL, seed=0).predict(z)
+    level = fit_mlp(LayerData(z, np.full(64, 0.2), z, np.full(64, 0.2)), SMALL, seed=0).predict(z)
     assert np.isfinite(flat).all()
     assert np.isfinite(level).all()
     with pytest.raises(CoralError, match="state of row 2 is inf in column 1"):
-        fit_mlp((z, r), (np.where(np.arange(64 * 12).reshape(64, 12) == 25, np.float32(np.inf), z), r), SMALL, seed=0)
+        fit_mlp(
+            LayerData(z, r, np.where(np.arange(64 * 12).reshape(64, 12) == 25, np.float32(np.inf), z), r), SMALL, seed=0
+        )
 
 
 def test_a_fit_that_diverges_at_once_says_so() -> None:
     z, r = planted_rows(200)
     wild = MlpSettings(hidden=(16,), weight_decay=1e30, learning_rate=1e30, batch_size=16)
     with pytest.raises(CoralError, match=r"diverged in its first epoch at learning rate 1e\+30.*make either smaller"):
-        fit_mlp((z, r), (z, r), wild, seed=0)
+        fit_mlp(LayerData(z, r, z, r), wild, seed=0)
 
 
 def test_an_mlp_learns_what_a_linear_probe_cannot() -> None:
@@ -204,7 +208,7 @@ def test_an_mlp_learns_what_a_linear_probe_cannot() -> None:
     r = 0.8 * np.sign(z[:, 0] * z[:, 1])
     train, validation = (z[:1000], r[:1000]), (z[1000:], r[1000:])
     settings = MlpSettings(hidden=(32, 16), learning_rate=1e-2, weight_decay=0.01, dropout=0.0, max_epochs=30)
-    mlp = fit_mlp(train, validation, settings, seed=0)
+    mlp = fit_mlp(LayerData(*train, *validation), settings, seed=0)
     linear = max(r_squared(validation[1], p.predict(validation[0])) for p in fit_ridge_path(*train))
     assert r_squared(validation[1], mlp.predict(validation[0])) > 0.6 > 0.1 > linear
 
@@ -212,7 +216,43 @@ def test_an_mlp_learns_what_a_linear_probe_cannot() -> None:
 def test_the_output_penalty_shrinks_predictions() -> None:
     z, r = planted_rows(400)
     free, held = (
-        fit_mlp((z, r), (z, r), MlpSettings(hidden=(16,), max_epochs=15, output_penalty=penalty), seed=0)
+        fit_mlp(LayerData(z, r, z, r), MlpSettings(hidden=(16,), max_epochs=15, output_penalty=penalty), seed=0)
         for penalty in (0.0, 5.0)
     )
     assert (held.predict(z) ** 2).mean() < 0.5 * (free.predict(z) ** 2).mean()
+
+
+# ------------------------------------------------------------------------------------------------------------- devices
+
+
+def test_a_network_is_trained_on_the_device_of_its_data_by_the_same_code() -> None:
+    """A device without numbers stands for a GPU: whatever is left on the CPU cannot be mixed with it."""
+    z, r = planted_rows(64)
+    settings = MlpSettings(hidden=(16, 8), batch_size=32)
+    training = MlpTraining(12, settings, seed=0, device="meta")
+    mlp.train_epoch(training.network, training.optimiser, (z, r), settings, np.random.default_rng(0))
+    assert {p.device.type for p in training.network.parameters()} == {"meta"}
+    assert {t.device.type for state in training.optimiser.state.values() for t in state.values() if t.ndim} == {"meta"}
+    here = MlpTraining(12, settings, seed=0)
+    assert [p.shape for p in training.network.parameters()] == [p.shape for p in here.network.parameters()]
+
+
+def test_a_listwise_network_too() -> None:
+    network = build_mlp(5, (4,), dropout=0.2).to("meta")
+    logs = torch.zeros(2, device="meta", requires_grad=True)
+    options = Options.of_sizes(np.array([2, 3]))
+    sample = Sample(
+        np.zeros((5, 5), np.float32), np.full(5, 0.5), np.zeros(5), options, np.array([0, 2]), device="meta"
+    )
+    rows = listwise.rows_of_sample(sample, np.array([1, 0]))
+    assert {t.device.type for t in vars(rows).values()} == {"meta"}
+    listwise.loss(network, logs, rows).backward()
+    assert logs.grad is not None
+    assert logs.grad.device.type == "meta"
+
+
+def test_a_device_that_is_not_there_is_refused_in_a_sentence() -> None:
+    assert usable_device("cpu") == "cpu"
+    assert usable_device(None) in ("cpu", "cuda")
+    with pytest.raises(CoralError, match=r"--device hpu cannot be used here \(.*\); take cpu, or leave it out\."):
+        usable_device("hpu")

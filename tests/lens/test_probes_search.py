@@ -15,18 +15,14 @@ import torch
 
 from coral_lens.errors import CoralError
 from coral_lens.lens.probes import mlp
+from coral_lens.lens.probes import search as search_module
+from coral_lens.lens.probes._search_state import in_turns
+from coral_lens.lens.probes.grid import GRID, PAPER_GRID, grid_of
 from coral_lens.lens.probes.mlp import HIDDEN, LayerData, MlpSettings, MlpTraining, fit_mlp
 from coral_lens.lens.probes.registry import mlp_settings, setting_of
-from coral_lens.lens.probes.search import (
-    GRID,
-    PAPER_GRID,
-    SearchBudget,
-    SearchOutcome,
-    in_turns,
-    planned_epochs,
-    search_mlp,
-)
+from coral_lens.lens.probes.search import BUDGETS, SearchBudget, SearchOutcome, planned_epochs, search_mlp
 from coral_lens.lens.probes.standardise import r_squared
+from coral_lens.lens.settings import NetworkSearch
 from coral_lens.storage.resumable import locked_file
 
 PLANTED = 5
@@ -70,8 +66,12 @@ def whole() -> SearchOutcome:
 
 
 def same_bytes(a: SearchOutcome, b: SearchOutcome) -> bool:
-    ours, theirs = a.probe.tensors(), b.probe.tensors()
-    return a.trials == b.trials and all(torch.equal(t, theirs[name]) for name, t in ours.items())
+    same = a.trials == b.trials and tuple(a.layers) == tuple(b.layers)
+    return same and all(
+        trial == b.layers[layer][0] and torch.equal(t, b.layers[layer][1].tensors()[name])
+        for layer, (trial, probe) in a.layers.items()
+        for name, t in probe.tensors().items()
+    )
 
 
 def count_epochs(monkeypatch: pytest.MonkeyPatch, *, killed_after: int | None = None) -> list[int]:
@@ -103,16 +103,56 @@ def test_the_report_has_every_trial_once_and_the_best_first() -> None:
     assert {(t.layer, t.settings) for t in found.trials} == {(layer, s) for layer in LAYERS for s in SETTINGS}
     assert len(found.trials) == 16
     assert found.trials[0] == found.best
-    finalists = [t for t in found.trials if t.epochs > 3]
+    finalists = [t for t in found.trials if t.finished]
     assert finalists == list(found.trials[: len(finalists)])
-    assert Counter(t.epochs for t in found.trials if t.epochs <= 3) == {1: 12, 3: 2}
+    assert {t.epochs for t in found.trials[len(finalists) :]} == {1, 3}
+
+
+def test_every_layer_has_the_best_of_its_own_trials_with_its_probe() -> None:
+    found = whole()
+    assert tuple(found.layers) == LAYERS
+    for layer, (trial, probe) in found.layers.items():
+        own = [t for t in found.trials if t.layer == layer]
+        assert trial == max(own, key=lambda t: t.r2)
+        assert trial.epochs >= 3, "the best of a layer goes on after the first rung"
+        data = layer_data(layer)
+        assert r_squared(data.r_val, probe.predict(data.z_val)) == pytest.approx(trial.r2, abs=1e-12)
+
+
+def test_the_strongest_decay_is_trained_to_its_end_at_the_best_layers_however_far_behind() -> None:
+    found = whole()
+    strong = {t.layer: t for t in found.trials if t.settings == SETTINGS[1]}
+    ended = [layer for layer, t in strong.items() if t.finished]
+    assert len(ended) == 3  # six in ten of four layers
+    assert PLANTED in ended
+    assert strong[PLANTED].r2 < found.best.r2 - 0.3
+    assert [t.epochs for layer, t in strong.items() if layer not in ended] == [3], "it went on up to the last rung"
+
+
+def test_a_decay_that_starts_slowly_and_wins_in_the_end_is_found() -> None:
+    """Planted curves: strong decays stand still for ten epochs and then pass all others."""
+    weak, strong = (replace(SMALL, weight_decay=d, learning_rate=1e-2, max_epochs=30) for d in (0.1, 45.0))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search_module, "MlpTraining", SlowStarter)
+        found = search_mlp(layer_data, LAYERS, (weak, strong), seed=0, budget=BUDGET)
+    assert found.best.settings == strong
+    assert found.best.r2 == 0.9
+
+
+class SlowStarter(MlpTraining):
+    """What is reached after so many epochs is set, not trained."""
+
+    def advance(self, data: LayerData, epochs: int, on_epoch: Callable[[], None] | None = None) -> None:
+        self.epochs = min(epochs, self.settings.max_epochs)
+        late = self.settings.weight_decay > 1 and self.epochs > 10
+        self.r2 = 0.9 if late else 0.1 if self.settings.weight_decay > 1 else 0.3
 
 
 def test_the_chosen_probe_is_the_one_that_a_single_fit_gives_to_the_bit() -> None:
     found = whole()
     torch.set_num_threads(1)
     data = layer_data(PLANTED)
-    alone = fit_mlp((data.z, data.r), (data.z_val, data.r_val), found.best.settings, seed=0)
+    alone = fit_mlp(data, found.best.settings, seed=0)
     assert all(torch.equal(t, found.probe.tensors()[name]) for name, t in alone.tensors().items())
 
 
@@ -131,22 +171,24 @@ def test_survivors_continue_rather_than_restart(monkeypatch: pytest.MonkeyPatch)
     steps = count_epochs(monkeypatch)
     found = search()
     assert len(steps) == sum(t.epochs for t in found.trials)
-    assert steps.count(0) == 16  # each began once
+    assert steps.count(0) == 16, "each began once"
 
 
 def test_survivors_that_find_no_room_are_trained_again_to_the_same_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     roomy = whole()
     steps = count_epochs(monkeypatch)
     cramped = search(budget=replace(BUDGET, memory=0))
-    assert steps.count(0) == 16 + 4 + 2
+    went_on, finalists = (sum(t.epochs > 1 for t in roomy.trials), sum(t.finished for t in roomy.trials))
+    assert steps.count(0) == 16 + went_on + finalists
     assert same_bytes(roomy, cramped)
 
 
 def test_only_as_many_trials_are_kept_as_may_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     one = MlpTraining(8, SMALL, seed=0).n_bytes
     steps = count_epochs(monkeypatch)
-    search(budget=replace(BUDGET, memory=3 * one))
-    assert steps.count(0) == 16 + 1  # three of the four survivors of the first rung found room
+    found = search(budget=replace(BUDGET, memory=3 * one))
+    went_on, finalists = (sum(t.epochs > 1 for t in found.trials), sum(t.finished for t in found.trials))
+    assert steps.count(0) == 16 + (went_on - 3) + (finalists - 3), "three found room after each rung"
 
 
 @pytest.mark.parametrize("killed_after", [1, 9, 20, 30])
@@ -158,11 +200,13 @@ def test_a_killed_search_goes_on_and_ends_with_the_same_bytes(
         count_epochs(killing, killed_after=killed_after)
         with pytest.raises(KeyboardInterrupt):
             search(journal=journal)
-    n_lines = journal.read_bytes().count(b"\n") - 1
-    assert n_lines >= killed_after // 4 - 2
-    steps = count_epochs(monkeypatch)
+    written = journal.read_bytes()
+    assert written.count(b"\n") - 1 >= killed_after // 4 - 2
     assert same_bytes(search(journal=journal), whole())
-    assert len(steps) < sum(t.epochs for t in whole().trials) or killed_after <= 2
+    assert journal.read_bytes().startswith(written)
+    trials = whole().trials
+    went_on, finalists = sum(t.epochs > 1 for t in trials), sum(t.finished for t in trials)
+    assert journal.read_bytes().count(b"\n") - 1 == 16 + went_on + finalists, "no rung of a trial was trained twice"
 
 
 def test_a_finished_search_is_read_from_its_journal_without_training(
@@ -179,10 +223,14 @@ def test_a_cut_line_and_a_lost_probe_are_made_again(tmp_path: Path) -> None:
     first = search(journal=journal)
     written = journal.read_bytes()
     journal.write_bytes(written[:-5])
-    journal.with_suffix(".safetensors").write_bytes(b"rubbish")
+    probes = list(tmp_path.glob("search.*.safetensors"))
+    assert len(probes) == len(LAYERS)
+    for probe in probes:
+        probe.write_bytes(b"rubbish")
     assert same_bytes(search(journal=journal), first)
     assert journal.read_bytes().count(b"\n") == written.count(b"\n")
-    journal.with_suffix(".safetensors").unlink()
+    for probe in probes:
+        probe.unlink()
     assert same_bytes(search(journal=journal), first)
 
 
@@ -199,14 +247,15 @@ def test_the_journal_of_another_search_is_refused(tmp_path: Path) -> None:
 
 
 def test_progress_comes_to_the_planned_epochs_also_after_a_resume(tmp_path: Path) -> None:
-    # 16 trials x 1 epoch, 4 survivors x 2 more, 2 finalists x 9 more
-    assert planned_epochs(len(LAYERS), SETTINGS, BUDGET) == 16 + 8 + 18
+    # 16 trials x 1 epoch; then at most 4 survivors, 4 that are best of a layer and 4 of the strongest decay x 2 more; then at
+    # most 3 finalists of those 12 and 3 of the strongest decay x 9 more
+    assert planned_epochs(len(LAYERS), SETTINGS, BUDGET) == 16 + 24 + 54
     for _ in range(2):
         told: list[int] = []
         search_mlp(
             layer_data, LAYERS, SETTINGS, seed=0, budget=BUDGET, journal=tmp_path / "s.jsonl", progress=told.append
         )
-        assert sum(told) == 42
+        assert sum(told) == 94
 
 
 def test_each_layer_is_loaded_once_a_rung() -> None:
@@ -234,7 +283,7 @@ def test_a_slow_learning_rate_is_not_dropped_for_being_behind_after_an_epoch() -
     fast, slow = (replace(SMALL, learning_rate=rate, max_epochs=6) for rate in (1e-2, 1e-5))
     found = search_mlp(layer_data, LAYERS, (fast, slow), seed=0, budget=BUDGET)
     past_the_first = [t.settings for t in found.trials if t.epochs > 1]
-    assert past_the_first.count(slow) == past_the_first.count(fast) == 1
+    assert past_the_first.count(slow) == 1
     assert found.best.settings == fast
 
 
@@ -244,8 +293,9 @@ def test_turns_take_the_best_of_each_group_first() -> None:
 
 
 def test_without_rungs_every_trial_is_trained_to_its_end() -> None:
-    found = search(budget=SearchBudget(rungs=(), finalists=99))
-    assert all(t.epochs >= 4 for t in found.trials)
+    assert BUDGETS["grid"].rungs == ()
+    found = search(budget=BUDGETS["grid"])
+    assert all(t.finished and t.epochs >= 4 for t in found.trials)
     assert found.best.r2 == max(t.r2 for t in found.trials)
 
 
@@ -256,6 +306,18 @@ def test_the_grids_are_the_authors_and_a_smaller_one() -> None:
     assert {g.patience for g in PAPER_GRID} == {30}
     assert len(PAPER_GRID) == len(set(PAPER_GRID)) == 80
     assert {g.hidden for g in (*GRID, *PAPER_GRID)} == {HIDDEN}
+
+
+def test_a_grid_takes_the_values_that_were_asked_for_and_keeps_the_others() -> None:
+    asked = NetworkSearch(weight_decay=(3.0,), learning_rate=(0.1, 0.2), dropout=0.5, epochs=7)
+    points = grid_of(asked, (4, 2))
+    assert [(g.weight_decay, g.output_penalty, g.learning_rate) for g in points] == [
+        (3.0, penalty, rate) for penalty in (0.0, 0.1, 0.5) for rate in (0.1, 0.2)
+    ]
+    assert {(g.dropout, g.hidden, g.max_epochs, g.patience) for g in points} == {(0.5, (4, 2), 7, 10)}
+    paper = grid_of(replace(asked, grid="paper"))
+    assert len(paper) == 10
+    assert {(g.hidden, g.patience) for g in paper} == {(HIDDEN, 30)}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from sklearn.metrics import r2_score
 from sklearn.preprocessing import StandardScaler
 from support.planted import planted_rows, ragged_folds
 
-from coral_lens.lens.probes.mlp import MlpSettings, fit_mlp
+from coral_lens.lens.probes.mlp import LayerData, MlpSettings, fit_mlp
 from coral_lens.lens.probes.ridge import fit_ridge_folds, fit_ridge_path
 from coral_lens.lens.probes.standardise import fit_standardiser, r_squared
 from coral_lens.storage import arrays
@@ -59,7 +59,7 @@ def test_streaming_in_chunks_equals_doing_it_at_once(monkeypatch: pytest.MonkeyP
     z, r = planted_rows(103, 12)
     z, folds = z * np.float32(3) + np.float32(40), ragged_folds(103)
     whole, whole_scale = fit_ridge_folds(z, r, folds)[0], fit_standardiser(z)
-    mlp = fit_mlp((z, r), (z, r), SMALL, seed=0)
+    mlp = fit_mlp(LayerData(z, r, z, r), SMALL, seed=0)
     at_once = [mlp.predict(z), fit_ridge_path(z, r)[3].predict(z), whole_scale(z)]
     monkeypatch.setattr(arrays, "CHUNK_BYTES", 8 * 12 * 10)
     scale = fit_standardiser(z)
@@ -79,7 +79,7 @@ def test_probes_learn_from_half_precision_states_in_a_file(tmp_path: Path) -> No
     mapped = np.memmap(tmp_path / "z", dtype=np.float16, mode="r", shape=z.shape)
     same = z.astype(np.float16).astype(np.float32)
     assert fit_ridge_path(mapped, r)[2].weight.tobytes() == fit_ridge_path(same, r)[2].weight.tobytes()
-    ours, theirs = (fit_mlp((a, r), (a[:50], r[:50]), SMALL, seed=0) for a in (mapped, same))
+    ours, theirs = (fit_mlp(LayerData(a, r, a[:50], r[:50]), SMALL, seed=0) for a in (mapped, same))
     assert ours.predict(mapped).tobytes() == theirs.predict(same).tobytes()
     standardiser = fit_standardiser(mapped)
     np.testing.assert_array_equal(standardiser.scale, fit_standardiser(same).scale)

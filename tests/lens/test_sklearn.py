@@ -20,7 +20,7 @@ from sklearn.utils.estimator_checks import check_estimator
 
 from coral_lens.errors import CoralError
 from coral_lens.lens import sklearn as estimators
-from coral_lens.lens.probes.mlp import HIDDEN, MlpSettings, NetworkProbe, fit_mlp
+from coral_lens.lens.probes.mlp import HIDDEN, LayerData, MlpSettings, NetworkProbe, fit_mlp
 from coral_lens.lens.probes.ridge import PENALTIES, LinearProbe
 from coral_lens.lens.probes.standardise import fit_standardiser
 from coral_lens.lens.sklearn import REACH, MlpProbe, RidgeProbe, TargetMap, cv_errors, target_map
@@ -180,13 +180,14 @@ def test_an_mlp_on_residuals_is_the_papers_probe_in_double_precision(monkeypatch
 
     monkeypatch.setattr(estimators, "fit_mlp", noting)
     fitted = small(validation_fraction=0.25).fit(states, r)
-    (((z, r_train), (z_val, r_val), settings), named) = calls[0]
+    ((fitted_on, settings), named) = calls[0]
+    z, r_train, z_val, r_val = fitted_on.z, fitted_on.r, fitted_on.z_val, fitted_on.r_val
     assert (len(r_train), len(r_val)) == (150, 50)
     assert sorted([*r_train, *r_val]) == sorted(r)  # not scaled: they lie in [-1, 1]
     assert settings == MlpSettings(hidden=(16,), learning_rate=0.03, weight_decay=0.0, dropout=0.0, max_epochs=40)
     np.testing.assert_allclose(z.mean(axis=0), 0, atol=1e-5)  # standardised by training rows alone
     assert np.abs(z_val.mean(axis=0)).max() > 0.01
-    direct = fit_mlp((z, r_train), (z_val, r_val), settings, seed=named["seed"])
+    direct = fit_mlp(fitted_on, settings, seed=named["seed"])
     assert all(torch.equal(t, fitted.probe_.tensors()[name]) for name, t in direct.tensors().items())
     np.testing.assert_allclose(fitted.predict(states), direct.predict(fitted.standardiser_(states)), atol=1e-6)
 
@@ -205,9 +206,9 @@ def test_whole_groups_are_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
     r = question / 50.0  # so that a target tells its question
     seen: list[np.ndarray] = []
 
-    def noting(train: Any, validation: Any, *args: Any, **named: Any) -> NetworkProbe:
-        seen.extend([train[1], validation[1]])
-        return fit_mlp(train, validation, *args, **named)
+    def noting(fitted_on: LayerData, *args: Any, **named: Any) -> NetworkProbe:
+        seen.extend([fitted_on.r, fitted_on.r_val])
+        return fit_mlp(fitted_on, *args, **named)
 
     monkeypatch.setattr(estimators, "fit_mlp", noting)
     small(max_epochs=1).fit(states, r, groups=question)

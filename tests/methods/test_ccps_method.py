@@ -175,7 +175,24 @@ def test_what_is_constant_in_training_has_no_say_in_a_test() -> None:
 def test_too_few_options_are_refused(tiny: Model, tmp_path: Path) -> None:
     context = context_of(tiny, tmp_path, TRAIN[:10])
     with pytest.raises(CoralError, match=r"CCPS needs at least 10 right and 10 wrong options .* Got 8 right"):
-        split_options(context, np.zeros((len(context.data.table.logprobs), 3)))
+        split_options(context, np.ones(10, dtype=bool), np.zeros((len(context.data.table.logprobs), 3)))
+
+
+def test_it_may_be_trained_on_one_task_of_the_mixture_alone(
+    tiny: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mixture = tuple(replace(q, task="one" if i % 4 else "other") for i, q in enumerate(TRAIN))
+    context = context_of(tiny, tmp_path, mixture)
+    seen: list[ccps.SplitOptions] = []
+    trainer = ccps.Trainer
+    monkeypatch.setattr(ccps, "Trainer", lambda split, *a, **k: (seen.append(split), trainer(split, *a, **k))[1])
+    fit_ccps(context, replace(QUICK, search=False, train_on=("one",)))
+    (split,) = seen
+    options, one = context.data.table.options, np.array([q.task == "one" for q in mixture])
+    for part, mask in ((split.train, ~context.data.is_validation), (split.held_out, context.data.is_validation)):
+        assert part.y.tolist() == correct_rows(context.data.table)[options.rows(one & mask)].tolist()
+    with pytest.raises(CoralError, match=r"trained on ones, and the mixture has questions of one, other only.*'one'"):
+        fit_ccps(context, replace(QUICK, train_on=("ones",)))
 
 
 @pytest.mark.parametrize(

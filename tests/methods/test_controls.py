@@ -56,7 +56,8 @@ def read(kind: str, **options: Any) -> FitSettings:
 def test_every_control_takes_any_lens_and_is_the_same_again(
     context: FitContext, sets: tuple[QuestionSet, QuestionSet], kind: str, lens: str
 ) -> None:
-    settings = read(kind, lens=lens)
+    quick = {"hidden": (8,), "epochs": 2, "weight_decay": (1.0,)} if lens == "mlp" else {}
+    settings = read(kind, lens=lens, **quick)
     first = METHODS[kind].fit(context, settings)(sets[1])
     again = METHODS[kind].fit(replace(context, folder=context.folder / "again"), settings)(sets[1])
     assert "" in first

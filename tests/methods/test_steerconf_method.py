@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from support.questions import toy_questions
 
 from coral_lens.engine.extract import Extraction, extract
+from coral_lens.engine.generation import Generated
 from coral_lens.engine.model import Model
 from coral_lens.engine.settings import GenerationSettings
 from coral_lens.errors import CoralError
@@ -22,6 +24,7 @@ from coral_lens.lens.settings import FitSettings
 from coral_lens.methods.entry import MethodEntry
 from coral_lens.methods.interface import FitContext, QuestionSet
 from coral_lens.methods.registry import read_method
+from coral_lens.methods.steerconf import method as method_module
 from coral_lens.methods.steerconf import texts as texts_module
 from coral_lens.methods.steerconf.answers import StatedAnswer, read_answer
 from coral_lens.methods.steerconf.method import (
@@ -212,6 +215,7 @@ def test_aggregation_worked_by_hand() -> None:
     assert consistency(some) == pytest.approx(2 / 3)
     assert AGGREGATIONS["mean"](some) == pytest.approx(0.6)
     assert weighted_confidence(some) == pytest.approx(0.6 * (2 / 3) * (1 - v / (1 + v)))
+    assert AGGREGATIONS["adjusted"](some) == pytest.approx(0.6 * 2 / 3)
     assert weighted_confidence(said((1, 0.8), (1, 0.8))) == pytest.approx(0.8)
     assert weighted_confidence(said((1, 0.0), (1, 0.0))) == 0.0
 
@@ -355,6 +359,48 @@ def test_a_model_that_never_answers_is_counted_and_gets_even_probabilities(
     assert notes["test"]["questions without any readable sample"] == 1.0
     assert notes["test"]["samples cut at the limit"] == 1.0
     assert notes["chosen"]["samples"] == 1
+
+
+def test_a_cut_answer_is_asked_for_once_more_and_only_if_that_was_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two samples of each of three questions: whole, cut before its answer, cut after it."""
+    line = "Answer and Confidence (0-100):"
+    first = [
+        [Generated(f"Because.\n{line} A, 90%", (1,), True), Generated("Because it is", (1,), False)],
+        [Generated(f"{line} B, 40%\nAnd so", (1,), False), Generated("It says C but", (1,), False)],
+        [Generated("I do not know.", (1,), True), Generated(f"{line} B, 60%", (1,), True)],
+    ]
+    prompts: list[list[str]] = []
+
+    def written(_: FitContext, asked: list[str], label: str, *, settings: GenerationSettings) -> list[list[Generated]]:
+        prompts.append(asked)
+        if not label.endswith("-again"):
+            return first
+        assert (settings.n_samples, settings.temperature) == (1, 0.7)
+        return [[Generated(" B, 70%```", (1,), True)], [Generated(" none", (1,), False)]]
+
+    monkeypatch.setattr(method_module, "load_or_generate", written)
+    questions = [Question(str(i), str(i), "Which?", ("a", "b", "c"), 0) for i in range(3)]
+    model = SimpleNamespace(tokenizer=SimpleNamespace(chat_template=None))
+    context = FitContext(lambda: model, NOBODY, FitSettings(), tmp_path)  # type: ignore[arg-type, return-value]
+    plan = InterviewPlan("vanilla", thinking=True, temperature=0.7, samples=2, aggregation="")
+    plain = Interview(context, SteerConfSettings()).ask(questions, "test", plan)
+    assert len(prompts) == 1
+    assert plain.samples[0] == [StatedAnswer(0, 0.9), None]
+    again = Interview(context, SteerConfSettings(ask_again=True)).ask(questions, "test", plan)
+    assert again.samples == [
+        [StatedAnswer(0, 0.9), StatedAnswer(1, 0.7)],
+        [StatedAnswer(1, 0.4), None],
+        [None, StatedAnswer(1, 0.6)],
+    ]
+    assert prompts[2] == [
+        f"{prompts[1][0]}Because it is\n{line}",
+        f"{prompts[1][1]}It says C but\n{line}",
+    ]
+    assert again.asked_again == 2
+    assert again.failures(2)["samples asked for their answer again"] == 2
+    assert "samples asked for their answer again" not in plain.failures(2)
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -65,7 +65,9 @@ def test_the_papers_numbers_average_to_its_abstract() -> None:
     assert one.worst["accuracy"] == pytest.approx(0.0039, abs=1e-4)
     assert one.best["accuracy"] == pytest.approx(0.3124, abs=1e-4)
     (said,) = study_headline(paper_tables())
-    assert said.endswith("accuracy changed relative to few-shot (mean of 9): CORAL +10.1 %. ECE: CORAL −49.1 %.")
+    assert said.endswith(
+        "accuracy changed relative to the unsteered model (mean of 9): CORAL +10.1 %. ECE: CORAL −49.1 %."
+    )
 
 
 def test_kinds_of_tests_are_averaged_apart_and_a_perfect_base_has_no_relative_change() -> None:

@@ -42,7 +42,16 @@ from coral_lens.sae.states import (
     iter_states,
 )
 from coral_lens.sae.steer import SteerFeatures, Steering
-from coral_lens.sae.train import SaeWeights, first_weights, folded, loss_of, resample, statistics_of, train
+from coral_lens.sae.train import (
+    SaeWeights,
+    first_weights,
+    folded,
+    loss_of,
+    resample,
+    statistics_of,
+    train,
+    train_step,
+)
 from coral_lens.storage.resumable import locked
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -563,3 +572,14 @@ def test_quality_of_many_shards_is_that_of_their_states_together() -> None:
 def test_the_model_of_another_width_is_refused_before_it_runs() -> None:
     with pytest.raises(CoralError, match="use the model that it was trained on"):
         loss_recovered(make_model("gpt2"), zero_error(16), [], [])
+
+
+def test_autoencoders_are_trained_on_the_device_that_they_are_given() -> None:
+    """A device without numbers stands for a GPU: whatever is left on the CPU cannot be mixed with it."""
+    weights = first_weights(6, 24, seed=0).to("meta")
+    for k in (0, 4):
+        train_step(weights, torch.zeros(10, 6, device="meta"), TrainingSettings(k=k), at=(0, 10))
+    assert {t.device.type for t in weights.tensors().values()} == {"meta"}
+    assert {n: t.shape for n, t in weights.tensors().items()} == {
+        n: t.shape for n, t in first_weights(6, 24, seed=0).tensors().items()
+    }

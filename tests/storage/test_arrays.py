@@ -11,14 +11,12 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.planted import PlantedStore
+from support.planted import PlantedStore, one_network
 
 from coral_lens.engine.activations import JoinedStore, Subset
 from coral_lens.errors import CoralError
-from coral_lens.lens import choose as choosing
 from coral_lens.lens.artefact import Lens
 from coral_lens.lens.fit import fit_store
-from coral_lens.lens.probes.mlp import MlpSettings
 from coral_lens.lens.probes.registry import LENSES
 from coral_lens.lens.settings import FitSettings
 from coral_lens.ragged import Options
@@ -118,7 +116,7 @@ def fitted(settings: FitSettings) -> Lens:
     [
         FitSettings(lens="ridge", inputs=("centred", "rank")),
         FitSettings(lens="ridge", folds=3),
-        FitSettings(lens="mlp", top_layers=2),
+        FitSettings(lens="mlp", top_layers=2, network=one_network(epochs=2)),
         FitSettings(lens="listwise", learning_curve=True),
         FitSettings(lens="ensemble"),
         FitSettings(lens="listwise-mlp"),
@@ -128,7 +126,6 @@ def fitted(settings: FitSettings) -> Lens:
 def test_a_fit_whose_states_are_in_files_is_the_fit_from_memory_to_the_bit(
     settings: FitSettings, in_files: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choosing, "GRID", (MlpSettings(max_epochs=2),))
     short = replace(LENSES["listwise-mlp"], settings=({"weight_decay": 1.0, "max_epochs": 2},))
     monkeypatch.setitem(LENSES, "listwise-mlp", short)
     from_files = fitted(settings)

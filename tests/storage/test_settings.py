@@ -9,6 +9,7 @@ import pytest
 
 from coral_lens.errors import CoralError
 from coral_lens.storage.settings import (
+    LATER,
     NO_OPTION,
     Count,
     OneOf,
@@ -19,7 +20,9 @@ from coral_lens.storage.settings import (
     docs_of,
     name_of,
     option_of,
+    parse_counts,
     parse_names,
+    parse_numbers,
 )
 
 
@@ -99,3 +102,24 @@ def test_an_option_is_named_as_its_field_unless_it_says_otherwise() -> None:
 def test_names_are_read_with_commas_between_them() -> None:
     assert parse_names("centred, rank,") == ("centred", "rank")
     assert parse_names("") == ()
+
+
+@dataclass(frozen=True)
+class Newer(Oven):
+    """An oven with a lamp, which older ones did not have."""
+
+    lamp: Annotated[bool, LATER] = True
+
+
+def test_a_record_leaves_out_a_later_field_at_its_default() -> None:
+    """What was written before the field existed is then still the same."""
+    assert Newer().record() == Oven().record() == {"heat": 180, "fan": False}
+    assert Newer(lamp=False).record() == {"heat": 180, "fan": False, "lamp": False}
+
+
+def test_numbers_are_read_from_a_text() -> None:
+    assert parse_numbers("0.1, 1,45", "--x") == (0.1, 1.0, 45.0)
+    assert parse_counts("256,128", "--x") == (256, 128)
+    for parse, text in ((parse_numbers, "1;2"), (parse_counts, "1.5"), (parse_counts, "")):
+        with pytest.raises(CoralError, match=f"--x must look like .* Got {text!r} instead"):
+            parse(text, "--x")

@@ -39,7 +39,7 @@ def test_a_second_run_reuses_the_first_and_gives_the_same_predictions(tiny: Mode
     for run in (first, second, load_run(tmp_path)):
         assert [e.trained_on for e in run.evaluations] == [True, True, True, False, False]
         for a, b in zip(run.evaluations, first.evaluations, strict=True):
-            assert tuple(a.predictions) == ("base", "temperature", "coral", "listwise", "listwise tempered")
+            assert tuple(a.predictions) == ("base", "temperature", "coral ridge", "listwise", "listwise tempered")
             assert all((a.predictions[m].probs == b.predictions[m].probs).all() for m in a.predictions)
 
 

@@ -11,7 +11,7 @@ from sklearn.model_selection import GroupKFold
 
 from coral_lens.engine.activations import ActivationStore
 from coral_lens.lens.fit import training_data
-from coral_lens.lens.settings import FitSettings
+from coral_lens.lens.settings import FitSettings, NetworkSearch
 from coral_lens.lens.training_data import TrainingData
 from coral_lens.ragged import Options
 from coral_lens.records import OptionTable, Question
@@ -60,6 +60,12 @@ class PlantedStore(ActivationStore):
 
     def layer(self, layer: int) -> np.ndarray:
         return self.states[layer]
+
+
+def one_network(**other: Any) -> NetworkSearch:
+    """A search with one small network, trained for three epochs unless told otherwise."""
+    usual = {"weight_decay": (1.0,), "output_penalty": (0.0,), "learning_rate": (1e-3,), "hidden": (8, 4), "epochs": 3}
+    return NetworkSearch(**{**usual, **other})
 
 
 def data_of(store: PlantedStore, settings: FitSettings | None = None) -> TrainingData:

@@ -12,6 +12,8 @@ test = [{ task = "test.jsonl", shots = 0 }]
 PLAIN = """
 [[method]]
 kind = "mlp"
+hidden = [16, 8]
+epochs = 4
 
 [[method]]
 kind = "isotonic"

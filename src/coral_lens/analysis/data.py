@@ -6,7 +6,7 @@ A part of each task is only ever tested. Everything else, the choice of layer an
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -127,7 +127,7 @@ def described_stores(stores: Sequence[ActivationStore]) -> dict[str, Any]:
 
 def key_of(settings: FitSettings, *stores: JoinedStore) -> str:
     """Return what the rows of a lens depend on: how it is fitted, and on which questions it is fitted and tested."""
-    return digest([asdict(settings), *(store.manifest for store in stores)])
+    return digest([settings.record(), *(store.manifest for store in stores)])
 
 
 def transfer_rows(

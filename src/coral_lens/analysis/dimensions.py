@@ -78,7 +78,8 @@ def analyse_dimensions(
     settings = settings or DimensionSettings()
     rows: list[DimensionRow] = []
     groups: list[GroupSummary] = []
-    layers, identity = store.layers, [*identity_of(store, data), settings.most, settings.standardise]
+    layers = tuple(layer for layer in store.layers if layer or settings.embedding)
+    identity = [*identity_of(store, data), settings.most, settings.standardise]
     with kept_arrays(work, identity) as journal, bar("analysing dimensions", len(layers), "layers") as advance:
         for start in range(0, len(layers), GROUP):
             group = layers[start : start + GROUP]
@@ -86,7 +87,8 @@ def analyse_dimensions(
             for layer in group:
                 curves.append(journal.arrays(layer, partial(component_curve, store, layer, data, settings)))
                 advance(1)
-            name = f"{group[0]} to {group[-1]}" if len(group) > 1 else f"{group[0]}"
+            first, last = (layer - (not settings.embedding) for layer in (group[0], group[-1]))
+            name = f"{first} to {last}" if len(group) > 1 else f"{first}"
             mean, variance = (np.mean([c[part] for c in curves], axis=0) for part in ("draws", "explained"))
             rows += [DimensionRow(name, k + 1, s, float(variance[k])) for k, s in enumerate(scores_from(mean))]
             groups.append(summarise_group(name, mean, variance))

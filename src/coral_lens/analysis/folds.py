@@ -7,7 +7,7 @@ the other folds, where each question is predicted by a probe that saw neither it
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import combinations
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from coral_lens.data.splits import split_mask
 from coral_lens.errors import CoralError
 from coral_lens.lens.fit import check_questions
 from coral_lens.lens.probes.ridge import PENALTIES, column_scale, ridge_of, solve_shifted, sum_moments
@@ -39,6 +40,22 @@ class Folded:
     p: Float[np.ndarray, " row"]
     r: Float[np.ndarray, " row"]
     fold: Int[np.ndarray, " question"]
+    tested: tuple[int, ...] = ()
+    """The folds that are scored; all of them where none is named."""
+    base_rule: BaseRule = "token"
+    """The score whose softmax the base probabilities are."""
+    seed: int = 0
+    """Seed of the division."""
+
+    @property
+    def scored_folds(self) -> tuple[int, ...]:
+        """The folds that are scored."""
+        return self.tested or tuple(range(self.n_folds))
+
+    @cached_property
+    def scored(self) -> Bool[np.ndarray, " question"]:
+        """Which questions are scored."""
+        return np.isin(self.fold, self.scored_folds)
 
     @cached_property
     def row_fold(self) -> Int[np.ndarray, " row"]:
@@ -71,8 +88,8 @@ class Folded:
     def predictions(
         self, method: str, probs: Float[np.ndarray, " row"], mask: Bool[np.ndarray, " question"] | None = None
     ) -> Predictions:
-        """Return probabilities of all rows as predictions of the marked questions, by default of all."""
-        mask = np.ones(len(self.fold), dtype=bool) if mask is None else mask
+        """Return probabilities of all rows as predictions of the marked questions, by default of all that are scored."""
+        mask = self.scored if mask is None else mask
         return Predictions(
             method=method,
             model="",
@@ -93,7 +110,17 @@ def divide_into_folds(store: Scored, *, base: BaseRule = "token", n_folds: int =
     check_questions(store.questions)
     fold = np.argmax(fold_masks(store.questions, n_folds, seed=seed), axis=0)
     p = base_probs(store.table, base)
-    return Folded(store.questions, store.table, p, residuals(store.table, p), fold)
+    return Folded(store.questions, store.table, p, residuals(store.table, p), fold, base_rule=base, seed=seed)
+
+
+def fold_parts(
+    data: Folded, k: int, *, share: float
+) -> tuple[Bool[np.ndarray, " question"], Bool[np.ndarray, " question"], Bool[np.ndarray, " question"]]:
+    """Return which questions train, which are held back (a share by whole groups) and which are predicted without fold k."""
+    others = np.flatnonzero(data.fold != k).tolist()
+    back = np.zeros(len(data.fold), dtype=bool)
+    back[others] = split_mask([data.questions[i] for i in others], fraction=share, seed=k)
+    return (data.fold != k) & ~back, back, data.fold == k
 
 
 def identity_of(store: Scored, data: Folded) -> list[str]:
@@ -190,14 +217,22 @@ def ridge_bytes(rows: int, width: int, n_folds: int) -> int:
     return 8 * (4 * rows**2 if rows < width else (n_folds + 6) * width**2)
 
 
+def too_wide(rows: int, width: int, n_folds: int) -> str:
+    """Say that this machine has not enough memory for ridge on so many columns; nothing if it has."""
+    needed, available = ridge_bytes(rows, width, n_folds), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed <= available:
+        return ""
+    return (
+        f"Ridge on {width:,} columns of {rows:,} rows needs {needed / 2**30:.0f} GiB of memory, and this machine has "
+        f"{available / 2**30:.0f}"
+    )
+
+
 def refuse_too_wide(rows: int, width: int, n_folds: int) -> None:
     """Refuse what this machine has not enough memory for, before anything is fitted."""
-    needed, available = ridge_bytes(rows, width, n_folds), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if needed > available:
+    if reason := too_wide(rows, width, n_folds):
         raise CoralError(
-            f"Ridge on {width:,} columns of {rows:,} rows needs {needed / 2**30:.0f} GiB of memory, and this machine has "
-            f"{available / 2**30:.0f}; give fewer questions with --limit: with fewer rows than columns it needs 32 bytes times "
-            "rows squared."
+            f"{reason}; give fewer questions with --limit: with fewer rows than columns it needs 32 bytes times rows squared."
         )
 
 
@@ -250,13 +285,11 @@ def fit_steering(x: Float[np.ndarray, "row width"], data: Folded) -> FoldedSteer
     return choose_steering(nested_ridge(x, data), data)
 
 
-def combined(steerings: Sequence[FoldedSteering], choice: Sequence[int], data: Folded) -> FoldedSteering:
+def combined(steerings: Sequence[FoldedSteering], choice: Mapping[int, int], data: Folded) -> FoldedSteering:
     """Return for each fold what the steering chosen for it says; `choice` has its place among all."""
-    r_hat = np.zeros(len(data.r))
-    for k, i in enumerate(choice):
+    r_hat, gamma = np.zeros(len(data.r)), np.zeros(data.n_folds)
+    cost = np.full(data.n_folds, np.inf)
+    for k, i in choice.items():
         rows = data.row_fold == k
-        r_hat[rows] = steerings[i].r_hat[rows]
-    gamma, cost = (
-        np.array([getattr(steerings[i], name)[k] for k, i in enumerate(choice)]) for name in ("gamma", "cost")
-    )
+        r_hat[rows], gamma[k], cost[k] = steerings[i].r_hat[rows], steerings[i].gamma[k], steerings[i].cost[k]
     return FoldedSteering(r_hat, gamma, cost)

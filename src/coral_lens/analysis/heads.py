@@ -18,10 +18,9 @@ import torch
 from jaxtyping import Float
 
 from coral_lens.analysis.files import kept_arrays
-from coral_lens.analysis.folds import Folded, described, identity_of
+from coral_lens.analysis.folds import Folded, described, fold_parts, identity_of
 from coral_lens.analysis.scores import r2_draws, scores_from
 from coral_lens.analysis.stacked import Stack, StackData, fit_stack, stack_bytes
-from coral_lens.data.splits import split_mask
 from coral_lens.errors import CoralError
 from coral_lens.lens.probes.mlp import MlpSettings
 from coral_lens.lens.probes.standardise import fit_standardiser
@@ -39,10 +38,20 @@ TOP = 48
 """Heads that the paper calls a reasonable target for an intervention."""
 SIGNAL = 0.8
 """Share of the positive signal that `needed` heads hold."""
+ABOVE = (0.05, 0.1)
+"""Values of R2 above which the paper counts heads."""
 EPOCHS = 15
 """Epochs that a network is taken to train before it stops: a guess, and the estimate says so."""
 STEPS = 12
 """Steps that are timed for an estimate."""
+
+
+@dataclass(frozen=True)
+class HeadTraining:
+    """How the network of each head is trained, and where."""
+
+    settings: MlpSettings = HEAD_MLP
+    device: str = "cpu"
 
 
 @runtime_checkable
@@ -87,13 +96,15 @@ class HeadAnalysis:
     """The share of the positive signal in the best 48 heads, or in all if there are fewer."""
     clear: int
     """Heads whose interval lies above 0."""
+    above: dict[str, int]
+    """Heads whose R2 is above each of the values that the paper counts by: `0.05` and `0.1`."""
 
 
 def analyse_heads(
     store: HeadStore,
     data: Folded,
     *,
-    settings: MlpSettings = HEAD_MLP,
+    training: HeadTraining = HeadTraining(),  # noqa: B008  (frozen)
     work: Path | None = None,
     bar: Bar = silent,
 ) -> HeadAnalysis:
@@ -101,12 +112,12 @@ def analyse_heads(
     blocks = blocks_of(store)
     n_heads = store.heads(blocks[0]).shape[1]
     predicted, n_networks = [], len(blocks) * n_heads * data.n_folds
-    identity = [*identity_of(store, data), asdict(settings)]
+    identity = [*identity_of(store, data), asdict(training.settings)]
     with kept_arrays(work, identity) as journal, bar("training heads", n_networks, "networks") as advance:
         for stack in stacks(blocks, n_heads):
             kept = journal.load(list(stack))
             if kept is None:
-                kept = {"r_hat": predict_heads(store, stack, data, settings, advance)}
+                kept = {"r_hat": predict_heads(store, stack, data, training, advance)}
                 journal.save(list(stack), kept)
             else:
                 advance(len(kept["r_hat"]) * data.n_folds)
@@ -136,7 +147,7 @@ def predict_heads(
     store: HeadStore,
     blocks: Sequence[int],
     data: Folded,
-    settings: MlpSettings,
+    training: HeadTraining,
     advance: Callable[[int], None] = lambda _: None,
 ) -> Float[np.ndarray, "head row"]:
     """Return what networks on these blocks' heads predict of every row, each out of its fold."""
@@ -144,11 +155,13 @@ def predict_heads(
     r_hat = np.zeros(states.shape[:2])
     z = np.empty_like(states)  # written anew for each fold: with the raw states, all that is held of the rows
     for k in range(data.n_folds):
-        train, stop, test = (np.flatnonzero(data.table.options.rows(mask)) for mask in fold_parts(data, k))
+        train, stop, test = (
+            np.flatnonzero(data.table.options.rows(mask)) for mask in fold_parts(data, k, share=STOPPING)
+        )
         for raw, out in zip(states, z, strict=True):
             fit_standardiser(raw, train)(raw, out=out)
-        stack = StackData(torch.from_numpy(z), data.r, train, stop, test)
-        r_hat[:, test] = fit_stack(stack, settings, seed=k, on_done=advance).r_hat
+        stack = StackData(torch.from_numpy(z).to(training.device), data.r, train, stop, test)
+        r_hat[:, test] = fit_stack(stack, training.settings, seed=k, on_done=advance).r_hat
     return r_hat
 
 
@@ -162,14 +175,6 @@ def stacked_heads(store: HeadStore, blocks: Sequence[int]) -> Float[np.ndarray, 
     for i, block in enumerate(blocks[1:], start=1):
         states[i * n_heads : (i + 1) * n_heads] = store.heads(block).transpose(1, 0, 2)
     return states
-
-
-def fold_parts(data: Folded, k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return which questions train, which say when to stop and which are predicted when fold k is held out."""
-    others = np.flatnonzero(data.fold != k).tolist()
-    stop = np.zeros(len(data.fold), dtype=bool)
-    stop[others] = split_mask([data.questions[i] for i in others], fraction=STOPPING, seed=k)
-    return (data.fold != k) & ~stop, stop, data.fold == k
 
 
 # ------------------------------------------------------------------------------------------------------------- summary
@@ -192,6 +197,7 @@ def summarise(
         needed_share=with_interval(needed / len(rows)),
         top_share=with_interval(shares[:, min(TOP, len(rows)) - 1]),
         clear=sum(row.r2.low > 0 for row in rows),
+        above={f"{value:g}": int((draws[0] > value).sum()) for value in ABOVE},
     )
 
 

@@ -1,36 +1,28 @@
-"""Which layers know: a ridge probe and its steering at every layer, several layers side by side, and what leaving early costs.
+"""Which layers know: a probe and its steering at every layer, several layers side by side, and what leaving early costs.
 
-Everything is scored out of fold, and what is chosen is chosen on the other folds (see `folds`).
+The probe is ridge, or the paper's network (see `network_layers`). Everything is scored out of fold, and what is chosen is
+chosen on the other folds (see `folds`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from coral_lens.analysis.files import ArrayJournal, kept_arrays
-from coral_lens.analysis.folds import (
-    Folded,
-    FoldedSteering,
-    choose_steering,
-    combined,
-    described,
-    fit_steering,
-    identity_of,
-    nested_ridge,
-    refuse_too_wide,
-)
-from coral_lens.analysis.scores import SHOWN, r2_scores, scores_of
+from coral_lens.analysis.folds import Folded, FoldedSteering, combined, described, identity_of
+from coral_lens.analysis.network_layers import NetworkLayers, NetworkProbes
+from coral_lens.analysis.ridge_layers import RidgeLayers, sizes_that_fit
+from coral_lens.analysis.scores import SHOWN, StrengthRow, r2_scores, scores_of, strength_rows
+from coral_lens.analysis.settings import LayerPlan
 from coral_lens.errors import CoralError
+from coral_lens.lens.rules import GAMMAS
 from coral_lens.metrics.comparisons import Difference, paired_difference
 from coral_lens.metrics.scores import Score
 from coral_lens.records import Scored
-from coral_lens.storage.arrays import side_by_side
 from coral_lens.storage.progress import Bar, silent
 
 TOP = (3, 4, 5)
@@ -66,9 +58,9 @@ class LayerRow:
     """Steered at the chosen gamma."""
     share: float
     """The share of the forward pass that the states of this layer need."""
-    exit_here: Scores
-    """A lens on this layer without any base probability: what remains when the pass stops here."""
-    exit_best: Scores
+    exit_here: Scores | None = None
+    """A lens on this layer without any base probability: what remains when the pass stops here. Of ridge only."""
+    exit_best: Scores | None = None
     """The same on the best layer up to here, as chosen on the other folds."""
 
 
@@ -100,69 +92,100 @@ class LayerAnalysis:
     single_layers: list[int]
     rows: tuple[LayerRow, ...]
     top: tuple[TopRow, ...]
+    lens: str = "ridge"
+    n_tested: int = 0
+    """Questions that are scored."""
+    gammas: tuple[StrengthRow, ...] = ()
+    """The best layer at every strength, against a strength of 1."""
+    left_out: str = ""
+    """Why layers are not read side by side, where they are not."""
+
+
+@dataclass(frozen=True)
+class LayerWork:
+    """Where an analysis of layers keeps what it has done, what shows how far it is, and where networks are trained."""
+
+    folder: Path | None = None
+    """With it, a killed analysis goes on where it was."""
+    bar: Bar = silent
+    device: str = "cpu"
+
+
+AT_ONCE = LayerWork()
+"""Nothing is kept and nothing is shown."""
 
 
 def analyse_layers(
     store: Scored,
     data: Folded,
+    plan: LayerPlan | None = None,
     *,
     forward: Forward | None = None,
-    base_rule: str = "token",
-    work: Path | None = None,
-    bar: Bar = silent,
+    work: LayerWork = AT_ONCE,
 ) -> LayerAnalysis:
-    """Analyse all layers of a store; with `work` a killed analysis goes on where it was.
+    """Analyse the layers of a store. Without `forward` the vocabulary head counts nothing."""
+    plan = plan or LayerPlan()
+    layers = plan.layers or store.layers
+    refuse_layers_of(store, layers)
+    data = data if plan.tested_folds == data.n_folds else replace(data, tested=tuple(range(plan.tested_folds)))
+    sizes, left_out = [m for m in TOP if m <= len(layers) and plan.side_by_side], ""
+    if plan.lens == "ridge":
+        sizes, left_out = sizes_that_fit(store, sizes, data)
+    with kept_arrays(work.folder, identity_of(store, data)) as journal:
+        steering = layer_probes(store, data, plan, work, journal)
+        steered, exits = steering.by_layer(layers)
+        best = best_by_fold(steered, data.scored_folds)
+        single = combined(steered, best, data)
+        top = [
+            top_row(data, chosen, steering.side_by_side(chosen), single)
+            for chosen in (best_layers(layers, steered, m, data.scored_folds) for m in sizes)
+        ]
+    cost = forward or Forward(1, 0, int(store.manifest["model"].get("layers", max(layers))))
+    return LayerAnalysis(
+        **described(store),
+        base_rule=data.base_rule,
+        base=scores_of(data.predictions("base", data.p)),
+        blind=scores_of(data.predictions("blind", data.blind().p)),
+        single=scores_of(data.predictions("single", single.probs(data))),
+        single_layers=[layers[i] for i in best.values()],
+        rows=layer_rows(layers, data, steered, exits, cost),
+        top=tuple(top),
+        lens=plan.lens,
+        n_tested=int(data.scored.sum()),
+        gammas=tuple(strength_rows({g: data.predictions(str(g), single.probs(data, g)) for g in GAMMAS})),
+        left_out=left_out,
+    )
 
-    Without `forward` the vocabulary head counts nothing.
-    """
-    layers = store.layers
+
+def layer_probes(
+    store: Scored, data: Folded, plan: LayerPlan, work: LayerWork, journal: ArrayJournal
+) -> RidgeLayers | NetworkLayers:
+    """Return what fits the probes that were asked for."""
+    if plan.lens == "ridge":
+        return RidgeLayers(store, data, journal, work.bar)
+    settings = plan.settings(plan.layers or store.layers, seed=data.seed)
+    searches = work.folder / "search.jsonl" if work.folder else None
+    return NetworkLayers(store, data, NetworkProbes(settings, work.device, work.bar), journal, searches)
+
+
+def refuse_layers_of(store: Scored, layers: Sequence[int]) -> None:
+    """Refuse a single layer, and layers that the store does not hold."""
+    missing = sorted(set(layers) - set(store.layers))
+    if missing:
+        raise CoralError(
+            f"The store does not hold layer {missing[0]}; it has {', '.join(map(str, store.layers))}: leave it out of --layers."
+        )
     if len(layers) < 2:
         raise CoralError(
             f"The store holds layer {layers[0]} only, and layers are to be compared; make one that has all: `coral extract "
             "TASK --out NEW_FOLDER`, without --layers."
         )
-    sizes = [m for m in TOP if m <= len(layers)]
-    rows, width = store.layer(layers[0]).shape
-    refuse_too_wide(rows, width * max([1, *sizes]), data.n_folds)
-    with (
-        kept_arrays(work, identity_of(store, data)) as journal,
-        bar("analysing layers", len(layers) + len(sizes), "fits") as advance,
-    ):
-        steered, exits = steer_by_layers(store, data, journal, advance)
-        best = best_by_fold(steered)
-        single = combined(steered, best, data)
-        top = []
-        for m in sizes:
-            top.append(top_row(store, data, best_layers(layers, steered, m), single, journal))
-            advance(1)
-    cost = forward or Forward(1, 0, int(store.manifest["model"].get("layers", max(layers))))
-    return LayerAnalysis(
-        **described(store),
-        base_rule=base_rule,
-        base=scores_of(data.predictions("base", data.p)),
-        blind=scores_of(data.predictions("blind", data.blind().p)),
-        single=scores_of(data.predictions("single", single.probs(data))),
-        single_layers=[layers[i] for i in best],
-        rows=layer_rows(layers, data, steered, exits, cost),
-        top=tuple(top),
-    )
 
 
-def steer_by_layers(
-    store: Scored, data: Folded, journal: ArrayJournal, advance: Callable[[int], None]
-) -> tuple[list[FoldedSteering], list[FoldedSteering]]:
-    """Return the steering by every layer, of the base probabilities and of equal ones."""
-    steered, exits, blind = [], [], data.blind()
-    for layer in store.layers:
-        steered.append(kept_steering(journal, [layer, False], partial(layer_steering, store, layer, data)))
-        exits.append(kept_steering(journal, [layer, True], partial(layer_steering, store, layer, blind)))
-        advance(1)
-    return steered, exits
-
-
-def best_by_fold(steered: Sequence[FoldedSteering]) -> list[int]:
+def best_by_fold(steered: Sequence[FoldedSteering], folds: Sequence[int]) -> dict[int, int]:
     """Return for each fold the place of the layer with the lowest Brier score on the other folds."""
-    return [int(i) for i in np.argmin([s.cost for s in steered], axis=0)]
+    best = np.argmin([s.cost for s in steered], axis=0)
+    return {k: int(best[k]) for k in folds}
 
 
 def layer_rows(
@@ -173,58 +196,53 @@ def layer_rows(
     cost: Forward,
 ) -> tuple[LayerRow, ...]:
     """Score every layer."""
-    blind = data.blind()
-    r2 = r2_scores(data.r, np.stack([s.r_hat for s in steered]), data.table.options, data.groups)
+    inside, folds = data.table.options.rows(data.scored), list(data.scored_folds)
+    r2 = r2_scores(
+        data.r[inside],
+        np.stack([s.r_hat[inside] for s in steered]),
+        data.table.options.take(data.scored),
+        data.predictions("", data.p).groups,
+    )
     rows = []
     for i, layer in enumerate(layers):
-        upto = combined(exits, best_by_fold(exits[: i + 1]), blind)
         rows.append(
             LayerRow(
                 layer=layer,
                 r2=r2[i],
-                gamma=float(steered[i].gamma.mean()),
+                gamma=float(steered[i].gamma[folds].mean()),
                 at_one=scores_of(data.predictions("at one", steered[i].probs(data, 1.0))),
                 chosen=scores_of(data.predictions("chosen", steered[i].probs(data))),
                 share=cost.share(layer),
-                exit_here=scores_of(data.predictions("exit", exits[i].probs(blind))),
-                exit_best=scores_of(data.predictions("exit", upto.probs(blind))),
+                **exit_scores(exits[: i + 1], data.blind()),
             )
         )
     return tuple(rows)
 
 
-def layer_steering(store: Scored, layer: int, data: Folded) -> FoldedSteering:
-    """Return the steering by one layer."""
-    return fit_steering(store.layer(layer), data)
+def exit_scores(exits: Sequence[FoldedSteering], blind: Folded) -> dict[str, Scores]:
+    """Return the scores of the last layer and of the best one so far without a base; nothing where none were fitted."""
+    if not exits:
+        return {}
+    upto = combined(exits, best_by_fold(exits, blind.scored_folds), blind)
+    return {
+        "exit_here": scores_of(blind.predictions("exit", exits[-1].probs(blind))),
+        "exit_best": scores_of(blind.predictions("exit", upto.probs(blind))),
+    }
 
 
-def kept_steering(journal: ArrayJournal, key: Any, make: Callable[[], FoldedSteering]) -> FoldedSteering:
-    """Return a steering that a journal keeps."""
-    return FoldedSteering(**journal.arrays(key, lambda: vars(make())))
-
-
-def best_layers(layers: Sequence[int], steered: Sequence[FoldedSteering], m: int) -> list[list[int]]:
+def best_layers(
+    layers: Sequence[int], steered: Sequence[FoldedSteering], m: int, folds: Sequence[int]
+) -> dict[int, tuple[int, ...]]:
     """Return the m best layers for each fold, chosen on the other folds."""
     order = np.argsort([s.cost for s in steered], axis=0)[:m]
-    return [sorted(layers[i] for i in places) for places in order.T]
+    return {k: tuple(sorted(layers[i] for i in order[:, k])) for k in folds}
 
 
 def top_row(
-    store: Scored, data: Folded, chosen: list[list[int]], single: FoldedSteering, journal: ArrayJournal
+    data: Folded, chosen: Mapping[int, tuple[int, ...]], several: FoldedSteering, single: FoldedSteering
 ) -> TopRow:
-    """Read the layers that were chosen for each fold side by side."""
-    by_fold: dict[int, FoldedSteering] = {}
-    for layers in sorted({tuple(layers) for layers in chosen}):
-        folds = [k for k, others in enumerate(chosen) if tuple(others) == layers]
-        steering = kept_steering(journal, [list(layers), folds], partial(top_steering, store, layers, data, folds))
-        by_fold |= dict.fromkeys(folds, steering)
-    several = combined([by_fold[k] for k in range(data.n_folds)], range(data.n_folds), data)
+    """Score the layers that were chosen for each fold, side by side."""
     ours, theirs = (data.predictions(name, s.probs(data)) for name, s in (("top", several), ("single", single)))
     differences = {name: paired_difference(ours, theirs, name) for name in SHOWN}
-    return TopRow(len(chosen[0]), chosen, scores_of(ours), differences)
-
-
-def top_steering(store: Scored, layers: Sequence[int], data: Folded, folds: Sequence[int]) -> FoldedSteering:
-    """Return the steering by layers side by side, for the folds for which these were chosen."""
-    x = side_by_side(store.layer, layers)
-    return choose_steering(nested_ridge(x, data, folds), data, folds)
+    layers = [list(group) for group in chosen.values()]
+    return TopRow(len(layers[0]), layers, scores_of(ours), differences)

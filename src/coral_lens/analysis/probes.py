@@ -15,18 +15,18 @@ import numpy as np
 
 from coral_lens.analysis.files import kept_rows
 from coral_lens.analysis.held_out import Seen, parts_of_task, tasks_of
-from coral_lens.analysis.scores import N_BOOT, SHOWN, row_from, scores_of
+from coral_lens.analysis.scores import N_BOOT, SHOWN, row_from, scores_of, strength_rows
 from coral_lens.analysis.settings import ProbePlan
 from coral_lens.data.splits import split_mask
 from coral_lens.engine.activations import ActivationStore, JoinedStore
 from coral_lens.lens.choose import Candidate, Recipe, choose_candidate, predict_rounds, try_layers
 from coral_lens.lens.fit import training_data, with_layers
-from coral_lens.lens.probes.mlp import HIDDEN, MlpSettings
+from coral_lens.lens.probes.mlp import MlpSettings
 from coral_lens.lens.rules import GAMMAS, base_probs
-from coral_lens.lens.settings import FitSettings
+from coral_lens.lens.settings import HIDDEN, FitSettings
 from coral_lens.lens.training_data import TrainingData
-from coral_lens.metrics.comparisons import Difference, paired_difference, resampled
-from coral_lens.metrics.scores import METRICS, Score, score, score_of
+from coral_lens.metrics.comparisons import Difference, paired_difference
+from coral_lens.metrics.scores import Score, score
 from coral_lens.records import Predictions, Scored, predictions_of
 from coral_lens.storage.files import digest
 from coral_lens.storage.progress import Bar, silent
@@ -100,7 +100,7 @@ def analyse_probes(
     fitted_on = parts_of_task(stores, train, held_out=False)
     seen = Seen(fitted_on.questions)
     tests = {task: seen.unseen(parts_of_task(stores, task, held_out=True)) for task in tasks_of(stores)}
-    identity = [digest([s.manifest for s in (fitted_on, *tests.values())]), train, asdict(settings)]
+    identity = [digest([s.manifest for s in (fitted_on, *tests.values())]), train, settings.record()]
     data, _ = training_data(fitted_on, settings)
     plain = replace(with_layers(settings, fitted_on), inputs=(), top_layers=1)
     ridge, singles = choose_candidate(data, "ridge", plain)
@@ -206,12 +206,5 @@ class ProbeComparison:
 
     def by_gamma(self, task: str, tested: JoinedStore) -> list[GammaRow]:
         """Score ridge at every strength, and against a strength of 1."""
-        predictions = {str(g): self.steered(self.ridge, tested, g) for g in GAMMAS}
-        drawn = resampled(predictions, SHOWN, n_boot=N_BOOT)
-        rows, kinds = [], {metric: METRICS[metric].kind for metric in SHOWN}
-        for gamma in GAMMAS:
-            mine, at_one = drawn[str(gamma)], drawn[str(1.0)]
-            scores = {m: score_of(mine[m].value, mine[m].draws, kind=kind) for m, kind in kinds.items()}
-            over_one = {m: mine[m].minus(at_one[m], kind=kind) for m, kind in kinds.items()}
-            rows.append(GammaRow(task, gamma, scores, over_one))
-        return rows
+        strengths = strength_rows({gamma: self.steered(self.ridge, tested, gamma) for gamma in GAMMAS})
+        return [GammaRow(task, row.gamma, row.scores, row.over_one) for row in strengths]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 from jaxtyping import Float
 
-from coral_lens.metrics.comparisons import Difference
+from coral_lens.metrics.comparisons import Difference, resampled
 from coral_lens.metrics.scores import METRICS, Score, facts_of, iter_weights, score_of
 from coral_lens.ragged import Options
 from coral_lens.records import Predictions
@@ -40,6 +41,28 @@ def scores_of(predictions: Predictions, names: Sequence[str] = SHOWN) -> dict[st
         name: score_of(float(METRICS[name].compute(facts, once)[0]), np.concatenate(values), kind=METRICS[name].kind)
         for name, values in draws.items()
     }
+
+
+@dataclass(frozen=True)
+class StrengthRow:
+    """Steering at one strength."""
+
+    gamma: float
+    scores: dict[str, Score]
+    over_one: dict[str, Difference]
+    """The scores less those at gamma = 1, on the same questions."""
+
+
+def strength_rows(predictions: Mapping[float, Predictions]) -> list[StrengthRow]:
+    """Score predictions at every strength, and against a strength of 1; the same questions are drawn for all."""
+    drawn = resampled({str(gamma): one for gamma, one in predictions.items()}, SHOWN, n_boot=N_BOOT)
+    rows, kinds = [], {metric: METRICS[metric].kind for metric in SHOWN}
+    for gamma in predictions:
+        mine, at_one = drawn[str(gamma)], drawn[str(1.0)]
+        scores = {m: score_of(mine[m].value, mine[m].draws, kind=kind) for m, kind in kinds.items()}
+        over_one = {m: mine[m].minus(at_one[m], kind=kind) for m, kind in kinds.items()}
+        rows.append(StrengthRow(gamma, scores, over_one))
+    return rows
 
 
 def r2_draws(

@@ -2,7 +2,8 @@
 
 Networks of a stack share rows, order, dropout masks and initial weights and differ in what they read: each ends as
 `mlp.MlpTraining` would leave it alone, whatever stands beside it. One that has stopped is taken out. The gradient is written
-out by hand: a product, a mask and a product back per layer need no graph, and their memory is used again.
+out by hand: a product, a mask and a product back per layer need no graph, and their memory is used again. All of it happens
+on the device of the rows.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from coral_lens.lens.probes.mlp import MlpSettings, initial_mlp
+from coral_lens.lens.probes.mlp import MlpSettings, adamw, initial_mlp
 
 PREDICTED_ROWS = 1024
 """Rows that are predicted at a time."""
@@ -82,14 +83,12 @@ class Stack:
 
     def __init__(self, z: Float[Tensor, "member row width"], settings: MlpSettings, *, seed: int) -> None:
         self.settings, self.z, self.alive = settings, z, np.arange(len(z))
-        network = initial_mlp(z.shape[2], settings, seed=seed)
+        network = initial_mlp(z.shape[2], settings, seed=seed).to(z.device)
         linear = [module for module in network if isinstance(module, nn.Linear)]
         # [member, in, out]: a batch of rows is then multiplied without a transpose
         self.weights = [m.weight.detach().T.repeat(len(z), 1, 1) for m in linear]
         self.biases = [m.bias.detach().repeat(len(z), 1, 1) for m in linear]
-        self.optimiser = torch.optim.AdamW(
-            [*self.weights, *self.biases], lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
-        )
+        self.optimiser = adamw([*self.weights, *self.biases], settings, z.device)
         self.start_gradients()
 
     def start_gradients(self) -> None:
@@ -103,9 +102,9 @@ class Stack:
     ) -> None:
         """Go once through the rows, in the order and under the masks that a network alone would draw."""
         order = rng.permutation(len(train))
-        target = torch.from_numpy(r.astype(np.float32))
+        target = torch.from_numpy(r.astype(np.float32)).to(self.z.device)
         for start in range(0, len(order), self.settings.batch_size):
-            rows = torch.from_numpy(train[order[start : start + self.settings.batch_size]])
+            rows = torch.from_numpy(train[order[start : start + self.settings.batch_size]]).to(self.z.device)
             self.backward(self.forward(self.z.index_select(1, rows), rng), target[rows])
             self.optimiser.step()
 
@@ -116,7 +115,8 @@ class Stack:
             h = torch.baddbmm(bias, h, weight).relu_()
             if self.settings.dropout:
                 draws = rng.integers(0, 2**16, size=tuple(h.shape[1:]), dtype=np.uint16)
-                h.mul_(torch.from_numpy((draws >= round(self.settings.dropout * 2**16)) * np.float32(self.scale)))
+                kept = (draws >= round(self.settings.dropout * 2**16)) * np.float32(self.scale)
+                h.mul_(torch.from_numpy(kept).to(h.device))
             inputs.append(h)
         inputs.append(torch.baddbmm(self.biases[-1], h, self.weights[-1]).tanh_())
         return inputs
@@ -148,17 +148,17 @@ class Stack:
         """Return what each member predicts of these rows, without dropout."""
         chunks = []
         for start in range(0, len(rows), PREDICTED_ROWS):
-            h = self.z.index_select(1, torch.from_numpy(rows[start : start + PREDICTED_ROWS]))
+            h = self.z.index_select(1, torch.from_numpy(rows[start : start + PREDICTED_ROWS]).to(self.z.device))
             for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
                 h = torch.baddbmm(bias, h, weight).relu_()
             chunks.append(torch.baddbmm(self.biases[-1], h, self.weights[-1]).tanh_()[:, :, 0])
-        return torch.cat(chunks, dim=1).double().numpy()
+        return torch.cat(chunks, dim=1).cpu().double().numpy()
 
     def keep(self, going: np.ndarray) -> None:
         """Take out the members that have stopped."""
         if going.all():
             return
-        at = torch.from_numpy(np.flatnonzero(going))
+        at = torch.from_numpy(np.flatnonzero(going)).to(self.z.device)
         for i, j in enumerate(at.tolist()):
             if i < j:
                 self.z[i].copy_(self.z[j])

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coral_lens.analysis.settings import DimensionSettings, ProbePlan
-from coral_lens.cli.options import beside, flat
+from coral_lens.analysis.settings import DimensionSettings, LayerPlan, ProbePlan
+from coral_lens.cli.options import TrainingPlace, beside, flat
 from coral_lens.errors import CoralError, need
 from coral_lens.lens.settings import BaseRule, FitSettings, LensName
 from coral_lens.storage.settings import Count, Layers, Option, Range, Seed, Settings
@@ -101,19 +101,20 @@ class Studied(Settings):
 
 @app.command()
 @flat
-def layers(*, studied: Studied) -> None:
+def layers(*, studied: Studied, plan: LayerPlan, place: TrainingPlace) -> None:
     """Probe every layer: R2, steered accuracy and ECE, layers side by side, and what leaving the model early costs.
 
+    With `--lens mlp` the probe is the paper's network, searched and trained at every layer: minutes to hours.
     Example: `coral analyse layers --store states/csqa --out analysis`
     """
-    from coral_lens.analysis.layers import analyse_layers
+    from coral_lens.analysis.layers import LayerWork, analyse_layers
     from coral_lens.cli.printing import print_layers
     from coral_lens.storage.progress import shown
 
     begin("layers", studied.out)
     store, data = studied.opened()
-    work = beside(studied.out) / "layers"
-    analysis = analyse_layers(store, data, forward=forward_of(store), base_rule=studied.base, work=work, bar=shown)
+    work = LayerWork(beside(studied.out) / "layers", shown, place.usable())
+    analysis = analyse_layers(store, data, plan, forward=forward_of(store), work=work)
     write(studied.out, "layers", analysis)
     print_layers(analysis)
 
@@ -170,12 +171,12 @@ class StudiedHeads(Studied):
 
 @app.command()
 @flat
-def heads(*, studied: StudiedHeads) -> None:
+def heads(*, studied: StudiedHeads, place: TrainingPlace) -> None:
     """Probe every attention head: is the signal in a few heads or in many? All heads and folds are trained in stacks.
 
     Example: `coral analyse heads --store states/csqa --out analysis`, or `coral analyse heads --dry-run --shape 30x32x128`
     """
-    from coral_lens.analysis.heads import analyse_heads, plan_heads, shape_of, shape_of_store
+    from coral_lens.analysis.heads import HeadTraining, analyse_heads, plan_heads, shape_of, shape_of_store
     from coral_lens.cli.printing import print_head_plan, print_heads
     from coral_lens.storage.progress import shown
 
@@ -186,7 +187,8 @@ def heads(*, studied: StudiedHeads) -> None:
     store, data = studied.opened()
     if studied.dry_run:
         return print_head_plan(plan_heads(shape_of_store(store)))
-    analysis = analyse_heads(store, data, work=beside(studied.out) / "heads", bar=shown)
+    training = HeadTraining(device=place.usable())
+    analysis = analyse_heads(store, data, training=training, work=beside(studied.out) / "heads", bar=shown)
     write(studied.out, "heads", analysis)
     print_heads(analysis)
 
@@ -303,6 +305,9 @@ def write(out: Path, name: str, record: Any) -> None:
     """Write an analysis and its figures, and say where."""
     from coral_lens.analysis.files import write_analysis
     from coral_lens.report.figures.analysis import write_analysis_pictures
+    from coral_lens.report.figures.paper import write_paper_figure
 
-    pictures = write_analysis_pictures(write_analysis(name, record, out), out)
+    plain = write_analysis(name, record, out)
+    pictures = [*write_analysis_pictures(plain, out), write_paper_figure(plain, out)]
+    pictures = [picture for picture in pictures if picture]
     typer.echo(f"{name}.csv, {name}.json, {', '.join(f'{p}.png' for p in pictures)} (and .svg) in {out}")

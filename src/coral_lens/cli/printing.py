@@ -173,8 +173,7 @@ def print_study(page: Path) -> None:
         )
     plain_console().print(table)
     typer.echo(
-        "Mean relative improvement on the unsteered model with the same prompts (few-shot), with 95 % intervals.\n"
-        f"Report: {page}"
+        f"Mean relative improvement on the unsteered model with the same prompts, with 95 % intervals.\nReport: {page}"
     )
 
 
@@ -273,14 +272,15 @@ def print_layers(analysis: LayerAnalysis) -> None:
     """Print the base, every layer, the best layers side by side and the cheapest early exit."""
     lines = [
         f"base: accuracy {with_interval(analysis.base['accuracy'])}, ECE {with_interval(analysis.base['ece'])}",
-        "layer  R2                      gamma  accuracy, gamma = 1    chosen gamma           ECE, gamma = 1  chosen  "
-        "no base: accuracy, share of the pass",
+        "layer  R2                      gamma  accuracy, gamma = 1    chosen gamma           ECE, gamma = 1  chosen"
+        + ("  no base: accuracy, share of the pass" if analysis.rows[0].exit_best else ""),
     ]
     for row in analysis.rows:
+        left = f"  {with_interval(row.exit_best['accuracy'])}, {100 * row.share:.0f} %" if row.exit_best else ""
         lines.append(
             f"{row.layer:5}  {row.r2!s:22}  {row.gamma:5.2f}  {with_interval(row.at_one['accuracy']):21}  "
             f"{with_interval(row.chosen['accuracy']):21}  {100 * row.at_one['ece'].value:14.1f}  "
-            f"{100 * row.chosen['ece'].value:6.1f}  {with_interval(row.exit_best['accuracy'])}, {100 * row.share:.0f} %"
+            f"{100 * row.chosen['ece'].value:6.1f}{left}"
         )
     chosen = ", ".join(map(str, analysis.single_layers))
     lines.append(f"best single layer (by fold: {chosen}): accuracy {with_interval(analysis.single['accuracy'])}, ECE "
@@ -291,6 +291,13 @@ def print_layers(analysis: LayerAnalysis) -> None:
             f"{with_interval(top.behind_single['accuracy'])}; Brier less the best single "
             f"{with_interval(top.behind_single['brier'])}"
         )
+    if analysis.left_out:
+        lines.append(analysis.left_out)
+    strongest = min(analysis.gammas, key=lambda row: row.scores["brier"].value)
+    lines.append(
+        f"the best single layer at gamma {strongest.gamma:g}, of all tried: Brier less that at gamma 1 "
+        f"{with_interval(strongest.over_one['brier'])}, accuracy {with_interval(strongest.over_one['accuracy'])}"
+    )
     typer.echo("\n".join(lines))
 
 
@@ -313,7 +320,9 @@ def print_heads(analysis: HeadAnalysis) -> None:
     best = sorted(analysis.rows, key=lambda row: -row.r2.value)[:5]
     typer.echo(
         f"{len(analysis.rows)} heads: mean R2 {mean.value:.4f} [{mean.low:.4f} to {mean.high:.4f}], highest "
-        f"{analysis.highest:.3f}; {analysis.clear} with an interval above 0.\n{needed.value:.0f} heads "
+        f"{analysis.highest:.3f}; {analysis.clear} with an interval above 0, "
+        + ", ".join(f"{n} above {value}" for value, n in analysis.above.items())
+        + f".\n{needed.value:.0f} heads "
         f"[{needed.low:.0f} to {needed.high:.0f}], {with_interval(analysis.needed_share)} %, hold 80 % of the positive "
         f"signal; the best 48 hold {with_interval(analysis.top_share)} %.\nbest: "
         + ", ".join(f"layer {row.layer} head {row.head} ({row.r2})" for row in best)

@@ -72,7 +72,7 @@ def train(
 
     training.refuse_mixture(source or [], model)
     refuse_other_folder(training.out, training.settings)
-    quality = train_on_questions(source, training, asking, model) if source else train_on_pooled(training)
+    quality = train_on_questions(source, training, asking, model) if source else train_on_pooled(training, model)
     print_quality(quality)
     typer.echo(f"Autoencoders in {training.out}, in SAELens' layout.")
     refuse_dead(quality)
@@ -88,15 +88,17 @@ def train_on_questions(source: list[str], training: Training, asking: Asking, mo
     return train_on_tokens(opened(), questions, training.out, TokenTraining(sampling, training.settings), bar=shown)
 
 
-def train_on_pooled(training: Training) -> dict[str, Any]:
-    """Train on the pooled states of a store."""
+def train_on_pooled(training: Training, model: ModelChoice) -> dict[str, Any]:
+    """Train on the pooled states of a store, on the device that a model would have."""
     from coral_lens.engine.activations import ActivationStore
-    from coral_lens.sae.train import train_on_store
+    from coral_lens.lens.training_data import usable_device
+    from coral_lens.sae.train import SaeWork, train_on_store
     from coral_lens.storage.progress import shown
 
     assert training.store, "there are questions or a store"
     store, layer = ActivationStore(training.store), training.sampling.layer
-    return train_on_store(store, training.out, training.settings, layer=layer, bar=shown)
+    work = SaeWork(usable_device(model.machine.device), shown)
+    return train_on_store(store, training.out, training.settings, layer=layer, work=work)
 
 
 # ----------------------------------------------------------------------------------------------------------- features

@@ -78,7 +78,7 @@ def run(
     prepared = prepare_study(wanted, data)
     print_plan(prepared.record())
     if not running.check:
-        print_study(run_prepared(prepared, folders, open_model=machine.open, bar=shown))
+        print_study(run_prepared(prepared, folders, open_model=machine.open, bar=shown, device=machine.device))
 
 
 @app.command()
@@ -242,14 +242,15 @@ def baseline(
     folders = Folders(out=settings.out, work=beside(settings.out), data=data, dtype=machine.dtype)
     typer.echo("reading questions ...", err=True)
     prepared = prepare_study(study, folders.data)
-    folder = run_alone(prepared, folders, open_model=machine.open, bar=shown)
+    folder = run_alone(prepared, folders, open_model=machine.open, bar=shown, device=machine.device)
     show_run(load_run(folder), None, full=True)
     typer.echo(f"Report: {folder / 'report.html'}\nCosts:  {folder / 'costs.md'}")
 
 
 def source_of(text: str, *, shots: int, limit: int | None, tested: bool) -> dict[str, Any]:
     """Return the source that `task:split`, a task or a file names; only a test may leave its split to the task."""
-    from coral_lens.data.questions import is_file, task_and_split
+    from coral_lens.data.questions import task_and_split
+    from coral_lens.data.sources import is_file
     from coral_lens.data.tasks import definitions
 
     if is_file(text):

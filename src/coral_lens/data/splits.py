@@ -11,14 +11,16 @@ from coral_lens.errors import CoralError
 from coral_lens.records import Question
 
 
-def split_mask(questions: Sequence[Question], *, fraction: float, seed: int) -> Bool[np.ndarray, " question"]:
-    """Return a mask of about `fraction` of the questions, whole groups only, the same share of every task."""
+def split_mask(
+    questions: Sequence[Question], *, fraction: float, seed: int, stratified: bool = True
+) -> Bool[np.ndarray, " question"]:
+    """Return a mask of about `fraction` of the questions, whole groups only; if `stratified`, the same share of every task."""
     mask = np.zeros(len(questions), dtype=bool)
     rng = np.random.default_rng(seed)
-    for task in sorted({q.task for q in questions}):
+    for task in sorted({q.task if stratified else "" for q in questions}):
         members: dict[str, list[int]] = {}
         for i, question in enumerate(questions):
-            if question.task == task:
+            if question.task == task or not stratified:
                 members.setdefault(question.group, []).append(i)
         groups = [members[g] for g in sorted(members)]
         wanted = fraction * sum(map(len, groups))

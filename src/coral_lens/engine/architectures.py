@@ -46,6 +46,8 @@ class Family:
     """Class of the norm, if it is weight * x / rms(x), without Gemma's 1 + weight: computed with fewer passes over memory."""
     gated_mlp: str | None = None
     """Class of the MLP, if it is down(act(gate(x)) * up(x)), each a layer of its own: likewise."""
+    flex: bool = True
+    """Where its mask is known: on a GPU it takes it in the form of flex attention too."""
     learned_positions: bool = False
     """Positions are a learned table, which ends at the model's longest input."""
     needs_bos: bool = False
@@ -65,7 +67,7 @@ FAMILIES: dict[str, Family] = {
     "gemma2": Family("by_layer", takes_gaps=True, needs_bos=True),
     "gemma3_text": Family("by_layer", takes_gaps=True, needs_bos=True),
     "gpt_neox": Family("full", takes_gaps=True, norm="final_layer_norm", projection="dense"),
-    "gpt2": Family("full", takes_gaps=True, learned_positions=True, norm="ln_f", projection="c_proj"),
+    "gpt2": Family("full", takes_gaps=True, flex=False, learned_positions=True, norm="ln_f", projection="c_proj"),
     # no position ids: ALiBi counts the mask, and distance along the row, which a tree bends
     "bloom": Family(takes_gaps=True, norm="ln_f", projection="dense"),
     "falcon": Family(takes_gaps=True, norm="ln_f", projection="dense"),

@@ -8,7 +8,7 @@ What differs between families is in `architectures`; nothing here asks for a fam
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from coral_lens.engine import _flex
 from coral_lens.engine._head import VocabularyHead
 from coral_lens.engine._kernels import NAME as BLOCKS
 from coral_lens.engine._kernels import PRECISE, Block, block_attention
@@ -27,8 +28,10 @@ from coral_lens.engine.precision import CONVERTED, Precision, precision_of, stat
 from coral_lens.errors import CoralError
 
 if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
     from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
+    Mask = Tensor | BlockMask
 
 DEFAULT_MAX_LENGTH = 2048
 """The longest input of a model that has no table of positions, as in lm-eval."""
@@ -165,6 +168,21 @@ class Model:
             and devices_of(self.hf) == {"cpu"}
         )
 
+    @property
+    def attends_flexibly(self) -> bool:
+        """Whether a mask over a tree is best given in squares, of which the empty ones are skipped: on a GPU."""
+        return (
+            self.family.mask is not None
+            and self.family.flex
+            and self.hf.config.get_text_config()._attn_implementation in ("sdpa", "eager", _flex.NAME)
+            and _flex.works_with(self.hf, self.device)
+        )
+
+    @property
+    def joins_rows(self) -> bool:
+        """Whether a batch is best laid into one row without padding: what questions do not see of each other costs nothing."""
+        return self.attends_in_blocks or self.attends_flexibly
+
     def plain_body(self, input_ids: Tensor, lengths: Tensor) -> Tensor:
         """Return the final, normed states [batch, token, width] of ordinary causal rows, padded on the right."""
         positions = {}
@@ -256,24 +274,29 @@ class Model:
         self,
         input_ids: Tensor,
         position_ids: Tensor,
-        mask: Tensor | dict[str, Tensor],
+        mask: Mask | dict[str, Mask],
         past: DynamicCache | None,
         blocks: tuple[Block, ...] | None = None,
     ) -> Tensor:
         # handed on to the attention function; other models know no such argument
         for_attention: dict[str, Any] = {} if blocks is None else {"blocks": blocks}
-        out = self.hf.base_model(
-            input_ids=input_ids,
-            position_ids=position_ids.clamp(max=self._last_position),
-            attention_mask=mask,
-            past_key_values=past,
-            use_cache=past is not None,
-            **for_attention,
-        )
+        flexibly = not isinstance(mask, Tensor) and self.attends_flexibly
+        with _flex.flex_attention(self.hf) if flexibly else nullcontext():
+            out = self.hf.base_model(
+                input_ids=input_ids,
+                position_ids=position_ids.clamp(max=self._last_position),
+                attention_mask=mask,
+                past_key_values=past,
+                use_cache=past is not None,
+                **for_attention,
+            )
         return out.last_hidden_state
 
-    def _attention_mask(self, allowed: Tensor, queries: Tensor, keys: Tensor) -> Tensor | dict[str, Tensor]:
-        full = additive(allowed, self.dtype)
+    def _attention_mask(self, allowed: Tensor, queries: Tensor, keys: Tensor) -> Mask | dict[str, Mask]:
+        def shaped(seen: Tensor) -> Mask:
+            return _flex.block_mask(seen) if self.attends_flexibly else additive(seen, self.dtype)
+
+        full = shaped(allowed)
         form, window = self.mask_form, self.window
         if form == "full" or (form == "sliding" and window is None):
             return full
@@ -281,7 +304,7 @@ class Model:
         if window is not None:
             # distance in positions, not in row indices: options restart after the context
             near = queries[:, :, None] - keys[:, None, :] < window
-            sliding = additive(allowed & near, self.dtype)
+            sliding = shaped(allowed & near)
         return sliding if form == "sliding" else {"full_attention": full, "sliding_attention": sliding}
 
     @property

@@ -121,7 +121,7 @@ class BatchScorer:
             return self._score_apart(planned, skips_broken=skips_broken)
 
     def _score(self, planned: PlannedBatch, company: Company = ()) -> ScoredBatch:
-        batch = lay_out(self.prompts, planned, packing=self.packing, joined=self.model.attends_in_blocks)
+        batch = lay_out(self.prompts, planned, packing=self.packing, joined=self.model.joins_rows)
         with torch.inference_mode():
             self.prefixes.prepare(company)
         return score_batch(self.model, batch, readers=self.readers, edits=self.edits, prefixes=self.prefixes)

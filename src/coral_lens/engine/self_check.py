@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from coral_lens.engine import _flex
 from coral_lens.engine._machine import is_tiny, keep, record_path
 from coral_lens.engine._seals import n_weights
 from coral_lens.engine.batches import Batch, collate
@@ -66,16 +67,20 @@ def packing_of(model: Model) -> Packing:
     if holds_for in known:
         return "tree"
     path = None if is_tiny(model) else record_path(model, "packings")
-    packing: Packing = "tree" if path and (kept_record(path) or {}).get("packing") == "tree" else choose_packing(model)
+    record = (kept_record(path) if path else None) or {}
+    if record.get("is_flex_refused"):
+        _flex.refuse(model.hf)
+    packing: Packing = "tree" if record.get("packing") == "tree" else choose_packing(model)
     if packing == "tree":
         known.add(holds_for)
         if path and not path.exists():
-            keep(path, {"packing": packing})
+            keep(path, {"packing": packing, "is_flex_refused": _flex.is_refused(model.hf)})
     return packing
 
 
 def choose_packing(model: Model) -> Packing:
     """Return `tree` if the model scores a question the same way packed and plain, else `plain`, and say so."""
+    try_flex_attention(model)
     try:
         check = self_check(model, check_prompts(model))
     except MASK_REFUSALS as error:
@@ -93,6 +98,27 @@ def choose_packing(model: Model) -> Packing:
         f"{model.name}: {reason}, so every option is scored in a row of its own, which is slower.", stacklevel=2
     )
     return "plain"
+
+
+def try_flex_attention(model: Model) -> None:
+    """Let a model attend under dense masks if flex attention fails with it or is wrong, and say so."""
+    if not model.attends_flexibly:
+        return
+    try:
+        reason = (
+            ""
+            if self_check(model, check_prompts(model)).sound
+            else "it differs from plain passes by more than rounding"
+        )
+    except NotFiniteError:
+        return  # whatever the attention: the next check says it
+    except Exception as error:  # of a compiler: there is no telling which
+        reason = f"it cannot be compiled here ({type(error).__name__})"
+    if reason:
+        _flex.refuse(model.hf)
+        warnings.warn(
+            f"{model.name}: flex attention is not used, because {reason}; trees have dense masks.", stacklevel=3
+        )
 
 
 def check_prompts(model: Model) -> list[Prompt]:

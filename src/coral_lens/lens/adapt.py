@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
 from coral_lens.data.leaks import question_keys
 from coral_lens.errors import CoralError
 from coral_lens.lens.artefact import Lens
 from coral_lens.lens.calibrate import fresh_of
-from coral_lens.lens.rules import log_of
+from coral_lens.lens.rules import correct_rows, log_of
 from coral_lens.lens.trace import Adaptation, CurvePoint, LearningCurve
 from coral_lens.lens.trust import Trust, log_floored
 from coral_lens.metrics.scores import Score
@@ -54,12 +54,13 @@ class Labelled(NamedTuple):
     base: Float[np.ndarray, " row"]
     lens: Float[np.ndarray, " row"]
     options: Options
-    answers: Int[np.ndarray, " question"]
+    y: Float[np.ndarray, " row"]
+    """1 for the right option, or the shares of a soft answer."""
 
     def take(self, mask: Bool[np.ndarray, " question"]) -> Labelled:
         """Return some of the questions."""
         rows = self.options.rows(mask)
-        return Labelled(self.base[rows], self.lens[rows], self.options.take(mask), self.answers[mask])
+        return Labelled(self.base[rows], self.lens[rows], self.options.take(mask), self.y[rows])
 
     def probs(self, weight: float, temperature: float) -> Float[np.ndarray, " row"]:
         """Return the probabilities at a weight of the lens and a temperature."""
@@ -68,7 +69,7 @@ class Labelled(NamedTuple):
     def brier(self, weight: float, temperature: float) -> Float[np.ndarray, " question"]:
         """Return the Brier score of each question."""
         probs = self.probs(weight, temperature)
-        return self.options.sum(probs**2) - 2.0 * probs[self.options.row(self.answers)] + 1.0
+        return self.options.sum((probs - self.y) ** 2)
 
 
 def adapt(lens: Lens, model: Model, questions: Sequence[Question], *, work_dir: str | Path | None = None) -> Lens:
@@ -95,7 +96,7 @@ def adapt_on(lens: Lens, store: Scored, *, with_curve: bool = False) -> Lens:
     output = lens.read(store)
     table, probs = store.table, output.probs
     data = Labelled(
-        log_of(probs["temperature"]), log_floored(probs[lens.plain_method]), table.options, table.answers
+        log_of(probs["temperature"]), log_floored(probs[lens.plain_method]), table.options, correct_rows(table)
     ).take(fresh)
     found = adaptation_of(data, before_of(lens))
     if with_curve:
@@ -128,20 +129,18 @@ def before_of(lens: Lens) -> float:
 def adaptation_of(data: Labelled, before: float) -> Adaptation:
     """Find weight and temperature, and by how much that is better than temperature alone."""
     gain = gain_of(data, before)
-    if gain.high < 0.0 and len(data.answers) >= ENOUGH_TO_TELL:
-        return Adaptation(len(data.answers), 0.0, before, fit_mixture(data, 0.0, at_most=0.0)[1], gain)
+    if gain.high < 0.0 and len(data.options) >= ENOUGH_TO_TELL:
+        return Adaptation(len(data.options), 0.0, before, fit_mixture(data, 0.0, at_most=0.0)[1], gain)
     weight, temperature = fit_mixture(data, before)
-    return Adaptation(len(data.answers), weight, before, temperature, gain)
+    return Adaptation(len(data.options), weight, before, temperature, gain)
 
 
 def fit_mixture(data: Labelled, before: float, *, at_most: float = LARGEST_LAMBDA) -> tuple[float, float]:
     """Return weight and temperature of the highest likelihood, drawn to what holds without labels as far as these are few."""
     from scipy.optimize import minimize
 
-    right = data.options.row(data.answers)
-
     def loss(theta: np.ndarray) -> float:
-        nll = -float(log_of(data.probs(theta[0], float(np.exp(theta[1])))[right]).sum())
+        nll = -float((data.y * log_of(data.probs(theta[0], float(np.exp(theta[1]))))).sum())
         drawn = ((theta[0] - before) / LAMBDA_PRIOR) ** 2 + (theta[1] / TEMPERATURE_PRIOR) ** 2
         return nll + drawn / 2
 
@@ -156,7 +155,7 @@ def gain_of(data: Labelled, before: float, *, seed: int = 0) -> Score:
 
     Both are fitted on labels of other questions than the one that is judged.
     """
-    rng, n = np.random.default_rng(seed), len(data.answers)
+    rng, n = np.random.default_rng(seed), len(data.options)
     fold = rng.permutation(n) % min(FOLDS, n)
     gains = np.empty(n)
     for k in range(fold.max() + 1):
@@ -172,7 +171,7 @@ def learning_curve(data: Labelled, before: float, *, seed: int = 0) -> LearningC
 
     Each point is the mean of some draws; it is the first within one standard error of the best that is enough.
     """
-    rng, n = np.random.default_rng(seed), len(data.answers)
+    rng, n = np.random.default_rng(seed), len(data.options)
     sizes = [0, *(size for size in CURVE_SIZES if size <= n // 2)]
     scores: dict[int, list[np.ndarray]] = {size: [] for size in sizes}
     for _ in range(CURVE_DRAWS):

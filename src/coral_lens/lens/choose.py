@@ -14,9 +14,10 @@ from jaxtyping import Bool, Float
 
 from coral_lens.errors import CoralError
 from coral_lens.lens.correction import Correction, average
-from coral_lens.lens.probes.mlp import HIDDEN, LayerData, MlpSettings
+from coral_lens.lens.probes.grid import grid_of
+from coral_lens.lens.probes.mlp import LayerData, MlpSettings
 from coral_lens.lens.probes.registry import LENSES, LensKind, Setting, setting_of
-from coral_lens.lens.probes.search import GRID, planned_epochs, search_mlp
+from coral_lens.lens.probes.search import BUDGETS, SearchBudget, planned_epochs, search_mlp
 from coral_lens.lens.probes.standardise import Standardiser, r_squared
 from coral_lens.lens.rules import RULES, ProbeScores, Rule, log_of
 from coral_lens.lens.settings import FitSettings
@@ -28,9 +29,8 @@ from coral_lens.storage.progress import Bar, silent
 
 SHOWN = ("accuracy", "ece", "brier", "nll")
 """The validation scores that are kept of every layer and gamma."""
-NETWORK_LAYERS = 8
-"""Networks are searched on so many layers, the best under the lens that screens for them."""
-LISTWISE_NETWORK_LAYERS = 2
+SCREENED_LAYERS = 2
+"""A network that is screened for is trained on so many layers, the best under the lens that screens."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,9 @@ class Candidate:
     gammas: tuple[GammaPoint, ...]
     """Validation scores at every strength of its rule."""
     correction: Correction | None = field(repr=False, default=None)
-    """The fit itself where there is one round only."""
+    """The fit itself where there is one round only; of a network that of the first round."""
+    finished: bool = True
+    """Whether it was trained to its end."""
 
     def best(self, criterion: str) -> GammaPoint:
         """Return the best gamma with its scores; among equal ones the smallest, which changes the model least."""
@@ -91,6 +93,10 @@ class Candidate:
         value = self.best(criterion).scores[criterion]
         return -value if METRICS[criterion].higher_is_better else value
 
+    def layer_cost(self, settings: FitSettings) -> float:
+        """Return what is minimised where layers are compared."""
+        return -self.r2 if settings.layer_by == "r2" else self.cost(settings.criterion)
+
     def probs(self, gamma: float) -> Float[np.ndarray, " row"]:
         """Return the corrected probabilities of every row; only those of validation questions mean anything."""
         return self.recipe.rule.correct(self.predicted, gamma)
@@ -102,26 +108,33 @@ class Candidate:
 def choose_candidate(
     data: TrainingData, name: str, settings: FitSettings, work: Work = AT_ONCE, tried: list[Candidate] | None = None
 ) -> tuple[Candidate, list[Candidate]]:
-    """Return the best candidate of one kind of lens, and those of single layers: `tried` if given, else tried here."""
+    """Return the best candidate of one kind of lens, and its own of single layers.
+
+    `tried` are the candidates of single layers of its closed form, if they are there already.
+    """
     kind = LENSES[name]
+    if kind.network:
+        return choose_network(data, name, settings, work)
     if kind.average > 1:
         # the members would each have ranks of their own, but side by side they share one set of inputs
         settings = replace(settings, inputs=tuple(i for i in settings.inputs if i != "rank"))
-    singles = tried if tried is not None else try_singles(data, screening_lens(name), settings, work.bar)
-    ranked = sorted(singles, key=lambda c: c.cost(settings.criterion))
+    singles = tried if tried is not None else try_singles(data, single_lens(name), settings, work.bar)
+    ranked = sorted(singles, key=lambda c: c.layer_cost(settings))
     if kind.average > 1:
         return choose_ensemble(data, name, ranked[: kind.average], settings), singles
-    top = tuple(sorted(c.recipe.layers[0] for c in ranked[: settings.top_layers]))
-    if kind.screened_by:
-        groups = [top] if settings.top_layers > 1 else [c.recipe.layers for c in ranked]
-        return choose_network(data, name, groups, settings, work), singles
-    return (try_layers(data, name, top, settings) if settings.top_layers > 1 else ranked[0]), singles
+    if settings.top_layers > 1:
+        return try_layers(data, name, top_layers(ranked, settings), settings), singles
+    return ranked[0], singles
 
 
-def screening_lens(name: str) -> str:
-    """Return the lens of closed form that is tried on every layer on behalf of this one."""
-    kind = LENSES[name]
-    return kind.screened_by or ("listwise" if kind.average > 1 else name)
+def single_lens(name: str) -> str:
+    """Return the lens of closed form whose single layers are tried for this one."""
+    return "listwise" if LENSES[name].average > 1 else name
+
+
+def top_layers(ranked: Sequence[Candidate], settings: FitSettings) -> tuple[int, ...]:
+    """Return the best layers, in their order."""
+    return tuple(sorted(c.recipe.layers[0] for c in ranked[: settings.top_layers]))
 
 
 def inputs_of(kind: LensKind, settings: FitSettings) -> tuple[str, ...]:
@@ -228,30 +241,53 @@ def choose_ensemble(data: TrainingData, name: str, members: Sequence[Candidate],
 
 
 def choose_network(
-    data: TrainingData, name: str, groups: Sequence[tuple[int, ...]], settings: FitSettings, work: Work
-) -> Candidate:
-    """Choose a network's setting and layers in the first round, then predict the other rounds with that choice.
+    data: TrainingData, name: str, settings: FitSettings, work: Work
+) -> tuple[Candidate, list[Candidate]]:
+    """Choose a network's setting and layer in the first round, then predict the other rounds with that choice.
 
-    `groups` are the layers to be read side by side, best first.
+    As for every lens, each layer has its best setting, and the layers are compared by what steering with them does. The
+    candidates of single layers are those of the network itself, in the first round.
     """
-    kind = LENSES[name]
-    if not kind.settings:
-        recipe, correction = search_network(data, name, groups[:NETWORK_LAYERS], settings, work)
-        return predict_rounds(data, recipe, settings.criterion, known=correction)
-    inputs = inputs_of(kind, settings)
-    tried = [
-        predict_rounds(data, Recipe(name, group, inputs, (s,), settings.seed), settings.criterion, n_rounds=1)
-        for group in groups[:LISTWISE_NETWORK_LAYERS]
-        for s in kind.settings
-    ]
-    recipe = min(tried, key=lambda c: c.cost(settings.criterion)).recipe
-    return predict_rounds(data, recipe, settings.criterion)
+    assert settings.layers is not None, "the caller says which layers there are"
+    fit = fit_screened if LENSES[name].screened_by else search_networks
+    singles = fit(data, name, [(layer,) for layer in settings.layers], settings, work)
+    ranked = sorted(singles, key=lambda c: c.layer_cost(settings))
+    chosen = ranked[0]
+    if settings.top_layers > 1:
+        # a network that is screened for knows two layers of its own; which are the best, its screening lens says
+        names = ranked if len(ranked) >= settings.top_layers else screened(data, name, settings, work)
+        (chosen,) = fit(data, name, [top_layers(names, settings)], settings, work)
+    known = chosen.correction if chosen.finished else None
+    whole = predict_rounds(data, chosen.recipe, settings.criterion, known=known)
+    return whole, [whole if c is chosen and len(data.rounds) == 1 else c for c in singles]
 
 
-def search_network(
+def screened(data: TrainingData, name: str, settings: FitSettings, work: Work) -> list[Candidate]:
+    """Return the candidates of the lens that screens for a network, best first."""
+    singles = try_singles(data, LENSES[name].screened_by, settings, work.bar)
+    return sorted(singles, key=lambda c: c.layer_cost(settings))
+
+
+def fit_screened(
     data: TrainingData, name: str, groups: Sequence[tuple[int, ...]], settings: FitSettings, work: Work
-) -> tuple[Recipe, Correction]:
-    """Search layers and the grid for the network with the best validation R2 (the paper's rule)."""
+) -> list[Candidate]:
+    """Fit a network at every setting on the groups of layers that are best under its screening lens; return the best of each."""
+    kind, candidates = LENSES[name], []
+    if len(groups) > SCREENED_LAYERS:
+        groups = [c.recipe.layers for c in screened(data, name, settings, work)[:SCREENED_LAYERS]]
+    for group in sorted(groups):
+        recipe = Recipe(name, group, inputs_of(kind, settings), (), settings.seed)
+        tried = [
+            predict_rounds(data, replace(recipe, settings=(s,)), settings.criterion, n_rounds=1) for s in kind.settings
+        ]
+        candidates.append(min(tried, key=lambda c: c.cost(settings.criterion)))
+    return candidates
+
+
+def search_networks(
+    data: TrainingData, name: str, groups: Sequence[tuple[int, ...]], settings: FitSettings, work: Work
+) -> list[Candidate]:
+    """Search the grid for the network with the best validation R2 (the paper's rule) on each group of layers."""
     kind = LENSES[name]
     inputs = inputs_of(kind, settings)
     standardisers: dict[int, Standardiser] = {}
@@ -260,32 +296,46 @@ def search_network(
         features = data.features(groups[i], inputs)
         standardisers[i] = data.standardiser(features, ~data.rounds[0])
         train, validation = (data.sample(features, m, standardisers[i]) for m in (~data.rounds[0], data.rounds[0]))
-        return LayerData(train.z, train.r, validation.z, validation.r)
+        return LayerData(train.z, train.r, validation.z, validation.r, data.device)
 
-    hidden = () if name == "linear" else HIDDEN[: settings.depth]
-    grid = [replace(point, hidden=hidden) for point in GRID]
+    grid, budget = grid_of(settings.network, settings.hidden_of(name)), BUDGETS[settings.network.search]
     recipes = [Recipe(name, group, inputs, (), settings.seed) for group in groups]
-    journal = journal_of(data, recipes, grid, work.journal) if work.journal else None
-    with work.bar("training networks", planned_epochs(len(groups), grid), "epochs") as advance:
+    journal = journal_of(data, recipes, (grid, budget), work.journal) if work.journal else None
+    with work.bar("training networks", planned_epochs(len(groups), grid, budget), "epochs") as advance:
         outcome = search_mlp(
-            layer_data, range(len(groups)), grid, seed=settings.seed, journal=journal, progress=advance
+            layer_data,
+            range(len(groups)),
+            grid,
+            seed=settings.seed,
+            budget=budget,
+            journal=journal,
+            progress=advance,
         )
-    i = outcome.best.layer
-    if i not in standardisers:
-        layer_data(i)
-    recipe = replace(recipes[i], settings=(setting_of(outcome.best.settings),))
-    return recipe, Correction(kind.rule, recipe.layers, inputs, standardisers[i], outcome.probe)
+    candidates = []
+    for i, (trial, probe) in outcome.layers.items():
+        if i not in standardisers:
+            layer_data(i)
+        recipe = replace(recipes[i], settings=(setting_of(trial.settings),))
+        correction = Correction(kind.rule, recipe.layers, inputs, standardisers[i], probe)
+        candidate = predict_rounds(data, recipe, settings.criterion, known=correction, n_rounds=1)
+        candidates.append(replace(candidate, finished=trial.finished))
+    return candidates
 
 
-def journal_of(data: TrainingData, recipes: Sequence[Recipe], grid: Sequence[MlpSettings], journal: Path) -> Path:
+def journal_of(
+    data: TrainingData, recipes: Sequence[Recipe], search: tuple[Sequence[MlpSettings], SearchBudget], journal: Path
+) -> Path:
     """Return the journal of this very search, in a folder where other searches may have kept theirs.
 
     The search knows its layers by number only, so which ones they are must be in the name.
     """
+    grid, budget = search
     identity = {
         "layers": [list(recipe.layers) for recipe in recipes],
         "inputs": list(recipes[0].inputs),
         "grid": [asdict(point) for point in grid],
+        "budget": asdict(budget),
+        "device": data.device,
         "seed": recipes[0].seed,
         "data": digest_bytes(data.r.tobytes() + data.rounds[0].tobytes()),
     }

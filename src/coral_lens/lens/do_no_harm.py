@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 
 from coral_lens.errors import CoralError
 from coral_lens.lens.choose import Candidate, fit_recipe, predict_all, predict_rounds
 from coral_lens.lens.domains import CLUSTER, FEWEST_IN_PART, domains_of
 from coral_lens.lens.probes.registry import LENSES
-from coral_lens.lens.rules import apply_temperature, temperature_on
+from coral_lens.lens.rules import apply_temperature, correct_rows, temperature_on
 from coral_lens.lens.shift import ShiftModel, fit_shift, question_places
 from coral_lens.lens.trace import SimulatedShift
 from coral_lens.lens.training_data import TrainingData, fold_masks
@@ -46,7 +46,8 @@ class Simulated(NamedTuple):
     base: Float[np.ndarray, " row"]
     lens: Float[np.ndarray, " row"]
     options: Options
-    answers: Int[np.ndarray, " question"]
+    y: Float[np.ndarray, " row"]
+    """1 for the right option, or the shares of a soft answer."""
     shifts: Float[np.ndarray, " question"]
 
 
@@ -89,7 +90,7 @@ def fit_do_no_harm(
     elsewhere, reach = fit_elsewhere(names, parts)
     trust = Trust(elsewhere, reach, home_reach, pooled, scales)
     record = (
-        SimulatedShift(f"without {name}", len(part.answers), float(np.median(part.shifts)))
+        SimulatedShift(f"without {name}", len(part.options), float(np.median(part.shifts)))
         for name, part in zip(names, parts, strict=True)
     )
     return shift, trust, tuple(record)
@@ -107,7 +108,7 @@ def simulate_without(mixture: PlacedQuestions, chosen: Candidate, gamma: float, 
     shifts = mixture.shift(others & ~held_out, others & held_out).of(mixture.places)
     rows, part = data.options.rows(~others), data.options.take(~others)
     lens = recipe.rule.correct(predicted, gamma)
-    return Simulated(cooled[rows], lens[rows], part, data.table.answers[~others], shifts[~others])
+    return Simulated(cooled[rows], lens[rows], part, correct_rows(data.table)[rows], shifts[~others])
 
 
 def fit_elsewhere(names: Sequence[str], parts: Sequence[Simulated]) -> tuple[float, float]:
@@ -138,7 +139,7 @@ def loss_at(weight: float, part: Simulated) -> float:
     ones = np.ones(len(options))
     probs = Believed(weight * ones, ones, ones).blend(part.base, part.lens, options)
     squares = options.sum(probs**2)
-    brier = squares - 2.0 * probs[options.row(part.answers)]
+    brier = squares - 2.0 * options.sum(part.y * probs)
     return float(brier.mean() + USELESS * (squares - 2.0 / options.sizes).mean())
 
 
@@ -150,8 +151,7 @@ def predict_home(data: TrainingData, chosen: Candidate, *, seed: int) -> tuple[T
 
     Networks, which are slow, and mixtures of too few groups keep the validation questions that chose them.
     """
-    is_network = bool(LENSES[chosen.recipe.kind].screened_by)
-    if len(data.rounds) > 1 or is_network:
+    if len(data.rounds) > 1 or LENSES[chosen.recipe.kind].network:
         return data, chosen
     try:
         folded = replace(data, rounds=fold_masks(data.questions, HOME_FOLDS, seed=seed))
@@ -164,7 +164,7 @@ def fit_scales(data: TrainingData, chosen: Candidate, gamma: float) -> tuple[flo
     """Return the scale of all held-out questions, and that of each task: of an easy one more than of a hard one."""
     logs = log_floored(chosen.probs(gamma))
     tasks = np.array([q.task for q in data.questions])
-    behind = logs - data.options.spread(logs[data.options.row(data.table.answers)])
+    behind = logs - data.options.spread(data.options.sum(correct_rows(data.table) * logs))
 
     def scale_on(mask: Questions, centre: float | None = None) -> float:
         rows, options = data.options.rows(mask), data.options.take(mask)

@@ -9,20 +9,22 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Float
 
 from coral_lens.data.leaks import question_keys
 from coral_lens.data.licences import licence_of
+from coral_lens.data.shots import n_shots
 from coral_lens.data.splits import split_mask
+from coral_lens.data.wording import asked_as
 from coral_lens.engine.extract import Extraction, all_layers, refuse_layers, score_questions
 from coral_lens.errors import CoralError
 from coral_lens.lens.artefact import Lens
-from coral_lens.lens.choose import SHOWN, Candidate, Work, choose_candidate, fit_recipe, screening_lens, try_singles
+from coral_lens.lens.choose import SHOWN, Candidate, Work, choose_candidate, fit_recipe, single_lens, try_singles
 from coral_lens.lens.correction import Correction
 from coral_lens.lens.do_no_harm import fit_do_no_harm
 from coral_lens.lens.folder import load_lens
@@ -71,6 +73,7 @@ def fit(
     terminal and in a notebook; `bar=False` shows nothing.
     """
     settings, bar = settings or FitSettings(), bar_of(bar)
+    questions = asked_as(questions, settings.style)
     check_questions(questions)
     refuse_layers(model, (*(settings.layers or ()), settings.exit_layer or 0))
     extraction = Extraction(layers=settings.within_exit(settings.layers or all_layers(model)), style=settings.style)
@@ -79,7 +82,8 @@ def fit(
         with bar("extracting", len(questions), "questions") as advance:
             scoring = score_questions(model, questions, extraction, folder=folder, progress=advance)
             store = stack.enter_context(scoring)
-        return fit_store(store, settings, journal=folder / "search.jsonl" if folder else None, bar=bar)
+        journal = folder / "search.jsonl" if folder else None
+        return fit_store(store, settings, journal=journal, bar=bar, device=str(model.device))
 
 
 def check_questions(questions: Sequence[Question]) -> None:
@@ -102,24 +106,26 @@ def fit_store(
     *,
     journal: Path | None = None,
     bar: Bar = silent,
+    device: str = "cpu",
 ) -> Lens:
     """Fit a lens from a store of labelled questions, or from several joined.
 
-    `journal` is a file in which a search for a network keeps what it has done; `bar` shows how far the fit is.
+    `journal` is a file in which a search for a network keeps what it has done; `bar` shows how far the fit is; `device` is
+    where networks are trained.
     """
     check_questions(store.questions)
     settings = with_layers(settings, store)
     data, base_temperature = training_data(store, settings)
-    asked = settings_record(settings)
+    data, asked = replace(data, device=device), settings.record()
     if settings.exit:
         settings = with_layers(replace(settings, exit=None, exit_layer=choose_exit(data, settings, bar)), store)
     choices: list[tuple[Candidate, list[Candidate]]] = []
     tried: dict[str, list[Candidate]] = {}
     for kind in AUTO if settings.lens == "auto" else (settings.lens,):
         # an ensemble goes without ranks, so what was tried with them is not its own
-        known = tried.get(screening_lens(kind)) if "rank" not in settings.inputs else None
+        known = tried.get(single_lens(kind)) if "rank" not in settings.inputs else None
         choices.append(choose_candidate(data, kind, settings, Work(journal, bar), known))
-        tried[screening_lens(kind)] = choices[-1][1]
+        tried[single_lens(kind)] = choices[-1][1]
     chosen, singles = min(choices, key=lambda choice: choice[0].cost(settings.criterion))
     first = data.rounds[0]
     correction = chosen.correction or fit_recipe(data, chosen.recipe, np.ones(len(first), dtype=bool), first)
@@ -135,21 +141,23 @@ def with_layers(settings: FitSettings, store: Scored) -> FitSettings:
 
 def choose_exit(data: TrainingData, settings: FitSettings, bar: Bar) -> int:
     """Return the lowest layer whose lens is within one standard error of the best layer's, but not the embeddings."""
-    kind = "listwise" if settings.lens == "auto" else screening_lens(settings.lens)
+    is_closed = settings.lens != "auto" and not LENSES[settings.lens].network
+    kind = single_lens(settings.lens) if is_closed else "listwise"
     return max(1, min(as_good_layers(data, try_singles(data, kind, settings, bar), settings.criterion)))
 
 
-def load_or_fit(
-    store: Scored, settings: FitSettings, folder: Path, *, journal: Path | None = None, bar: Bar = silent
-) -> Lens:
-    """Return the lens in `folder` if it was fitted on the same store in the same way, else fit one and save it there."""
+def load_or_fit(store: Scored, settings: FitSettings, folder: Path, *, bar: Bar = silent, device: str = "cpu") -> Lens:
+    """Return the lens in `folder` if it was fitted on the same store in the same way, else fit one and save it there.
+
+    A search for a network keeps what it has done beside the folder.
+    """
     if (folder / "lens.json").exists():
         with suppress(CoralError):
             saved = load_lens(folder)
-            wanted = json.loads(json.dumps(settings_record(with_layers(settings, store))))
+            wanted = json.loads(json.dumps(with_layers(settings, store).record()))
             if (saved.training.store, saved.training.settings) == (digest(store.manifest), wanted):
                 return saved
-    lens = fit_store(store, settings, journal=journal, bar=bar)
+    lens = fit_store(store, settings, journal=folder.parent / "search.jsonl", bar=bar, device=device)
     lens.save(folder)
     return lens
 
@@ -161,7 +169,9 @@ def training_data(store: Scored, settings: FitSettings) -> tuple[TrainingData, f
     if folds > 1:
         rounds = fold_masks(questions, folds, seed=settings.seed)
     else:
-        rounds = (split_mask(questions, fraction=settings.validation, seed=settings.seed),)
+        rounds = (
+            split_mask(questions, fraction=settings.validation, seed=settings.seed, stratified=settings.stratified),
+        )
     p, temperature = base_probs(table, settings.base) if not settings.exits else uniform_probs(table.options), 1.0
     if settings.scale_base:
         train = ~rounds[0] if folds == 1 else np.ones(len(questions), dtype=bool)
@@ -239,10 +249,16 @@ def trace_of(data: TrainingData, fit: FitOutcome) -> Trace:
         ),
         gammas=chosen.gammas,
         kinds={c.recipe.kind: c.best(criterion) for c in fit.compared},
-        as_good=as_good_layers(data, fit.singles, criterion),
+        as_good=as_good_layers(of_singles(data, chosen), fit.singles, criterion),
         validation={},
         learning_curve=curve,
+        own_layers=LENSES[chosen.recipe.kind].network,
     )
+
+
+def of_singles(data: TrainingData, chosen: Candidate) -> TrainingData:
+    """Return the data that the candidates of single layers were scored on: those of a network on the first round alone."""
+    return replace(data, rounds=data.rounds[:1]) if LENSES[chosen.recipe.kind].network else data
 
 
 def as_good_layers(data: TrainingData, singles: Sequence[Candidate], criterion: str) -> tuple[int, ...]:
@@ -276,12 +292,6 @@ def with_intervals(data: TrainingData, probs: Float[np.ndarray, " row"]) -> dict
     return {metric: scores[metric] for metric in SHOWN}
 
 
-def settings_record(settings: FitSettings) -> dict[str, Any]:
-    """Return the settings as a lens keeps them; those that release 0.1 did not know are there only if they were given."""
-    record = asdict(settings)
-    return {name: value for name, value in record.items() if name not in ("exit_layer", "exit") or value is not None}
-
-
 def training_of(store: Scored, data: TrainingData, fit: FitOutcome) -> Training:
     """Return what the lens was fitted on and how."""
     questions = store.questions
@@ -292,8 +302,9 @@ def training_of(store: Scored, data: TrainingData, fit: FitOutcome) -> Training:
         # a network chosen by folds is that of the first round; only a lens of closed form is fitted on everything
         n_train=len(questions) if fit.chosen.correction is None else int((~data.rounds[0]).sum()),
         n_validation=int(data.is_validation.sum()),
-        settings=settings_record(fit.settings),
+        settings=fit.settings.record(),
         store=digest(store.manifest),
         questions=store.manifest["questions"],
         versions=versions(),
+        shots=max(map(n_shots, questions)),
     )

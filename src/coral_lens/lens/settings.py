@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Literal
 
 from coral_lens.data.settings import Style
 from coral_lens.errors import CoralError
 from coral_lens.storage.settings import (
+    LATER,
     NO_OPTION,
+    Count,
     Layers,
     OneOf,
     Option,
     Range,
     Seed,
     Settings,
+    parse_counts,
     parse_names,
+    parse_numbers,
 )
 
 FEWEST_QUESTIONS = 20
 """Fewer labelled questions than this are refused."""
+HIDDEN = (1024, 512, 256, 128)
+"""The widths of the paper's four hidden layers."""
+SEARCHED = ("mlp", "linear")
+"""Lenses whose network's settings are searched."""
 
 
 def lens_names() -> Iterable[str]:
@@ -57,6 +65,34 @@ Criterion = Annotated[str, OneOf(metric_names)]
 Share = Annotated[float, Range(above=0, below=1)]
 
 
+NotNegative = Annotated[float, Range(0)]
+Numbers = Option(read=parse_numbers)
+
+
+@dataclass(frozen=True)
+class NetworkSearch(Settings):
+    """How the networks of `mlp` and `linear` are searched and trained."""
+
+    search: Literal["halving", "grid"] = "halving"
+    """`grid` trains every setting at every layer to its end, as the paper does. `halving` drops the worse ones early: several
+    times faster, and every layer still gets a network of its own."""
+    grid: Literal["coarse", "paper"] = "coarse"
+    """The settings that are tried: 24 points, or the 80 of the authors' code over the same range."""
+    weight_decay: Annotated[tuple[NotNegative, ...], Numbers] = ()
+    """Weight decays of AdamW to try, such as `1,45`; by default those of the grid."""
+    output_penalty: Annotated[tuple[NotNegative, ...], Numbers] = ()
+    """Weights of the mean squared output in the loss to try, the paper's lambda_out; by default those of the grid."""
+    learning_rate: Annotated[tuple[Annotated[float, Range(above=0)], ...], Numbers] = ()
+    """Learning rates to try; by default those of the grid."""
+    dropout: Annotated[float, Range(0, 0.95)] = 0.2
+    """Share of the hidden values that each step leaves out."""
+    hidden: Annotated[tuple[Count, ...], Option(read=parse_counts)] = ()
+    """Widths of the hidden layers, such as `256,128`; by default the paper's 1024, 512, 256 and 128, or the first of them that
+    `depth` says."""
+    epochs: Count = 100
+    """Epochs of a network, at most: it stops when its validation loss has not fallen for a while."""
+
+
 @dataclass(frozen=True)
 class FitSettings(Settings):
     """How a lens is fitted and chosen."""
@@ -72,8 +108,12 @@ class FitSettings(Settings):
     """Validation metric that chooses layer and gamma."""
     layers: Layers = None
     """Layers to try, such as `12-20` or `0,16`; by default all."""
+    layer_by: Annotated[Literal["criterion", "r2"], LATER] = "criterion"
+    """What chooses among layers: the criterion after steering, or how well the probe predicts residuals."""
     validation: Annotated[Share, NO_OPTION] = 0.2
     """Share of the questions, by whole groups, that choose setting, layer and gamma."""
+    stratified: Annotated[bool, LATER, NO_OPTION] = True
+    """Whether every task has the same share of them; otherwise they are drawn from all questions alike."""
     folds: Annotated[int, Range(1, 20)] = 1
     """1: one split, as in the paper. More: grouped folds choose, and a lens of closed form is then fitted on everything."""
     inputs: Annotated[tuple[Annotated[str, OneOf(input_names)], ...], Option(read=parse_names)] = ()
@@ -83,6 +123,8 @@ class FitSettings(Settings):
     """Read so many of the best layers side by side; the paper tries 3 to 5."""
     depth: Annotated[int, Range(1, 4)] = 4
     """Hidden layers of the network of `mlp`; the paper's has 4."""
+    network: Annotated[NetworkSearch, LATER] = NetworkSearch()
+    """How its settings are searched, and how it is trained."""
     scale_base: bool = False
     """Start from temperature-scaled base probabilities."""
     then_temperature: bool = False
@@ -90,10 +132,10 @@ class FitSettings(Settings):
     temper: bool | None = None
     """Weaken the correction of questions that are unlike the training ones. By default listwise lenses are tempered, and the
     paper's are not."""
-    exit_layer: Annotated[int, Range(1)] | None = None
+    exit_layer: Annotated[Annotated[int, Range(1)] | None, LATER] = None
     """Read nothing above this layer and start from no base probabilities: answers then need neither the blocks above it nor the
     vocabulary head. They are cheaper, and far from home the lens can only be less sure."""
-    exit: Annotated[str, OneOf(("auto",))] | None = None
+    exit: Annotated[Annotated[str, OneOf(("auto",))] | None, LATER] = None
     """`auto` takes the lowest such layer that is as good as the best, by one standard error on validation."""
     learning_curve: bool = False
     """Fit the chosen lens on fewer questions too, and say how many would have been enough."""
@@ -115,6 +157,21 @@ class FitSettings(Settings):
             raise CoralError("Give exit_layer or exit, not both: the one names the layer, the other has it chosen.")
         if self.then_temperature and self.temper:
             raise CoralError("A tempered lens has its own temperature; leave out then_temperature, or do not temper.")
+        if self.network != NetworkSearch() and self.lens not in SEARCHED:
+            raise CoralError(
+                f"A {self.lens} lens has no network to search; leave search, grid and what else is of networks out, or take "
+                f"one of {', '.join(SEARCHED)}."
+            )
+        if self.network.hidden and (self.lens == "linear" or self.depth != len(HIDDEN)):
+            raise CoralError("hidden says how deep the network is; leave depth out, and do not take a linear lens.")
+
+    def record(self) -> dict[str, Any]:
+        """Return the settings as they are kept and compared; how a network was searched is always said."""
+        return super().record() | ({"network": asdict(self.network)} if self.lens in SEARCHED else {})
+
+    def hidden_of(self, kind: str) -> tuple[int, ...]:
+        """Return the widths of the hidden layers of a network of this kind; a linear one has none."""
+        return () if kind == "linear" else self.network.hidden or HIDDEN[: self.depth]
 
     @property
     def exits(self) -> bool:

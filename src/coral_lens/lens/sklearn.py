@@ -22,9 +22,10 @@ from sklearn.utils.validation import check_consistent_length, check_is_fitted, c
 from torch import nn
 
 from coral_lens.errors import CoralError
-from coral_lens.lens.probes.mlp import HIDDEN, MlpSettings, fit_mlp
+from coral_lens.lens.probes.mlp import LayerData, MlpSettings, fit_mlp
 from coral_lens.lens.probes.ridge import PENALTIES, fit_ridge_path
 from coral_lens.lens.probes.standardise import fit_standardiser
+from coral_lens.lens.settings import HIDDEN
 
 REACH = 0.9
 """Scaled targets end here: tanh comes near 1 only with weights that grow without end."""
@@ -154,9 +155,8 @@ class MlpProbe(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.target_map_ = target_map(r, scale_targets=self.scale_targets)
         self.standardiser_ = fit_standardiser(states[train])
         z, r = self.standardiser_(states), self.target_map_.forth(r)
-        self.probe_ = fit_mlp(
-            (z[train], r[train]), (z[held_out], r[held_out]), settings, seed=int(rng.randint(2**31 - 1))
-        )
+        data = LayerData(z[train], r[train], z[held_out], r[held_out])
+        self.probe_ = fit_mlp(data, settings, seed=int(rng.randint(2**31 - 1)))
         return self
 
     def predict(self, X: Any) -> Float[np.ndarray, " row"]:  # noqa: N803

@@ -45,6 +45,8 @@ class Evidence:
     distance: Float[np.ndarray, " question"]
     """0 where the question is no further than a typical training question, 1 where it is far, in between by log shift."""
     options: Options
+    targets: Float[np.ndarray, " row"] | None = None
+    """Of labelled questions with soft answers: the share of each option."""
 
 
 def evidence_of(

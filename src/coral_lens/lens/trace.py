@@ -186,10 +186,12 @@ class Trace:
     simulated: tuple[SimulatedShift, ...] = ()
     """What its tempering was learned on; empty where it is not tempered."""
     learning_curve: LearningCurve | None = None
+    own_layers: bool = False
+    """Of a network: whether `layers` are trials of its own; earlier versions tried the lens there that screened for it."""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as a record; what there is nothing of is left out."""
-        record = {
+        record: dict[str, Any] = {
             "criterion": self.criterion,
             "rule": self.rule,
             "chosen": self.chosen.to_json(),
@@ -203,6 +205,8 @@ class Trace:
             record["simulated"] = [asdict(part) for part in self.simulated]
         if self.learning_curve:
             record["learning_curve"] = self.learning_curve.to_json()
+        if self.own_layers:
+            record["own_layers"] = True
         return record
 
     @staticmethod
@@ -222,6 +226,7 @@ class Trace:
             },
             simulated=tuple(SimulatedShift(**part) for part in record.get("simulated", ())),
             learning_curve=LearningCurve.from_json(curve) if curve else None,
+            own_layers=record.get("own_layers", False),
         )
 
 
@@ -253,11 +258,14 @@ class Training:
     """Versions of the packages that can change a result."""
     overrides: tuple[str, ...] = ()
     """Models that it was used on in spite of other fingerprints."""
+    shots: int = 0
+    """Worked examples before each of the user's own questions."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as a record; without overrides, it has no such entry."""
+        """Return it as a record; without overrides and worked examples, it has no such entries."""
         record = {field.name: getattr(self, field.name) for field in fields(self)}
-        return drop_entries(record, "overrides") | ({"overrides": list(self.overrides)} if self.overrides else {})
+        others = {"overrides": list(self.overrides), "shots": self.shots}
+        return drop_entries(record, *others) | {name: value for name, value in others.items() if value}
 
     @staticmethod
     def from_json(record: Mapping[str, Any]) -> Training:

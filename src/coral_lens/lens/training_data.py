@@ -30,6 +30,10 @@ class Sample:
     r: Float[np.ndarray, " row"]
     options: Options
     answers: Int[np.ndarray, " question"]
+    targets: Float[np.ndarray, " row"] | None = None
+    """The share of each option where answers are soft; None: all of it is on the answer."""
+    device: str = "cpu"
+    """Where a network is trained on it."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,8 @@ class TrainingData:
     layer: Callable[[int], Float[np.ndarray, "row width"]]
     rounds: tuple[Bool[np.ndarray, " question"], ...]
     """Which questions validate in each round; the others train. One round is the paper's single split."""
+    device: str = "cpu"
+    """Where networks are trained."""
 
     @property
     def options(self) -> Options:
@@ -73,7 +79,9 @@ class TrainingData:
         z = allocate(len(rows), features.shape[1])
         for place, chunk in iter_rows(features, rows):
             by(chunk, out=z[place])
-        return Sample(z, self.p[rows], self.r[rows], self.options.take(mask), self.table.answers[mask])
+        targets = None if self.table.targets is None else self.table.targets[rows]
+        answers = self.table.answers[mask]
+        return Sample(z, self.p[rows], self.r[rows], self.options.take(mask), answers, targets, self.device)
 
     def standardiser(
         self, features: Float[np.ndarray, "row feature"], mask: Bool[np.ndarray, " question"]
@@ -99,7 +107,21 @@ class TrainingData:
             answers=self.table.answers[mask],
             offsets=self.options.take(mask).edges,
             probs=probs[self.options.rows(mask)],
+            targets=None if self.table.targets is None else self.table.targets[self.options.rows(mask)],
         )
+
+
+def usable_device(name: str | None) -> str:
+    """Return where networks are trained: on the device asked for, by default on the GPU if there is one."""
+    import torch
+
+    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError, ImportError) as error:  # torch without CUDA asserts
+        reason = str(error).partition("\n")[0]
+        raise CoralError(f"--device {name} cannot be used here ({reason}); take cpu, or leave it out.") from None
+    return name
 
 
 def fold_masks(questions: Sequence[Question], n_folds: int, *, seed: int) -> tuple[Bool[np.ndarray, " question"], ...]:

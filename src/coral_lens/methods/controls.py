@@ -22,8 +22,8 @@ from coral_lens.engine.model import untrained_copy
 from coral_lens.lens.features import rank_features
 from coral_lens.lens.rules import base_probs
 from coral_lens.lens.settings import FitSettings
-from coral_lens.methods.interface import FitContext, Method, Predict, QuestionSet, refuse_unknown, validated
-from coral_lens.methods.lens import LENS_OPTIONS, fit_lens
+from coral_lens.methods.interface import FitContext, Method, Predict, QuestionSet, refuse_unknown
+from coral_lens.methods.lens import LENS_OPTIONS, fit_lens, lens_settings
 from coral_lens.records import OptionTable, Predictions, Question, Scored
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def base_only(context: FitContext) -> Disguise:
 def read_control(entry: MethodEntry) -> FitSettings:
     """Return the settings of the lens that is put to the test, `lens` among them."""
     refuse_unknown(entry, ("lens", *LENS_OPTIONS))
-    return validated(FitSettings, entry, entry.options)
+    return lens_settings(entry, entry.options)
 
 
 def fit_disguised(context: FitContext, settings: FitSettings, disguise_of: Callable[[FitContext], Disguise]) -> Predict:

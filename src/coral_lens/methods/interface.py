@@ -67,6 +67,8 @@ class FitContext:
     folder: Path
     """The folder of this method alone; an interrupted study finds again what it keeps there."""
     bar: Bar = silent
+    device: str = "cpu"
+    """Where networks are trained."""
 
     @cached_property
     def data(self) -> TrainingData:

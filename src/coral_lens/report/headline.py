@@ -42,7 +42,10 @@ TRUST = {
     "not clear": "is not clearly better or worse than before",
 }
 """What is said of its confidence, by what Brier score and ECE did on average."""
-PAPERS = "the paper's correction (CORAL)"
+PAPERS = {
+    "coral": "the paper's correction (CORAL)",
+    "coral ridge": "the paper's correction with a ridge probe in place of its network (CORAL ridge)",
+}
 """What a sentence calls the method of the paper, whose row is only its name."""
 MOST_NAMED = 4
 """More tasks than this are counted instead of named."""
@@ -185,7 +188,7 @@ def zero_sentences(table: ResultsTable) -> list[str]:
 
 def in_words(method: str, table: ResultsTable) -> str:
     """Return what a method is for a reader who has seen no table yet; of a control, that it is one."""
-    name = PAPERS if method == "coral" else f"“{method_name(method)}”"
+    name = PAPERS.get(method, f"“{method_name(method)}”")
     is_control = method in CONTROLS and method != table.subject and table.subject in table.methods
     return f"{name}, here a control beside “{method_name(table.subject)}”," if is_control else name
 

@@ -26,7 +26,7 @@ TASKS = {
     "winogrande": "WinoGrande",
 }
 """Well-known tasks under the names that their papers gave them."""
-METHODS = {"coral": "CORAL"}
+METHODS = {"coral": "CORAL", "coral ridge": "CORAL ridge"}
 """Methods whose name is written in another way than in files."""
 _FILE = re.compile(r".*[/\\]([^/\\]+)$")
 _HELD_OUT = re.compile(r"(.+) held out of .+")

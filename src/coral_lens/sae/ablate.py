@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -351,9 +352,16 @@ def ablate_features(
     return result
 
 
+def in_turns(*rankings: Sequence[int]) -> list[int]:
+    """Return what stands in rankings, each once: the first of each, then the second of each, and so on."""
+    turns = (place for rank in zip_longest(*rankings) for place in rank if place is not None)
+    return list(dict.fromkeys(turns))
+
+
 def draw_features(selection: FeatureSelection, plan: AblationPlan) -> tuple[list[int], list[int]]:
     """Return the features to ablate, and random ones beside them."""
-    chosen = selection.chosen[plan.by][: plan.features]
+    ranked = in_turns(*selection.chosen.values()) if plan.by == "both" else selection.chosen[plan.by]
+    chosen = ranked[: plan.features]
     pool = np.setdiff1d(selection.alive(), chosen)
     n = min(plan.random, len(pool))
     random = np.sort(np.random.default_rng(plan.seed).choice(pool, n, replace=False)) if n else pool[:0]

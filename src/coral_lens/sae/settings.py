@@ -122,8 +122,8 @@ class Selecting(Settings):
 class AblationPlan(Settings):
     """Which features are ablated, and how."""
 
-    by: Literal["correlation", "impact"] = "correlation"
-    """Criterion whose selected features are ablated."""
+    by: Literal["correlation", "impact", "both"] = "correlation"
+    """Criterion whose selected features are ablated; `both` takes the best of each in turns."""
     features: Count = 300
     """So many of the selected features, the best first."""
     random: CountOrZero = 100

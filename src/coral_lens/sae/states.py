@@ -93,7 +93,7 @@ def iter_states(
     tap = Tap(Site("residual", layer), where)
     prefixes = PrefixCaches(model, [tap])
     for planned in plan.batches:
-        batch = lay_out(prompts, planned, packing=plan.packing, joined=model.attends_in_blocks)
+        batch = lay_out(prompts, planned, packing=plan.packing, joined=model.joins_rows)
         with torch.inference_mode(), suppress(LayerReached):
             run_batch(model, batch, edits=[tap], prefixes=prefixes)
         states = tap.take()

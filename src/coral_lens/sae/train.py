@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,6 +64,10 @@ class SaeWeights:
         """Return everything that a checkpoint keeps."""
         return {**self.parameters(), **self.moments, "silent": self.silent}
 
+    def to(self, device: str) -> SaeWeights:
+        """Return the same on a device."""
+        return SaeWeights.from_tensors({name: tensor.to(device) for name, tensor in self.tensors().items()})
+
     @staticmethod
     def from_tensors(tensors: Mapping[str, Tensor]) -> SaeWeights:
         moments = {n: t for n, t in tensors.items() if n[:2] in ("m.", "v.")}
@@ -94,7 +98,7 @@ def loss_of(
     codes = codes_of(weights, z, k=k)
     errors = (torch.addmm(weights.b_dec, codes, weights.w_dec) - z).square().sum(dim=1)
     # codes are never negative, so |f_j| is f_j
-    sparsity = (codes @ weights.w_dec.norm(dim=1)).mean() if penalty else torch.zeros(())
+    sparsity = (codes @ weights.w_dec.norm(dim=1)).mean() if penalty else errors.new_zeros(())
     return errors.mean() + penalty * sparsity, codes, errors
 
 
@@ -144,8 +148,8 @@ def resample(
     if not len(dead) or not bool(alive.any()):
         return 0
     rng = torch.Generator().manual_seed(settings.seed * 1_000_003 + step)
-    drawn = torch.multinomial(errors.double().square() + 1e-12, len(dead), replacement=True, generator=rng)
-    directions = z[drawn] - weights.b_dec
+    drawn = torch.multinomial(errors.cpu().double().square() + 1e-12, len(dead), replacement=True, generator=rng)
+    directions = z[drawn.to(z.device)] - weights.b_dec
     directions = directions / directions.norm(dim=1, keepdim=True).clamp_min(1e-6)
     weights.w_dec[dead] = directions * weights.w_dec[alive].norm(dim=1).mean()
     weights.w_enc[:, dead] = (directions * 0.2 * weights.w_enc[:, alive].norm(dim=0).mean()).T
@@ -234,7 +238,7 @@ class TrainingPlan:
     def identity(self) -> dict[str, Any]:
         """What a checkpoint depends on."""
         manifest = {k: v for k, v in self.states.manifest.items() if k not in ("threads", "versions")}
-        settings = json.loads(json.dumps(asdict(self.settings)))
+        settings = json.loads(json.dumps(self.settings.record()))
         return {"settings": settings, "states": digest(manifest), "threads": torch.get_num_threads()}
 
 
@@ -251,6 +255,18 @@ def refuse_too_large(width: int, settings: TrainingSettings) -> None:
         )
 
 
+@dataclass(frozen=True)
+class SaeWork:
+    """Where autoencoders are trained, and how far that is."""
+
+    device: str = "cpu"
+    bar: Bar = silent
+
+
+AT_ONCE = SaeWork()
+"""On the CPU, and nothing is shown."""
+
+
 def plan_training(source: StateSource, settings: TrainingSettings) -> TrainingPlan:
     """Measure the states and put them into an order; refuse more active features than there are."""
     ordinary = OrdinaryStates.of(source, settings.massive)
@@ -264,13 +280,13 @@ def plan_training(source: StateSource, settings: TrainingSettings) -> TrainingPl
 
 
 def train(
-    source: StateSource, folder: Path, settings: TrainingSettings, *, layer: int, bar: Bar = silent
+    source: StateSource, folder: Path, settings: TrainingSettings, *, layer: int, work: SaeWork = AT_ONCE
 ) -> dict[int, Autoencoder]:
     """Train one autoencoder per expansion, from the last checkpoint in `folder` on, and save them as FOLDER/4x and so on."""
     refuse_other_folder(folder, settings)
     plan = plan_training(source, settings)
     with locked(folder / "checkpoint"):
-        weights = train_steps(plan, Checkpoints(folder / "checkpoint", plan.identity), bar=bar)
+        weights = train_steps(plan, Checkpoints(folder / "checkpoint", plan.identity), work)
         saes = {expansion: autoencoder_of(plan, expansion, w, layer=layer) for expansion, w in weights.items()}
         for expansion, sae in saes.items():
             sae.save(folder / f"{expansion}x")
@@ -286,22 +302,23 @@ def refuse_other_folder(folder: Path, settings: TrainingSettings) -> None:
         refuse_folder(place, "autoencoder of ours", is_ours=is_own(place))
 
 
-def train_steps(plan: TrainingPlan, checkpoints: Checkpoints, *, bar: Bar = silent) -> dict[int, SaeWeights]:
-    """Take all steps that are left after the last checkpoint, and return the weights of each expansion."""
+def train_steps(plan: TrainingPlan, checkpoints: Checkpoints, work: SaeWork = AT_ONCE) -> dict[int, SaeWeights]:
+    """Take all steps that are left after the last checkpoint, and return the weights of each expansion, on the CPU."""
     settings, n_steps, width = plan.settings, plan.n_steps, len(plan.statistics.mean)
     start, weights = checkpoints.latest()
     if not weights:
         weights = {e: first_weights(width, e * width, seed=settings.seed + e) for e in settings.expansions}
-    with bar("training", n_steps, "steps") as advance, thread_count(checkpoints.threads):
+    weights = {e: of_expansion.to(work.device) for e, of_expansion in weights.items()}
+    with work.bar("training", n_steps, "steps") as advance, thread_count(checkpoints.threads):
         advance(start)
         for step, states in enumerate(plan.batches.iterate(start=start), start):
-            z = plan.statistics(states)
+            z = plan.statistics(states).to(work.device)
             for of_expansion in weights.values():
                 train_step(of_expansion, z, settings, at=(step, n_steps))
             if (step + 1) % settings.checkpoint == 0 or step + 1 == n_steps:
                 checkpoints.write(step + 1, weights)
             advance(1)
-    return weights
+    return {e: of_expansion.to("cpu") for e, of_expansion in weights.items()}
 
 
 def autoencoder_of(plan: TrainingPlan, expansion: int, weights: SaeWeights, *, layer: int) -> Autoencoder:
@@ -355,7 +372,7 @@ class Checkpoints:
         """Write the files of a step, then the record, then remove the files of the step before."""
         files = {}
         for expansion, of_expansion in weights.items():
-            raw = save_tensors({n: t.contiguous() for n, t in of_expansion.tensors().items()})
+            raw = save_tensors({n: t.cpu().contiguous() for n, t in of_expansion.tensors().items()})
             files[str(expansion)] = [f"{step}-{expansion}x.safetensors", digest_bytes(raw)]
             write_atomic(self.folder / files[str(expansion)][0], raw)
         self._record = {**self.about, "threads": self.threads, "step": step, "files": files}
@@ -388,7 +405,8 @@ def train_on_tokens(
     refuse_other_folder(folder, training.settings)
     refuse_too_large(model.width, training.settings)
     store = collect(model, questions, folder / "tokens", sampling, bar=bar)
-    saes = train(store, folder, training.settings, layer=sampling.layer, bar=bar)
+    work = SaeWork(str(model.device), bar)
+    saes = train(store, folder, training.settings, layer=sampling.layer, work=work)
     held_out = held_out_questions(model, questions, store, sampling)
     if not held_out:
         return measure_quality(saes, store, folder)
@@ -400,11 +418,11 @@ def train_on_tokens(
 
 
 def train_on_store(
-    scored: Scored, folder: Path, settings: TrainingSettings, *, layer: int, bar: Bar = silent
+    scored: Scored, folder: Path, settings: TrainingSettings, *, layer: int, work: SaeWork = AT_ONCE
 ) -> dict[str, Any]:
     """Train on the pooled answer states of a store at a layer; no model runs, so no patched loss is measured."""
     source = PooledStates(scored, layer, seed=settings.seed)
-    return measure_quality(train(source, folder, settings, layer=layer, bar=bar), source, folder)
+    return measure_quality(train(source, folder, settings, layer=layer, work=work), source, folder)
 
 
 def held_out_questions(

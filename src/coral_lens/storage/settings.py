@@ -19,7 +19,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import Field, dataclass, fields, is_dataclass
+from dataclasses import Field, asdict, dataclass, fields, is_dataclass
 from functools import cache
 from itertools import pairwise
 from types import UnionType
@@ -128,11 +128,32 @@ NO_OPTION = Option(None)
 """Marks a field that no command offers."""
 
 
+@dataclass(frozen=True)
+class Later:
+    """Marks a field that records leave out while it has its default: what was saved before it existed then stays the same."""
+
+
+LATER = Later()
+
+
 class Settings:
     """What classes of settings inherit: a value that a field may not have is refused when they are made."""
 
     def __post_init__(self) -> None:
         refuse_wrong(type(self), {f.name: getattr(self, f.name) for f in settings_fields(type(self))})
+
+    def record(self) -> dict[str, Any]:
+        """Return the settings as they are kept and compared: all but later fields at their defaults, inner settings likewise."""
+        kind = type(self)
+        known = [f.name for f in settings_fields(kind) if LATER in marks_of(kind, f.name) and is_default(self, f)]
+        values = {name: value for name, value in asdict(self).items() if name not in known}  # type: ignore[call-overload]
+        inner = {name: getattr(self, name) for name in values}
+        return values | {name: value.record() for name, value in inner.items() if isinstance(value, Settings)}
+
+
+def is_default(settings: Settings, field: Field[Any]) -> bool:
+    """Whether a field has its default."""
+    return bool(getattr(settings, field.name) == field.default)
 
 
 def refuse_wrong(settings: type, values: dict[str, Any]) -> None:
@@ -153,10 +174,15 @@ def hints_of(settings: type) -> dict[str, Any]:
     return get_type_hints(settings, include_extras=True)
 
 
+def marks_of(settings: type, field: str) -> tuple[Any, ...]:
+    """Return the marks in a field's type."""
+    hint = hints_of(settings)[field]
+    return get_args(hint)[1:] if get_origin(hint) is Annotated else ()
+
+
 def option_of(settings: type, field: str) -> Option:
     """Return how a field is written on the command line."""
-    marks = get_args(hints_of(settings)[field])[1:] if get_origin(hints_of(settings)[field]) is Annotated else ()
-    return next((mark for mark in marks if isinstance(mark, Option)), Option())
+    return next((mark for mark in marks_of(settings, field) if isinstance(mark, Option)), Option())
 
 
 def name_of(settings: type, field: str) -> str:
@@ -213,6 +239,22 @@ def parse_layers(text: str, option: str = "--layers") -> tuple[int, ...]:
 def parse_names(text: str, _: str = "") -> tuple[str, ...]:
     """Return the names of `centred, rank`."""
     return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+def parse_numbers(text: str, option: str) -> tuple[float, ...]:
+    """Return the numbers of `0.1, 1, 45`."""
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise CoralError(f"{option} must look like 0.1 or 0.1,1,45. Got {text!r} instead.") from None
+
+
+def parse_counts(text: str, option: str) -> tuple[int, ...]:
+    """Return the whole numbers of `256, 128`."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise CoralError(f"{option} must look like 256 or 256,128. Got {text!r} instead.") from None
 
 
 Layers = Annotated[tuple[int, ...] | None, Option(read=parse_layers)]

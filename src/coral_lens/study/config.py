@@ -37,7 +37,7 @@ class Source(StudyPart):
     """Questions of one split of a task, asked in one way."""
 
     task: str = Field(min_length=1)
-    """Name of a task, a group or a tag, or a .jsonl, .csv or .tsv file of questions."""
+    """Name of a task, a group or a tag, or a file of questions."""
     split: str = ""
     """The split, which must be named; a file has none."""
     n: int | None = Field(default=None, ge=1)
@@ -60,6 +60,8 @@ class Mixture(StudyPart):
     """Share of all questions, by whole groups, that chooses setting, layer and gamma."""
     held_out: float = Field(default=0.0, ge=0.0, lt=1.0)
     """Share of all questions, by whole groups and the same of every task, that is kept for a test with `rest`."""
+    stratified: bool = True
+    """Whether every task has the same shares, rounded up in each; otherwise all questions are divided as one."""
 
     @model_validator(mode="after")
     def _leaves_something(self) -> Mixture:
@@ -88,6 +90,8 @@ class Test(StudyPart):
     shots: int | None = Field(default=None, ge=0)
     rest: str = ""
     """Name of the mixture whose held-out questions are tested, one test set for each of its sources."""
+    apart: bool = False
+    """Whether it stands in tables and never in a mean: a task beside those that are summed up."""
     adapt: str = ""
     """Split of the same task on which a method may adapt to it, if it has a form that does; a row of its own shows that form."""
 

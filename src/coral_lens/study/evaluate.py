@@ -16,6 +16,7 @@ import numpy as np
 
 from coral_lens.data.leaks import ARTICLE, REPEATED, SHOWN, Guard, Leaks
 from coral_lens.data.settings import Style
+from coral_lens.data.wording import asked_as
 from coral_lens.engine.extract import Extraction, score_questions
 from coral_lens.errors import CoralError
 from coral_lens.lens.artefact import Lens
@@ -51,7 +52,8 @@ def evaluate(
     `bar=False` shows nothing.
     """
     panel = LensPanel((lens,) if isinstance(lens, Lens) else tuple(lens))
-    sets = questions if isinstance(questions, Mapping) else {label_of(questions): questions}
+    given = questions if isinstance(questions, Mapping) else {label_of(questions): questions}
+    sets = {name: asked_as(test, panel.style) for name, test in given.items()}
     for one in panel.lenses:
         one.check(model, [q for test in sets.values() for q in test])
     guards = panel.guard if guard is None else panel.guard + guard
@@ -191,8 +193,9 @@ class LensPanel:
 
     def layers_to_look_at(self, questions: Sequence[Question]) -> tuple[int, ...]:
         """Return the layers whose probes a lens kept; none where the states of so many questions would fill the disk."""
-        view = self.lenses[self.looked].view
-        if view is None:
+        lens = self.lenses[self.looked]
+        view = lens.view
+        if view is None or not view.is_of(lens.correction):
             return ()
         size = 2 * view.n_weights * sum(len(q.options) for q in questions)
         return view.layers if size <= VIEW_BYTES else ()

@@ -15,8 +15,9 @@ from operator import or_
 from pathlib import Path
 
 from coral_lens.data.leaks import Guard, guard_of, guard_of_shown
-from coral_lens.data.questions import is_file, load_questions
+from coral_lens.data.questions import load_questions
 from coral_lens.data.settings import ChatTemplate, TaskOptions
+from coral_lens.data.sources import is_file
 from coral_lens.data.splits import sample, split_mask
 from coral_lens.data.tasks import Definition, definitions, shot_splits
 from coral_lens.errors import CoralError
@@ -65,6 +66,8 @@ class TestPlan:
     """Questions that are also worked examples in some prompt of the study."""
     adapt: Selection | None = None
     """What methods may adapt on; no test set holds any of it."""
+    apart: bool = False
+    """Whether it is left out of means."""
 
     @property
     def n_questions(self) -> int:
@@ -93,7 +96,8 @@ def plan_study(study: Study, load: Load) -> Plan:
     kept = tuple(without_shown(name, part, load, shown) for name, part in tests)
     guards = {name: guard_of(selected(part, load)) for name, part in tests}
     adapted = {named(t, t.source.label): adaptation(t.adaptation, load, guards) for t in study.test if t.adaptation}
-    kept = tuple(replace(t, adapt=adapted.get(t.name)) for t in kept)
+    apart = {named(t, t.source.label) for t in study.test if t.task and t.apart}
+    kept = tuple(replace(t, adapt=adapted.get(t.name), apart=t.name in apart) for t in kept)
     guards |= {f"guard {s.label}": guard_of(load(s)) for s in study.guard}
     mixtures = tuple(mixture_plan(m, load, held_out[m.name], guards) for m in study.mixture)
     return Plan(mixtures, kept)
@@ -251,7 +255,7 @@ def held_out_ids(mixture: Mixture, load: Load, *, seed: int) -> frozenset[str]:
         raise CoralError(f"Mixture {mixture.name!r} holds the question {twice!r} twice; make ids and sources unique.")
     if not mixture.held_out:
         return frozenset()
-    mask = split_mask(questions, fraction=mixture.held_out, seed=seed)
+    mask = split_mask(questions, fraction=mixture.held_out, seed=seed, stratified=mixture.stratified)
     return ids_of(q for q, out in zip(questions, mask, strict=True) if out)
 
 

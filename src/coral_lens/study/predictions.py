@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, is_dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ from coral_lens.methods.lens import OF_THE_STUDY
 from coral_lens.methods.registry import METHODS
 from coral_lens.records import Predictions, predictions_of
 from coral_lens.storage.files import canonical, digest, file_name, kept_record, sealed, write_atomic
+from coral_lens.storage.settings import Settings
 from coral_lens.study.costs import CostRecord
 
 if TYPE_CHECKING:
@@ -71,7 +72,7 @@ def described(entry: MethodEntry, settings: Any) -> dict[str, Any]:
 
 def plain(settings: Any) -> Any:
     """Return settings as JSON would read them back."""
-    return json.loads(json.dumps(asdict(settings) if is_dataclass(settings) else settings))  # type: ignore[arg-type]
+    return json.loads(json.dumps(settings.record() if isinstance(settings, Settings) else settings))
 
 
 def read_rows(path: Path, key: str, test: QuestionSet) -> dict[str, Predictions] | None:

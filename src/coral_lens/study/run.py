@@ -22,6 +22,7 @@ from coral_lens.errors import need
 from coral_lens.lens.fit import check_questions
 from coral_lens.lens.rules import base_probs
 from coral_lens.lens.settings import FitSettings
+from coral_lens.lens.training_data import usable_device
 from coral_lens.methods.entry import MethodEntry
 from coral_lens.methods.interface import NOTES, FitContext, QuestionSet
 from coral_lens.methods.registry import CONTROLS, METHODS, ZERO_SHOT, read_method
@@ -78,6 +79,7 @@ class Prepared:
                     "shots": t.part.source.shots,
                     "n_left_out": t.n_left_out,
                     **({"adapted on": f"{len(t.adapt.ids)} of {t.adapt.source.label}"} if t.adapt else {}),
+                    **({"apart": True} if t.apart else {}),
                 }
                 for t in self.plan.tests
             },
@@ -127,13 +129,23 @@ def run_study(
     return tuple(load_run(folders.runs_of(name) / mixture) for name in wanted.models for mixture in mixtures)
 
 
-def run_prepared(prepared: Prepared, folders: Folders, *, open_model: OpenModel, bar: Bar = silent) -> Path:
-    """Run a study to its end, from wherever an earlier run was stopped, and write its report; return the page."""
+def run_prepared(
+    prepared: Prepared,
+    folders: Folders,
+    *,
+    open_model: OpenModel,
+    bar: Bar = silent,
+    device: str | None = None,
+) -> Path:
+    """Run a study to its end, from wherever an earlier run was stopped, and write its report; return the page.
+
+    `device` is where networks are trained, by default the GPU if there is one.
+    """
     need("report", by="A study")
     record = prepared.record()
     check_folders(folders, holds="study.json", kind="study")
     claim(folders.out, record)
-    around = Surroundings(folders, open_model, bar)
+    around = Surroundings(folders, open_model, bar, usable_device(device))
     runs = []
     for name in prepared.study.models:
         model_run = StudyRun(prepared, name, around)
@@ -146,12 +158,20 @@ def run_prepared(prepared: Prepared, folders: Folders, *, open_model: OpenModel,
     return write_study(record, runs, folders.out)
 
 
-def run_alone(prepared: Prepared, folders: Folders, *, open_model: OpenModel, bar: Bar = silent) -> Path:
+def run_alone(
+    prepared: Prepared,
+    folders: Folders,
+    *,
+    open_model: OpenModel,
+    bar: Bar = silent,
+    device: str | None = None,
+) -> Path:
     """Run a study of one model and one mixture, and leave its run in the folder for results itself; return that."""
     need("report", by="A study")
     (name,), (plan,) = prepared.study.models, prepared.plan.mixtures
     check_folders(folders, holds="run.json", kind="run")
-    return StudyRun(prepared, name, Surroundings(folders, open_model, bar)).run(plan, folders.out)
+    around = Surroundings(folders, open_model, bar, usable_device(device))
+    return StudyRun(prepared, name, around).run(plan, folders.out)
 
 
 class StudyRun:
@@ -159,6 +179,7 @@ class StudyRun:
 
     def __init__(self, prepared: Prepared, name: str, around: Surroundings) -> None:
         self.prepared, self.study, self.name, self.bar = prepared, prepared.study, name, around.bar
+        self.device = around.device
         self.states = StudyStates(prepared.study, prepared.load, name, around)
 
     def run(self, plan: MixturePlan, folder: Path) -> Path:
@@ -175,6 +196,7 @@ class StudyRun:
                     self._common(plan, seed),
                     method_folder(work, entry, settings) / str(seed),
                     self.bar,
+                    self.device,
                 )
                 results.add(method_predictions(context, entry, settings, tests), shown=i == 0)
             if entry.kind == "base":
@@ -190,6 +212,7 @@ class StudyRun:
             style=self.states.style,
             layers=self.study.layers,
             validation=plan.mixture.validation_of_rest,
+            stratified=plan.mixture.stratified,
             seed=seed,
         )
 

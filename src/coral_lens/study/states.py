@@ -50,6 +50,8 @@ class Surroundings:
     folders: Folders
     open_model: OpenModel
     bar: Bar = silent
+    device: str = "cpu"
+    """Where networks are trained."""
 
 
 class StudyStates:

@@ -1,10 +1,14 @@
-"""The paper's probe: a network with a tanh output, trained by AdamW and stopped early. One fit; the search is elsewhere."""
+"""The paper's probe: a network with a tanh output, trained by AdamW and stopped early. One fit; the search is elsewhere.
+
+A network is trained where its data says (`LayerData.device`), by the same code on every device: randomness is drawn on the
+CPU, so a GPU sees the same order, the same masks and the same first weights. A probe that is returned lies on the CPU.
+"""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -15,10 +19,8 @@ from torch import Tensor, nn
 
 from coral_lens.errors import CoralError
 from coral_lens.lens.probes.standardise import column_means, iter_rows, r_squared, refuse_residuals
+from coral_lens.lens.settings import HIDDEN
 from coral_lens.storage.arrays import release
-
-HIDDEN = (1024, 512, 256, 128)
-"""The paper's four hidden layers."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,8 @@ class Dropout(nn.Dropout):
         if not self.training or self.p == 0.0:
             return h
         draws = self.rng.integers(0, 2**16, size=tuple(h.shape), dtype=np.uint16)
-        return h * torch.from_numpy(draws >= round(self.p * 2**16)) * (1.0 / (1.0 - self.p))
+        kept = torch.from_numpy(draws >= round(self.p * 2**16)).to(h.device)
+        return h * kept * (1.0 / (1.0 - self.p))
 
 
 def build_mlp(width: int, hidden: Sequence[int], *, dropout: float) -> nn.Sequential:
@@ -119,10 +122,23 @@ def mlp_loss(r: Float[Tensor, " row"], r_hat: Float[Tensor, " row"], *, output_p
 
 @torch.inference_mode()
 def outputs(network: nn.Sequential, z: Float[np.ndarray, "row width"]) -> Float[Tensor, " row"]:
-    """Return what a network makes of states, without dropout."""
+    """Return what a network makes of states, without dropout, on the CPU wherever the network is."""
     network.eval()
-    predicted = [network(torch.from_numpy(chunk.astype(np.float32)))[:, 0] for _, chunk in iter_rows(z)]
+    place = device_of(network)
+    predicted = [network(torch.from_numpy(chunk.astype(np.float32)).to(place))[:, 0].cpu() for _, chunk in iter_rows(z)]
     return torch.cat([torch.zeros(0), *predicted])
+
+
+def device_of(network: nn.Module) -> torch.device:
+    """Return where a network's weights are."""
+    return next(network.parameters()).device
+
+
+def adamw(parameters: Iterable[Tensor], settings: MlpSettings, device: torch.device) -> torch.optim.AdamW:
+    """Return the optimiser of a network, in one kernel where there is one."""
+    return torch.optim.AdamW(
+        parameters, lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=device.type != "meta"
+    )
 
 
 @dataclass(frozen=True)
@@ -133,6 +149,8 @@ class LayerData:
     r: Float[np.ndarray, " train"]
     z_val: Float[np.ndarray, "validation width"]
     r_val: Float[np.ndarray, " validation"]
+    device: str = "cpu"
+    """Where a network is trained on it."""
 
     def __post_init__(self) -> None:
         for z, r in ((self.z, self.r), (self.z_val, self.r_val)):
@@ -147,12 +165,10 @@ class MlpTraining:
     depends on the seed and the epoch's number alone: on no global generator and on no other fit.
     """
 
-    def __init__(self, width: int, settings: MlpSettings, *, seed: int) -> None:
+    def __init__(self, width: int, settings: MlpSettings, *, seed: int, device: str = "cpu") -> None:
         self.settings, self.seed = settings, seed
-        self.network = initial_mlp(width, settings, seed=seed)
-        self.optimiser = torch.optim.AdamW(
-            self.network.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay, fused=True
-        )
+        self.network = initial_mlp(width, settings, seed=seed).to(device)
+        self.optimiser = adamw(self.network.parameters(), settings, torch.device(device))
         self.epochs, self.stale = 0, 0
         self.best_loss, self.r2 = math.inf, -math.inf
         self.best_state = copy.deepcopy(self.network.state_dict())
@@ -196,7 +212,7 @@ class MlpTraining:
 
     def probe(self) -> NetworkProbe:
         """Return the probe with the best validation loss so far."""
-        network = mlp_from(self.best_state, self.settings.hidden)
+        network = mlp_from({name: t.cpu() for name, t in self.best_state.items()}, self.settings.hidden)
         return NetworkProbe(network, tuple(self.settings.hidden))
 
 
@@ -209,6 +225,7 @@ def train_epoch(
 ) -> None:
     """Go once through the rows in random order; a batch is made float32 only when it is used."""
     z, r = data
+    place = device_of(network)
     network.train()
     for module in network:
         if isinstance(module, Dropout):
@@ -216,27 +233,17 @@ def train_epoch(
     order = rng.permutation(len(r))
     for start in range(0, len(r), settings.batch_size):
         rows = order[start : start + settings.batch_size]
-        states, target = (torch.from_numpy(a[rows].astype(np.float32, copy=False)) for a in (z, r))
+        states, target = (torch.from_numpy(a[rows].astype(np.float32, copy=False)).to(place) for a in (z, r))
         release(z)
         optimiser.zero_grad(set_to_none=False)  # the same memory again: 10 % faster on a CPU than new gradients
         mlp_loss(target, network(states)[:, 0], output_penalty=settings.output_penalty).backward()
         optimiser.step()
 
 
-TrainingRows = tuple[Float[np.ndarray, "train width"], Float[np.ndarray, " train"]]
-ValidationRows = tuple[Float[np.ndarray, "validation width"], Float[np.ndarray, " validation"]]
-
-
 def fit_mlp(
-    train: TrainingRows,
-    validation: ValidationRows,
-    settings: MlpSettings,
-    *,
-    seed: int,
-    on_epoch: Callable[[], None] | None = None,
+    data: LayerData, settings: MlpSettings, *, seed: int, on_epoch: Callable[[], None] | None = None
 ) -> NetworkProbe:
     """Train the paper's probe until its validation loss has stopped falling, and return its best state."""
-    data = LayerData(*train, *validation)
-    training = MlpTraining(data.z.shape[1], settings, seed=seed)
+    training = MlpTraining(data.z.shape[1], settings, seed=seed, device=data.device)
     training.advance(data, settings.max_epochs, on_epoch)
     return training.probe()

@@ -19,7 +19,7 @@ from coral_lens.lens.probes.listwise import (
     fit_listwise_mlp,
     fit_listwise_path,
 )
-from coral_lens.lens.probes.mlp import MlpSettings, fit_mlp
+from coral_lens.lens.probes.mlp import LayerData, MlpSettings, fit_mlp
 from coral_lens.lens.probes.ridge import PENALTIES, fit_ridge_folds, fit_ridge_path
 from coral_lens.lens.probes.standardise import FittedProbe
 from coral_lens.lens.rules import RuleName
@@ -46,11 +46,13 @@ class LensKind:
     rule: RuleName
     fit: FitProbes
     settings: Grid
-    """To choose from; a network that has none takes them from the grid of the search (see `search`)."""
+    """To choose from."""
     chosen_by: Literal["r2", "criterion"]
     """What chooses among settings: validation R2 as in the paper, or the criterion that also chooses layer and gamma."""
     inputs: tuple[str, ...] = ()
     """Inputs that it always has."""
+    network: bool = False
+    """Whether its probe is a network. One without settings takes them from a grid and is searched (see `search`)."""
     screened_by: str = ""
     """For a network: the lens of closed form that says which layers are worth training on. Empty: every layer is tried."""
     fit_folds: FitFolds | None = None
@@ -76,13 +78,14 @@ def ridge_folds(
 
 def fit_networks(train: Sample, validation: Sample, settings: Grid, seed: int) -> list[FittedProbe]:
     """Fit the paper's networks one by one."""
-    data = (train.z, train.r), (validation.z, validation.r)
-    return [FittedProbe(fit_mlp(*data, mlp_settings(s), seed=seed)) for s in settings]
+    data = LayerData(train.z, train.r, validation.z, validation.r, train.device)
+    return [FittedProbe(fit_mlp(data, mlp_settings(s), seed=seed)) for s in settings]
 
 
 def fit_listwise(train: Sample, _: Sample, settings: Grid, __: int) -> list[FittedProbe]:
     """Fit linear listwise lenses along the path of weight decays."""
-    return fit_listwise_path(train.z, train.p, train.options, train.answers, [s["weight_decay"] for s in settings])
+    decays = [s["weight_decay"] for s in settings]
+    return fit_listwise_path(train.z, train.p, train.options, train.answers, decays, targets=train.targets)
 
 
 def fit_listwise_networks(train: Sample, validation: Sample, settings: Grid, seed: int) -> list[FittedProbe]:
@@ -96,11 +99,11 @@ CENTRED = ("centred",)
 
 LENSES: dict[str, LensKind] = {
     "ridge": LensKind("residual", fit_ridge, RIDGE, "r2", fit_folds=ridge_folds),
-    "linear": LensKind("residual", fit_networks, (), "r2", screened_by="ridge"),
-    "mlp": LensKind("residual", fit_networks, (), "r2", screened_by="ridge"),
+    "linear": LensKind("residual", fit_networks, (), "r2", network=True),
+    "mlp": LensKind("residual", fit_networks, (), "r2", network=True),
     "listwise": LensKind("listwise", fit_listwise, LISTWISE, "criterion", CENTRED),
     "listwise-mlp": LensKind(
-        "listwise", fit_listwise_networks, LISTWISE_GRID, "criterion", CENTRED, screened_by="listwise"
+        "listwise", fit_listwise_networks, LISTWISE_GRID, "criterion", CENTRED, network=True, screened_by="listwise"
     ),
     "ensemble": LensKind("listwise", fit_listwise, LISTWISE, "criterion", CENTRED, average=5),
 }

@@ -1,64 +1,58 @@
-"""Search layers and settings of the paper's MLP by successive halving: a little training for all, the whole for a few.
+"""Search layers and settings of the paper's network: the whole grid, or a little training for all and the whole for a few.
 
 It knows nothing of where states come from and sees no test question. Trials are trained side by side, each by one thread:
 its bytes then depend neither on the number of cores nor on the other trials, so a trial whose weights were dropped,
 or lost with a killed run, can be trained again to the same bit. Stacking the weights of trials into one batched product was
 measured instead: no faster for the paper's probe, and three times for a linear one, whose whole search takes seconds.
+
+Successive halving compares trials that have had equally many epochs, which is unfair to what starts slowly. Small learning
+rates are behind at first, and under a strong weight decay a network may stand still for ten epochs and then pass all others.
+So trials of every learning rate and decay go on in turns, and of the strongest decay one at each promising layer is trained
+to its end, however far behind it is.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from collections import deque
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, field
-from itertools import groupby, product
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 
 from coral_lens.errors import CoralError
+from coral_lens.lens.probes._search_state import PausedTrials, SearchJournal, Standing, in_turns
+from coral_lens.lens.probes.grid import GRID, decay_of_step
 from coral_lens.lens.probes.mlp import LayerData, MlpSettings, MlpTraining, NetworkProbe
-from coral_lens.storage.files import append_line, canonical, digest, digest_bytes, lines_of, versions, write_atomic
+from coral_lens.storage.files import digest_bytes, versions
 from coral_lens.storage.resumable import locked_file, thread_count
 
-__all__ = ["GRID", "PAPER_GRID", "LayerData", "SearchBudget", "SearchOutcome", "Trial", "planned_epochs", "search_mlp"]
-
-PAPER_GRID = tuple(
-    MlpSettings(weight_decay=decay, output_penalty=penalty, learning_rate=rate, patience=30)
-    for decay, penalty, rate in product(
-        (0.0, 0.1, 1.0, 5.0, 10.0, 25.0, 30.0, 45.0), (0.0, 0.01, 0.1, 0.25, 0.5), (3e-4, 1e-3)
-    )
-)
-"""The weight decays, output penalties and patience of the paper's authors, at their learning rate and a smaller one."""
-GRID = tuple(
-    MlpSettings(weight_decay=decay, output_penalty=penalty, learning_rate=rate)
-    for decay, penalty, rate in product((0.1, 1.0, 10.0, 45.0), (0.0, 0.1, 0.5), (3e-4, 1e-3))
-)
-"""The default: 24 points over the same range. AdamW's decay multiplies the learning rate: 45 at 1e-3 is 4.5 % a step."""
 MOST_SIDE_BY_SIDE = 8
 """Trials that are trained at the same time at most: at 4,096 columns each needs 100 MB."""
+STRONG_DECAY = 0.01
+"""From this share of every weight a step on, a decay counts as strong."""
 
 
 @dataclass(frozen=True)
 class SearchBudget:
     """How much training a search spends, and on how many."""
 
-    rungs: tuple[int, ...] = (1, 3, 8)
+    rungs: tuple[int, ...] = (1, 2)
     """Epochs that trials have had, in all, when the worse of them are dropped. The finalists then train until they stop."""
-    keep: float = 0.2
-    """Share of the trials that go on after each rung; at all but the last, the best of every learning rate in turns: after
-    few epochs a slow one is behind and not yet worse."""
-    finalists: int = 4
+    keep: float = 0.08
+    """Share of the trials that go on after each rung: at all but the last, the best of every learning rate and weight decay in
+    turns. The best of every layer goes on too, up to the last rung."""
+    finalists: int = 2
     """At least so many go on."""
-    memory: int = 512 * 2**20
+    slow_layers: float = 0.6
+    """Share of the layers, the best ones, at which a trial of the strongest weight decay is trained to its end."""
+    memory: int = 2**30
     """Bytes for the weights of paused trials. A survivor that finds no place there is trained again from its seed."""
 
     def __post_init__(self) -> None:
@@ -72,8 +66,16 @@ class SearchBudget:
             )
 
     def survivors(self, n: int) -> int:
-        """Return how many of n trials go on."""
+        """Return how many of n trials go on for what they have reached."""
         return min(n, max(self.finalists, math.ceil(self.keep * n)))
+
+    def slow(self, n_layers: int, *, last: bool) -> int:
+        """Return at how many layers a trial of the strongest decay goes on: at all of them up to the last rung."""
+        return math.ceil(self.slow_layers * n_layers) if last else n_layers
+
+
+BUDGETS = {"halving": SearchBudget(), "grid": SearchBudget(rungs=())}
+"""How each kind of search spends its training; without rungs every trial is trained to its end."""
 
 
 @dataclass(frozen=True)
@@ -86,26 +88,28 @@ class Trial:
     """Epochs it was trained before it stopped or was dropped."""
     r2: float
     """Validation R2 of its best state."""
+    finished: bool
+    """Whether it was trained to its end."""
 
 
 @dataclass(frozen=True)
 class SearchOutcome:
     """The outcome of a search."""
 
-    best: Trial
-    probe: NetworkProbe
+    layers: dict[int, tuple[Trial, NetworkProbe]]
+    """The best trial of each layer, with its probe."""
     trials: tuple[Trial, ...]
     """All of them: the finalists best first, then those that were dropped last, best first, and so on."""
 
+    @property
+    def best(self) -> Trial:
+        """The trial with the best validation R2."""
+        return max((trial for trial, _ in self.layers.values()), key=lambda trial: trial.r2)
 
-@dataclass(frozen=True)
-class Standing:
-    """What a trial had reached at the end of a rung."""
-
-    epochs: int
-    r2: float
-    probe: str = ""
-    """Digest of its saved probe, if it was the best finalist so far."""
+    @property
+    def probe(self) -> NetworkProbe:
+        """The probe of the best trial."""
+        return self.layers[self.best.layer][1]
 
 
 def search_mlp(
@@ -114,49 +118,65 @@ def search_mlp(
     grid: Sequence[MlpSettings] = GRID,
     *,
     seed: int,
-    budget: SearchBudget = SearchBudget(),  # noqa: B008  (frozen)
+    budget: SearchBudget = BUDGETS["halving"],
     journal: Path | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> SearchOutcome:
-    """Find the layer and setting with the best validation R2, and return the trained probe.
+    """Find for each layer the setting with the best validation R2, and return the trained probes.
 
-    `layers` come best first, as ridge ranks them; `data` loads one of them and is called once per rung and layer. With
-    `journal`, a file, a killed search goes on where it was and ends with the same bytes. `progress` is told of epochs;
-    they come to `planned_epochs` in all.
+    `data` loads a layer and is called once per rung and layer. With `journal`, a file, a killed search goes on where it was
+    and ends with the same bytes. `progress` is told of epochs; they come to `planned_epochs` in all.
     """
     if not layers or not grid or len(set(layers)) < len(layers):
         raise CoralError(
             f"A search needs layers, each once, and settings. Got {list(layers)} and {len(grid)} setting(s)."
         )
     search = Search(data, tuple(layers), tuple(grid), seed, budget, progress or (lambda n: None))
-    workers = min(torch.get_num_threads(), MOST_SIDE_BY_SIDE)
-    with locked_file(journal) if journal else nullcontext(), thread_count(1), ThreadPoolExecutor(workers) as pool:
+    with (
+        locked_file(journal) if journal else nullcontext(),
+        thread_count(1),
+        ThreadPoolExecutor(search.workers) as pool,
+    ):
         search.journal = SearchJournal(journal, search.identity()) if journal else None
         alive = list(range(len(layers) * len(grid)))
         for rung in range(len(budget.rungs)):
             search.climb(alive, rung, pool)
-            alive = search.survivors(alive, rung)
+            alive = search.going_on({trial: search.standings[rung][trial].r2 for trial in alive}, rung, len(alive))
         search.climb(alive, len(budget.rungs), pool)
-        return search.outcome(alive)
+        return search.outcome()
 
 
-def planned_epochs(n_layers: int, grid: Sequence[MlpSettings], budget: SearchBudget = SearchBudget()) -> int:  # noqa: B008
-    """Return how many epochs a search trains if no trial stops early: the total of its progress.
+def planned_epochs(n_layers: int, grid: Sequence[MlpSettings], budget: SearchBudget = BUDGETS["halving"]) -> int:
+    """Return how many epochs a search trains at most: the total of its progress.
 
     All settings are taken to have the same `max_epochs`.
     """
-    n, trained, total = n_layers * len(grid), 0, 0
+    return sum(n * epochs for n, epochs in planned_rungs(n_layers, grid, budget))
+
+
+def planned_rungs(n_layers: int, grid: Sequence[MlpSettings], budget: SearchBudget) -> list[tuple[int, int]]:
+    """Return for each rung, and for what comes after them, how many trials there are at most, and epochs of each."""
+    n, trained, rungs = n_layers * len(grid), 0, []
     most = max(g.max_epochs for g in grid)
-    for epochs in (*budget.rungs, most):
-        total += n * max(0, min(epochs, most) - trained)
-        n, trained = budget.survivors(n), min(epochs, most)
-    return total
+    for i, epochs in enumerate((*budget.rungs, most)):
+        rungs.append((n, max(0, min(epochs, most) - trained)))
+        last = i + 1 >= len(budget.rungs)
+        every_layer = 0 if last else n_layers
+        slow = budget.slow(n_layers, last=last) if strongest_decay(grid) else 0
+        n, trained = min(n, budget.survivors(n) + every_layer + slow), min(epochs, most)
+    return rungs
+
+
+def strongest_decay(grid: Sequence[MlpSettings]) -> float | None:
+    """Return the strongest decay of a step among different ones; None where none is strong enough to start slowly."""
+    decays = {decay_of_step(point) for point in grid}
+    return max(decays) if len(decays) > 1 and max(decays) >= STRONG_DECAY else None
 
 
 @dataclass
 class Search:
-    """The state of a running search. A trial's number is that of its layer, best first, times the grid's size, plus the
-    place of its setting in the grid."""
+    """The state of a running search. A trial's number is that of its layer's place times the grid's size, plus the place of its
+    setting in the grid."""
 
     data: Callable[[int], LayerData]
     layers: tuple[int, ...]
@@ -164,12 +184,13 @@ class Search:
     seed: int
     budget: SearchBudget
     progress: Callable[[int], None]
+    workers: int = field(default_factory=lambda: min(torch.get_num_threads(), MOST_SIDE_BY_SIDE))
     journal: SearchJournal | None = None
     standings: list[dict[int, Standing]] = field(default_factory=list)
     """Per rung, what its trials had reached."""
     paused: PausedTrials | None = None
-    winner: tuple[int, NetworkProbe] | None = None
-    """The best finalist so far, if it was trained in this process."""
+    probes: dict[int, tuple[int, int, NetworkProbe]] = field(default_factory=dict)
+    """By the place of a layer: its best trial so far, the rung and the probe, where no journal keeps it."""
 
     def identity(self) -> dict[str, Any]:
         """Return all that the outcome depends on; a sample stands for the states."""
@@ -184,99 +205,183 @@ class Search:
             "budget": {k: v for k, v in asdict(self.budget).items() if k != "memory"},
             "states": digest_bytes(sample),
             "torch": versions()["torch"],
+            "device": torch.device(first.device).type,
         }
+
+    # ----------------------------------------------------------------------------------------------------- training
 
     def climb(self, alive: Sequence[int], rung: int, pool: ThreadPoolExecutor) -> None:
         """Bring the trials that are left to the end of a rung, layer by layer."""
         done = self.journal.entries.get(rung, {}) if self.journal else {}
         self.standings.append({trial: done[trial] for trial in alive if trial in done})
-        for trial in self.standings[rung]:
-            self.progress(self.planned(trial, rung))
+        most, epochs = planned_rungs(len(self.layers), self.grid, self.budget)[rung]
+        self.progress(epochs * (most - len(alive) + len(self.standings[rung])))
         left = [trial for trial in sorted(alive) if trial not in done]
         before, self.paused = self.paused, self.empty_pause(rung, len(alive))
-        for place, trials in groupby(left, key=lambda trial: trial // len(self.grid)):
-            data = self.data(self.layers[place])
-            refuse_equal(data, self.layers[place])
-            for trial, training in self.train(list(trials), rung, data, before, pool):
+        with closing(self.train(left, rung, before, pool)) as trained:
+            for trial, training in trained:
                 self.note(trial, rung, training)
+                self.progress(epochs)
 
     def train(
-        self, trials: Sequence[int], rung: int, data: LayerData, before: PausedTrials | None, pool: ThreadPoolExecutor
-    ) -> Iterator[tuple[int, MlpTraining]]:
-        """Yield the trials of one layer when they have reached the end of the rung, in order."""
+        self, trials: Sequence[int], rung: int, before: PausedTrials | None, pool: ThreadPoolExecutor
+    ) -> Generator[tuple[int, MlpTraining], None, None]:
+        """Yield trials when they have reached the end of the rung, in order; a few layers are in memory at a time."""
 
-        def run(trial: int) -> MlpTraining:
-            settings = self.grid[trial % len(self.grid)]
-            training = before.pop(trial) if before else None
-            training = training or MlpTraining(data.z.shape[1], settings, seed=self.seed)
+        def run(trial: int, data: LayerData) -> MlpTraining:
+            training = (before.pop(trial) if before else None) or self.begin(trial, data)
             training.advance(data, self.goal(trial, rung))
             return training
 
-        yield from zip(trials, pool.map(run, trials), strict=True)
+        waiting: deque[tuple[int, Future[MlpTraining]]] = deque()
+        try:
+            for place, of_layer in groupby(trials, key=self.place):
+                data = self.data(self.layers[place])
+                refuse_equal(data, self.layers[place])
+                for trial in of_layer:
+                    waiting.append((trial, pool.submit(run, trial, data)))
+                    if len(waiting) > 2 * self.workers:
+                        yield done(waiting.popleft())
+                del data
+            while waiting:
+                yield done(waiting.popleft())
+        finally:
+            for _, future in waiting:
+                future.cancel()
+
+    def begin(self, trial: int, data: LayerData) -> MlpTraining:
+        """Return a trial that has not been trained yet."""
+        return MlpTraining(data.z.shape[1], self.setting(trial), seed=self.seed, device=data.device)
 
     def note(self, trial: int, rung: int, training: MlpTraining) -> None:
-        """Record what a trial has reached, and keep its weights if it may go on."""
+        """Record what a trial has reached, and keep its weights if it may go on, and its probe if it is the layer's best."""
         assert self.paused is not None
-        name = ""
         if rung < len(self.budget.rungs):
             self.paused.put(trial, training)
-        elif all(training.r2 > standing.r2 for standing in self.standings[rung].values()):
-            self.winner = trial, training.probe()
-            name = self.journal.save_probe(self.winner[1]) if self.journal else ""
+        # the best of a layer nearly always goes on after the first of several rungs: its probe is not worth a file yet
+        worth_it = rung > 0 or len(self.budget.rungs) < 2
+        others = [s.r2 for other, (_, s) in self.reached(self.place(trial)).items() if other != trial]
+        best = worth_it and training.r2 > max(others, default=-math.inf)
+        name = self.keep_probe(trial, rung, training.probe()) if best else ""
         standing = Standing(training.epochs, training.r2, name)
         self.standings[rung][trial] = standing
         if self.journal:
             self.journal.add(rung, trial, standing)
-        self.progress(self.planned(trial, rung))
+
+    def keep_probe(self, trial: int, rung: int, probe: NetworkProbe) -> str:
+        """Keep the probe of the layer's best trial in the journal, or in memory where there is none; return its digest."""
+        if self.journal:
+            return self.journal.save_probe(self.place(trial), probe)
+        self.probes[self.place(trial)] = trial, rung, probe
+        return ""
+
+    # --------------------------------------------------------------------------------------------------- numbers
+
+    def place(self, trial: int) -> int:
+        """Return the place of a trial's layer."""
+        return trial // len(self.grid)
+
+    def setting(self, trial: int) -> MlpSettings:
+        """Return the setting of a trial."""
+        return self.grid[trial % len(self.grid)]
 
     def goal(self, trial: int, rung: int) -> int:
         """Return how many epochs a trial may have had at the end of a rung."""
-        most = self.grid[trial % len(self.grid)].max_epochs
+        most = self.setting(trial).max_epochs
         return min(most, self.budget.rungs[rung]) if rung < len(self.budget.rungs) else most
 
-    def planned(self, trial: int, rung: int) -> int:
-        """Return how many epochs of a rung a trial is planned to train."""
-        return self.goal(trial, rung) - (self.goal(trial, rung - 1) if rung else 0)
+    def reached(self, place: int) -> dict[int, tuple[int, Standing]]:
+        """Return the last rung and standing of every trial of a layer."""
+        return {
+            trial: (rung, standing)
+            for rung, standings in enumerate(self.standings)
+            for trial, standing in standings.items()
+            if self.place(trial) == place
+        }
 
-    def ranked(self, trials: Iterable[int], rung: int) -> list[int]:
-        """Return trials by what they had reached at a rung, best first; equal ones keep their order."""
-        return sorted(trials, key=lambda trial: (-self.standings[rung][trial].r2, trial))
+    # ---------------------------------------------------------------------------------------------------- choosing
 
-    def survivors(self, alive: Sequence[int], rung: int) -> list[int]:
-        """Return the trials that go on after a rung."""
-        return in_turns(self.ranked(alive, rung), self.group(rung))[: self.budget.survivors(len(alive))]
+    def going_on(self, r2: Mapping[int, float], rung: int, n: int) -> list[int]:
+        """Return those of n trials that go on after a rung, the most promising first.
 
-    def group(self, rung: int) -> Callable[[int], float]:
-        """Return what trials have in common that are compared at a rung: the learning rate, or at the last rung nothing."""
-        last = rung + 1 >= len(self.budget.rungs)
-        return lambda trial: 0.0 if last else self.grid[trial % len(self.grid)].learning_rate
+        Of some of them it returns all that may go on, whatever the others reach: which layers are best is not known yet.
+        """
+        ranked, last = sorted(r2, key=lambda trial: (-r2[trial], trial)), rung + 1 == len(self.budget.rungs)
+        chosen = in_turns(ranked, nothing if last else self.speed)[: self.budget.survivors(n)]
+        if not last:
+            chosen += first_of_each(ranked, self.place)
+        return list(dict.fromkeys(chosen + self.slow_ones(ranked, last=last and len(ranked) == n)))
+
+    def speed(self, trial: int) -> Hashable:
+        """Return what makes a trial start fast or slowly."""
+        return self.setting(trial).learning_rate, self.setting(trial).weight_decay
+
+    def slow_ones(self, ranked: Sequence[int], *, last: bool) -> list[int]:
+        """Return the best trial of the strongest decay at each of the best layers, or of all."""
+        n_layers, strongest = self.budget.slow(len(self.layers), last=last), strongest_decay(self.grid)
+        best_layers = [self.place(trial) for trial in first_of_each(ranked, self.place)][:n_layers]
+        slow = [trial for trial in ranked if decay_of_step(self.setting(trial)) == strongest]
+        return [trial for trial in first_of_each(slow, self.place) if self.place(trial) in best_layers]
 
     def empty_pause(self, rung: int, n_alive: int) -> PausedTrials:
         """Return an empty place for the trials that may go on after a rung."""
-        return PausedTrials(self.budget.memory, self.budget.survivors(n_alive), self.group(rung))
+        return PausedTrials(self.budget.memory, lambda r2: self.going_on(r2, rung, n_alive))
 
-    def outcome(self, finalists: Sequence[int]) -> SearchOutcome:
-        """Return the outcome, with the probe from memory, from the journal or, if it was lost there, trained again."""
-        last = len(self.standings) - 1
-        best = self.ranked(finalists, last)[0]
-        probe = self.winner[1] if self.winner and self.winner[0] == best else None
-        if probe is None and self.journal:
-            probe = self.journal.load_probe(self.standings[last][best].probe)
-        if probe is None:
-            data = self.data(self.layers[best // len(self.grid)])
-            training = MlpTraining(data.z.shape[1], self.grid[best % len(self.grid)], seed=self.seed)
-            training.advance(data, self.goal(best, last))
-            probe = training.probe()
+    # ----------------------------------------------------------------------------------------------------- outcome
+
+    def outcome(self) -> SearchOutcome:
+        """Return the outcome, with probes from memory, from the journal or, if they were lost there, trained again."""
         order: dict[int, Trial] = {}
-        for rung in range(last, -1, -1):
-            for trial in self.ranked(self.standings[rung], rung):
-                order.setdefault(trial, self.trial(trial, self.standings[rung][trial]))
-        return SearchOutcome(order[best], probe, tuple(order.values()))
+        for rung in range(len(self.standings) - 1, -1, -1):
+            standings = self.standings[rung]
+            for trial in sorted(standings, key=lambda trial: (-standings[trial].r2, trial)):
+                order.setdefault(trial, self.trial(trial, rung))
+        layers = {layer: self.best_of(place) for place, layer in enumerate(self.layers)}
+        return SearchOutcome(layers, tuple(order.values()))
 
-    def trial(self, trial: int, standing: Standing) -> Trial:
-        """Return the record of a trial."""
-        layer, settings = self.layers[trial // len(self.grid)], self.grid[trial % len(self.grid)]
-        return Trial(layer, settings, standing.epochs, standing.r2)
+    def best_of(self, place: int) -> tuple[Trial, NetworkProbe]:
+        """Return the best trial of a layer and its probe; of equal ones the first in the grid."""
+        reached = self.reached(place)
+        trial = min(reached, key=lambda trial: (-reached[trial][1].r2, trial))
+        rung, standing = reached[trial]
+        probe = self.kept_probe(trial, rung, standing)
+        if probe is None:
+            data = self.data(self.layers[place])
+            training = self.begin(trial, data)
+            training.advance(data, self.goal(trial, rung))
+            probe = training.probe()
+        return self.trial(trial, rung), probe
+
+    def kept_probe(self, trial: int, rung: int, standing: Standing) -> NetworkProbe | None:
+        """Return the probe of a trial at a rung; None if it was not kept, or lost."""
+        if self.journal:
+            return self.journal.load_probe(self.place(trial), standing.probe)
+        *known, probe = self.probes.get(self.place(trial), (None, None, None))
+        return probe if known == [trial, rung] else None
+
+    def trial(self, trial: int, rung: int) -> Trial:
+        """Return the record of a trial as it was at the end of a rung."""
+        standing = self.standings[rung][trial]
+        ended = rung == len(self.budget.rungs) or standing.epochs < self.goal(trial, rung)
+        return Trial(self.layers[self.place(trial)], self.setting(trial), standing.epochs, standing.r2, ended)
+
+
+def done(waiting: tuple[int, Future[MlpTraining]]) -> tuple[int, MlpTraining]:
+    """Return a trial once it is trained."""
+    return waiting[0], waiting[1].result()
+
+
+def nothing(_: int) -> Hashable:
+    """Return what all trials have in common."""
+    return None
+
+
+def first_of_each(ranked: Sequence[int], group: Callable[[int], int]) -> list[int]:
+    """Return the first of each group, in their order."""
+    first: dict[int, int] = {}
+    for trial in ranked:
+        first.setdefault(group(trial), trial)
+    return list(first.values())
 
 
 def refuse_equal(data: LayerData, layer: int) -> None:
@@ -287,81 +392,3 @@ def refuse_equal(data: LayerData, layer: int) -> None:
                 f"The {len(r)} residuals of the {name} rows at layer {layer} are all equal, so probes cannot be told "
                 "apart; give more questions."
             )
-
-
-def in_turns(ranked: Sequence[int], group: Callable[[int], float]) -> list[int]:
-    """Return the first of each group, then the second of each, and so on; within a turn the order stays."""
-    counts: Counter[float] = Counter()
-    turns: dict[int, int] = {}
-    for trial in ranked:
-        turns[trial] = counts[group(trial)]
-        counts[group(trial)] += 1
-    return sorted(ranked, key=turns.__getitem__)
-
-
-class PausedTrials:
-    """The best trials of a rung, with weights and optimiser, as many as may go on and find room in memory."""
-
-    def __init__(self, memory: int, most: int, group: Callable[[int], float]) -> None:
-        self.memory, self.most, self.group = memory, most, group
-        self._trainings: dict[int, MlpTraining] = {}
-
-    def put(self, trial: int, training: MlpTraining) -> None:
-        """Keep a trial, at the cost of the worst if there is no room."""
-        self._trainings[trial] = training
-        while len(self._trainings) > self.most or sum(t.n_bytes for t in self._trainings.values()) > self.memory:
-            ranked = sorted(self._trainings, key=lambda trial: (-self._trainings[trial].r2, trial))
-            del self._trainings[in_turns(ranked, self.group)[-1]]
-
-    def pop(self, trial: int) -> MlpTraining | None:
-        """Return a trial to go on with; None if it was not kept."""
-        return self._trainings.pop(trial, None)
-
-
-class SearchJournal:
-    """A file with a line per trial and rung, and beside it the probe of the best finalist so far."""
-
-    def __init__(self, path: Path, identity: dict[str, Any]) -> None:
-        self.path, self.probe_path = path, path.with_suffix(".safetensors")
-        self.entries: dict[int, dict[int, Standing]] = {}
-        head, lines = (canonical({"search": digest(identity)}) + "\n").encode(), lines_of(path)
-        if lines and lines[0].endswith(b"\n") and lines[0] != head:
-            raise CoralError(
-                f"{path} is the journal of another search: other layers, settings, states or versions. Delete it or name "
-                "another file."
-            )
-        complete = [line for line in lines[1:] if self._read(line)]
-        write_atomic(path, head + b"".join(complete))  # without the line that was being written when the run was killed
-
-    def _read(self, line: bytes) -> bool:
-        try:
-            values = json.loads(line if line.endswith(b"\n") else b"")
-            *entry, claimed = (
-                values if len(values) == 6 else (*values, digest(values))
-            )  # earlier versions had no digest
-            if claimed != digest(entry):
-                return False
-            rung, trial, epochs, r2, probe = entry
-            self.entries.setdefault(int(rung), {})[int(trial)] = Standing(int(epochs), float(r2), str(probe))
-        except (ValueError, TypeError):
-            return False
-        return True
-
-    def add(self, rung: int, trial: int, standing: Standing) -> None:
-        """Write a line."""
-        entry = [rung, trial, standing.epochs, standing.r2, standing.probe]
-        append_line(self.path, (canonical([*entry, digest(entry)]) + "\n").encode())
-
-    def save_probe(self, probe: NetworkProbe) -> str:
-        """Write the probe and return its digest."""
-        data = save(probe.tensors())
-        write_atomic(self.probe_path, data)
-        return digest_bytes(data)
-
-    def load_probe(self, wanted: str) -> NetworkProbe | None:
-        """Return the saved probe, or None if it is not the wanted one."""
-        try:
-            data = self.probe_path.read_bytes()
-            return NetworkProbe.from_tensors(load(data)) if digest_bytes(data) == wanted else None
-        except (OSError, SafetensorError):
-            return None

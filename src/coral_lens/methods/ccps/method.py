@@ -13,13 +13,13 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
 from coral_lens.engine.extract import Extraction, Readings
-from coral_lens.errors import CoralError
+from coral_lens.errors import CoralError, nearest
 from coral_lens.lens.probes.standardise import Standardiser, fit_standardiser
 from coral_lens.lens.rules import correct_rows
 from coral_lens.methods.ccps.contrastive import (
@@ -47,7 +47,7 @@ from coral_lens.methods.ccps.perturbation import (
 from coral_lens.methods.interface import FitContext, Method, Predict, QuestionSet, options_of
 from coral_lens.records import Predictions, Question, predictions_of
 from coral_lens.storage.files import digest, digest_bytes, file_name, kept_record, write_atomic, write_record
-from coral_lens.storage.settings import Count, Counts, NotEmpty, Range, Settings
+from coral_lens.storage.settings import LATER, Count, Counts, NotEmpty, Range, Settings
 
 FEWEST_OPTIONS = 10
 """Fewer right or wrong options than this are refused."""
@@ -77,6 +77,9 @@ class CcpsSettings(Settings):
     """Training steps of each of the two networks."""
     tune_embedding: bool = False
     """Whether the classifier's training moves the embedding network too."""
+    train_on: Annotated[tuple[str, ...], LATER] = ()
+    """Tasks of the mixture whose questions it is trained and chosen on; by default all. The paper's table of transfer names
+    CommonsenseQA alone."""
     adapt: bool = False
     """Whether a row ` adapted` is added for tests that say what may be adapted on: there the classifier goes on training for
     as many steps on those questions, while the embedding stays."""
@@ -250,10 +253,27 @@ def n_steps(settings: CcpsSettings) -> int:
 # ---------------------------------------------------------------------------------------------------------- the method
 
 
-def split_options(context: FitContext, features: Float[np.ndarray, "row feature"]) -> SplitOptions:
-    """Divide the options as all methods do, and refuse too few."""
-    table, held_out = context.data.table, context.data.table.options.rows(context.data.is_validation)
-    y = correct_rows(table)
+def trained_on(context: FitContext, settings: CcpsSettings) -> Bool[np.ndarray, " question"]:
+    """Return which questions of the mixture the networks see; a task that it does not have is refused."""
+    tasks = [q.task for q in context.train.states.questions]
+    for task in settings.train_on:
+        if task not in tasks:
+            known = sorted(set(tasks))
+            raise CoralError(
+                f"CCPS is to be trained on {task}, and the mixture has questions of {', '.join(known)} only; name one of them."
+                f"{nearest(task, known)}"
+            )
+    return np.array([not settings.train_on or task in settings.train_on for task in tasks])
+
+
+def split_options(
+    context: FitContext, mask: Bool[np.ndarray, " question"], features: Float[np.ndarray, "row feature"]
+) -> SplitOptions:
+    """Divide the options of the marked questions, whose features are given, as all methods do; refuse too few."""
+    options = context.data.table.options
+    inside = options.rows(mask)
+    held_out = options.rows(context.data.is_validation)[inside]
+    y = correct_rows(context.data.table)[inside]
     right, wrong = int(y[~held_out].sum()), int((1 - y[~held_out]).sum())
     if min(right, wrong) < FEWEST_OPTIONS:
         raise CoralError(
@@ -265,6 +285,7 @@ def split_options(context: FitContext, features: Float[np.ndarray, "row feature"
 
 def load_or_fit_ccps(context: FitContext, settings: CcpsSettings) -> Ccps:
     """Return the networks in the method's folder if they were fitted on the same questions, else fit and keep them."""
+    mask = trained_on(context, settings)
     path, tensors = context.folder / "ccps.json", context.folder / "ccps.safetensors"
     key = digest([context.train.states.manifest, context.common.validation, context.common.seed])
     record, data = kept_record(path), tensors.read_bytes() if tensors.exists() else b""
@@ -272,7 +293,8 @@ def load_or_fit_ccps(context: FitContext, settings: CcpsSettings) -> Ccps:
     if record and data and record.get("key") == key and record.get("tensors", digest_bytes(data)) == digest_bytes(data):
         context.note("chosen", record["chosen"])
         return load_ccps(load_tensors(data), record["chosen"], settings)
-    split = split_options(context, read_features(context, context.train.name, context.train.prompted(), settings))
+    questions = [q for q, inside in zip(context.train.prompted(), mask, strict=True) if inside]
+    split = split_options(context, mask, read_features(context, context.train.name, questions, settings))
     with context.bar("training", n_steps(settings), "steps") as advance:
         trainer = Trainer(split, settings.radii, seed=context.common.seed, on_step=advance)
         chosen = choose_design(trainer, settings)

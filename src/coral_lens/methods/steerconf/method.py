@@ -4,7 +4,8 @@ Reads what the model writes; no state is read or changed. The answer is chosen b
 confidence; its score is the consistency of the answers, their mean confidence, or the confidence weighted by the
 consistency of both (the paper's appendix B.3). The score becomes a distribution: the answer gets the score, but never less
 than an even share, and the other options share the rest evenly. A sample that cannot be read is left out; a question none of
-whose samples can be read gets the even distribution. How often that happens is noted.
+whose samples can be read gets the even distribution. How often that happens is noted. An explanation that was cut before its
+answer may be asked for it in one more step.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ from coral_lens.engine.settings import GenerationSettings
 from coral_lens.lens.settings import Criterion
 from coral_lens.methods.interface import FitContext, Method, Predict, QuestionSet, options_of
 from coral_lens.methods.steerconf.answers import StatedAnswer, read_answer
-from coral_lens.methods.steerconf.prompts import STEERING, option_texts, verbal_prompt
+from coral_lens.methods.steerconf.prompts import ANSWER_LINE, STEERING, option_texts, verbal_prompt
 from coral_lens.methods.steerconf.texts import load_or_generate
 from coral_lens.metrics.scores import METRICS, score
 from coral_lens.ragged import Options
 from coral_lens.records import Predictions, Question, predictions_of
 from coral_lens.storage.files import file_name, write_json
-from coral_lens.storage.settings import Count, Counts, NotEmpty, OneOf, Range, Settings
+from coral_lens.storage.settings import LATER, Count, Counts, NotEmpty, OneOf, Range, Settings
 
 MARGIN = 1e-6
 """By how much the answer's share exceeds an even one at least: it must stay the answer."""
@@ -65,11 +66,19 @@ def weighted_confidence(samples: Sequence[StatedAnswer]) -> float:
     return mean * consistency(samples) * (1.0 - variation / (1.0 + variation))
 
 
+def adjusted_confidence(samples: Sequence[StatedAnswer]) -> float:
+    """Return mean confidence * consistency."""
+    return mean_confidence(samples) * consistency(samples)
+
+
 AGGREGATIONS: dict[str, Callable[[Sequence[StatedAnswer]], float]] = {
     "weighted": weighted_confidence,
     "consistency": consistency,
     "mean": mean_confidence,
+    "adjusted": adjusted_confidence,
 }
+"""The paper tries mean, weighted and `consistency-adjusted`, which it does not define: `consistency` reads it as the consistency
+itself, `adjusted` as the mean confidence times the consistency."""
 
 
 def distribution(samples: Sequence[StatedAnswer], n_options: int, aggregation: str) -> Float[np.ndarray, " option"]:
@@ -109,6 +118,16 @@ class SteerConfSettings(Settings):
     """Tokens of an answer, at most."""
     batch_size: Count = 64
     """Answers that are written at a time."""
+    aggregations: Annotated[tuple[Annotated[str, OneOf(tuple(AGGREGATIONS))], ...], NotEmpty(), LATER] = (
+        "weighted",
+        "consistency",
+        "mean",
+    )
+    """Ways to aggregate that are tried; the first is that of the first stage. `adjusted` is the other reading of the paper's
+    `consistency-adjusted`."""
+    ask_again: Annotated[bool, LATER] = False
+    """Whether an answer that was cut and cannot be read is asked for in one more step: the line before it is written for the
+    model, which goes on from there. The paper does not say what happens to such answers."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +151,8 @@ class Replies:
     samples: list[list[StatedAnswer | None]]
     cut: int
     """Samples that had not ended at the limit of tokens."""
+    asked_again: int = 0
+    """Samples that were cut, could not be read, and were asked for their answer once more."""
 
     def probs(self, sizes: Sequence[int], n: int, aggregation: str) -> Float[np.ndarray, " row"]:
         """Return the distributions from the first n samples of each question."""
@@ -147,6 +168,7 @@ class Replies:
             "samples that could not be read": float(np.mean(unread)),
             "questions without any readable sample": float(np.mean([not any(samples) for samples in first])),
             "samples cut at the limit": self.cut / max(1, sum(len(samples) for samples in self.samples)),
+            **({"samples asked for their answer again": self.asked_again} if self.asked_again else {}),
         }
 
 
@@ -175,7 +197,42 @@ class Interview:
             [read_answer(text.text, option_texts(q)) for text in texts]
             for q, texts in zip(questions, answers, strict=True)
         ]
-        return Replies(samples, sum(not text.finished for texts in answers for text in texts))
+        cut = sum(not text.finished for texts in answers for text in texts)
+        if not self.settings.ask_again:
+            return Replies(samples, cut)
+        return Replies(samples, cut, self.ask_again(questions, Asked(prompts, answers, samples, label), settings))
+
+    def ask_again(self, questions: Sequence[Question], asked: Asked, settings: GenerationSettings) -> int:
+        """Ask for the answers of samples that were cut and cannot be read, put them in their places, and return their number."""
+        places = [
+            (i, j)
+            for i, texts in enumerate(asked.answers)
+            for j, text in enumerate(texts)
+            if not text.finished and asked.samples[i][j] is None
+        ]
+        if not places:
+            return 0
+        begun = [f"{asked.answers[i][j].text.rstrip()}\n{ANSWER_LINE}" for i, j in places]
+        prompts = [f"{asked.prompts[i]}{text}" for (i, _), text in zip(places, begun, strict=True)]
+        once = replace(settings, n_samples=1, max_new_tokens=ANSWER_TOKENS)
+        ended = load_or_generate(self.context, prompts, f"{asked.label}-again", settings=once)
+        for (i, j), text, (more,) in zip(places, begun, ended, strict=True):
+            asked.samples[i][j] = read_answer(f"{text}{more.text}", option_texts(questions[i]))
+        return len(places)
+
+
+ANSWER_TOKENS = 24
+"""Tokens of an answer that is asked for once more: a letter or an option, and a number."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What was asked in one way, and what came of it."""
+
+    prompts: Sequence[str]
+    answers: Sequence[Sequence[Generated]]
+    samples: list[list[StatedAnswer | None]]
+    label: str
 
 
 def choose_interview(interview: Interview, questions: Sequence[Question], judge: Callable[..., float]) -> InterviewPlan:
@@ -201,7 +258,7 @@ def choose_interview(interview: Interview, questions: Sequence[Question], judge:
         return min(judged, key=lambda pair: pair[0])[1]
 
     wordings = list(product(settings.prompts, settings.thinking))
-    most, names = max(settings.samples), list(AGGREGATIONS)
+    most, names = max(settings.samples), settings.aggregations
     if settings.crossed:
         plans = [InterviewPlan(p, t, temp, most, "") for (p, t), temp in product(wordings, settings.temperatures)]
     else:

@@ -17,10 +17,12 @@ from coral_lens.records import Question
 ANSWER_TYPE = "option letter"
 THINKING = "analyze step by step, "
 EXPLANATION = "Explanation: [insert step-by-step analysis here]\n"
+ANSWER_LINE = "Answer and Confidence (0-100):"
 TEMPLATE = (
     "Read the question, {thinking}provide your answer and your confidence in this answer. Note: The confidence indicates how "
-    "likely you think your answer is true.{steering}\nUse the following format to answer:\n```{explanation}Answer and Confidence "
-    "(0-100): [ONLY the {answer_type}], [confidence]%```"
+    "likely you think your answer is true.{steering}\nUse the following format to answer:\n```{explanation}"
+    + ANSWER_LINE
+    + " [ONLY the {answer_type}], [confidence]%```"
 )
 STEERING: dict[str, str] = {
     "vanilla": "",

@@ -123,11 +123,45 @@ def layer_pictures(record: Record) -> list[Picture]:
         legend(axes[0], columns=3)
 
     best = max(rows, key=lambda row: row["r2"]["value"])
+    lens = record.get("lens", "ridge")
+    probe = {"ridge": "a ridge probe", "mlp": "the paper's network", "linear": "a linear network"}[lens]
+    part = (
+        f" ({record['n_tested']:,} tested)"
+        if record.get("n_tested", record["n_questions"]) < record["n_questions"]
+        else ""
+    )
     caption = (
-        f"{caption_subject(record)}: a ridge probe at every layer, scored out of fold. R² is highest at layer {best['layer']} "
+        f"{caption_subject(record)}{part}: {probe} at every layer, scored out of fold. R² is highest at layer {best['layer']} "
         f"({best['r2']['value']:.3f}); bands are 95 % intervals."
     )
-    return [Picture("layers", paint, 5.6, caption, caption), exit_picture(record)]
+    pictures = [Picture("layers", paint, 5.6, caption, caption)]
+    if rows[0].get("exit_best"):
+        pictures.append(exit_picture(record))
+    return [*pictures, strength_picture(record)] if record.get("gammas") else pictures
+
+
+def strength_picture(record: Record) -> Picture:
+    """Accuracy, ECE and Brier score of the best layer at every strength."""
+    rows = record["gammas"]
+    x = column(rows, "gamma")
+
+    def paint(figure: Figure) -> None:
+        axes = panels(figure, 3)
+        for ax, metric in zip(axes, ("accuracy", "ece", "brier"), strict=True):
+            draw_level(ax, record["base"][metric], "base", KNOWN["base"])
+            draw_banded_curve(ax, x, column(rows, "scores", metric), LOOKS[0], label="best single layer")
+            ax.axvline(1.0, color=FAINT, linewidth=1.0)
+            ax.set_title(title_of(metric), fontsize=10.5)
+        axes[2].set_xlabel("steering strength gamma (the paper's claim: 1)")
+        legend(axes[0])
+
+    best = min(rows, key=lambda row: row["scores"]["brier"]["value"])
+    behind = between(best["over_one"]["brier"], 100, 1)
+    caption = (
+        f"{caption_subject(record)}: the best single layer, chosen on other folds, at every strength. The Brier score is lowest "
+        f"at gamma {best['gamma']:g}: {behind} points less than at gamma 1."
+    )
+    return Picture("layers-gamma", paint, 5.2, caption, caption)
 
 
 def exit_picture(record: Record) -> Picture:
@@ -217,9 +251,15 @@ def head_pictures(record: Record) -> list[Picture]:
     caption = (
         f"{caption_subject(record)}: a small network on each of {n} heads. Mean R² {between(mean, 1, 3)}, highest "
         f"{record['highest']:.3f}; {between(needed, 1, 0)} heads hold 80 % of the positive signal, the best 48 hold "
-        f"{between(record['top_share'], 100, 0)} %; {record['clear']} have an interval above 0. Brackets, band and bar: 95 %."
+        f"{between(record['top_share'], 100, 0)} %; {record['clear']} have an interval above 0{counted_above(record)}. "
+        "Brackets, band and bar: 95 %."
     )
     return [Picture("heads", paint, 4.9, caption, caption), head_map(record)]
+
+
+def counted_above(record: Record) -> str:
+    """Return how many heads are above the values that the paper counts by; earlier versions did not count them."""
+    return "".join(f", {n} an R² above {value}" for value, n in record.get("above", {}).items())
 
 
 def between(score: Record, unit: int, digits: int) -> str:
@@ -383,6 +423,7 @@ def averaged(scores: Sequence[Record]) -> dict[str, float]:
 TITLES = {
     "layers": "Which layers know",
     "layers-exit": "Leaving the forward pass early",
+    "layers-gamma": "How strong steering must be",
     "dimensions": "How many directions the signal needs",
     "heads": "How the signal is spread over heads",
     "heads-map": "Where the heads are",

@@ -61,8 +61,10 @@ class Curve:
 
 
 def layer_curve(lens: Mapping[str, Any]) -> Curve | None:
-    """Return the scores of every layer at its own best gamma; None where the lens keeps none."""
+    """Return the scores of every layer at its own best gamma; None where the lens keeps none of its own probe."""
     trace = lens.get("trace", {})
+    if lens.get("probe") == "mlp" and not trace.get("own_layers"):
+        return None  # a network of an earlier version kept the layers of the lens that screened for it
     points = [{"layer": entry["layer"], **entry["best"]} for entry in trace.get("layers", [])]
     return curve_of("layer", points, trace, chosen=(lens.get("layers") or [None])[0])
 

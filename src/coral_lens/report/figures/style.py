@@ -90,6 +90,7 @@ KNOWN = {
     "base": Look("#5d6b76", "o", "--"),
     "temperature": Look("#0072b2", "s", "-.", "\\\\\\"),
     "coral": Look("#d5502b", "D", "-", "///"),
+    "coral ridge": Look("#d5502b", "D", (0, (3, 1)), "//", hollow=True),
     "listwise": Look("#00805e", "^", ":", "..."),
     "listwise tempered": Look("#a3568c", "v", (0, (7, 2)), "xxx"),
 }
@@ -121,10 +122,12 @@ class Picture:
     """Unique in a page: the SVG's ids are made of it."""
     paint: Callable[[Figure], None]
     height: float
-    """In inches; all are WIDTH wide."""
+    """In inches."""
     alt: str
     """What a reader who cannot see it should know."""
     caption: str
+    width: float = WIDTH
+    """In inches."""
 
     def svg(self) -> str:
         """Return an `<svg>` element to be put into a page; the same picture gives the same text."""
@@ -150,7 +153,7 @@ class Picture:
         with matplotlib.rc_context(RC), warnings.catch_warnings():  # type: ignore[arg-type]
             # of SVG the reader's own fonts show such a name, and of PNG a box says that there is a letter
             warnings.filterwarnings("ignore", "Glyph .* missing from font")
-            figure = Figure(figsize=(WIDTH, self.height), layout="constrained")
+            figure = Figure(figsize=(self.width, self.height), layout="constrained")
             FigureCanvasAgg(figure)
             self.paint(figure)
             yield figure

@@ -42,7 +42,9 @@ class ReportedRun:
 
 def write_study(record: Mapping[str, Any], runs: Sequence[ReportedRun], out: Path) -> Path:
     """Write tables, figures and report.html of a study; return the page."""
-    tables = [t for run in runs for t in read_tables(run.folder, model=run.model, mixture=run.mixture)]
+    tables = [
+        t for run in runs for t in read_tables(run.folder, model=run.model, mixture=run.mixture, tests=record["tests"])
+    ]
     paper = paper_tables(
         [run.model for run in runs], {name: about["source"] for name, about in record["tests"].items()}
     )
@@ -89,8 +91,8 @@ def summary_of(tables: Sequence[StudyTable], pictures: Sequence[Picture], conten
     """Return what the page says on average."""
     contents.begin("summary", "Summary")
     return {
-        "figures": [contents.figure(p, "Relative improvement on the few-shot row") for p in pictures],
-        "summary": contents.table("Relative improvement on the few-shot row"),
+        "figures": [contents.figure(p, "Relative improvement on the unsteered model") for p in pictures],
+        "summary": contents.table("Relative improvement on the unsteered model"),
         "heads": study_formats.IMPROVEMENT_HEADS,
         "improvements": study_formats.improvement_rows(tables),
         "summary_notes": study_formats.SUMMARY_NOTES,
@@ -137,7 +139,7 @@ def study_headline(tables: Sequence[StudyTable]) -> list[str]:
             else "There are too few questions to rank methods by ECE."
         )
         sentences.append(
-            f"Trained on {mixture} and asked {TESTS[kind]}, accuracy changed relative to few-shot (mean of "
+            f"Trained on {mixture} and asked {TESTS[kind]}, accuracy changed relative to the unsteered model (mean of "
             f"{methods[0].n_cells}): {mean_changes(methods, 'accuracy', 1)}. {ece}"
         )
     return sentences
@@ -188,5 +190,5 @@ def improvement_picture(tables: Sequence[StudyTable], number: int) -> Picture:
         f"{row_label(i.method)}: " + ", ".join(f"{m} {percent(v, sign=True)} %" for m, v in i.means.items())
         for i in averages
     )
-    caption = f"{head.capitalize()}: one dot for each model and test, the mark is their mean. Above 0 is better than few-shot."
+    caption = f"{head.capitalize()}: one dot for each model and test, the mark is their mean. Above 0 is better than unsteered."
     return Picture(f"improvement-{number}", paint, 5.2, alt, caption)

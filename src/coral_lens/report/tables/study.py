@@ -6,7 +6,7 @@ Reads what the reports of the runs have computed; never computes a score itself.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, stdev
@@ -23,7 +23,7 @@ from coral_lens.storage.files import read_json, read_record
 COLUMNS = ABOUT_ALL.columns
 """The metrics of a study's tables."""
 FEW_SHOT = "base"
-"""The row that improvements are counted from: the unsteered model on the prompts that every method sees."""
+"""The row that improvements are counted from: the unsteered model on the prompts that every method sees, with shots or not."""
 RELATIVE = ("accuracy", "ece")
 TALLIED = ("accuracy", "brier", "nll")
 
@@ -54,6 +54,10 @@ class StudyTable:
     """Paired differences with Holm-corrected p-values, as the report of the run has them."""
     best: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """By metric: the methods that lead all others, by the same rule as in the table of the run."""
+    shots: int | None = None
+    """Worked examples before each question; None where that is not known."""
+    apart: bool = False
+    """Whether it is left out of means."""
 
     @property
     def n_tests(self) -> int:
@@ -87,8 +91,10 @@ class Improvement:
     """By metric: in how many tables the paired difference to the few-shot row is clearly a gain, and clearly a loss."""
 
 
-def read_tables(folder: Path, *, model: str, mixture: str) -> list[StudyTable]:
-    """Return the tables of one run from its report's files."""
+def read_tables(
+    folder: Path, *, model: str, mixture: str, tests: Mapping[str, Mapping[str, Any]] | None = None
+) -> list[StudyTable]:
+    """Return the tables of one run from its report's files; `tests` is what the study's record says of each test set."""
     results, seeds = read_json(folder / "results.json"), read_record(folder / "seeds.json")["scores"]
     tables = []
     for task in results["tasks"]:
@@ -106,9 +112,15 @@ def read_tables(folder: Path, *, model: str, mixture: str) -> list[StudyTable]:
                 rows,
                 tuple(task["comparisons"]),
                 {metric: tuple(methods) for metric, methods in task.get("best", {}).items()},
+                **about_test((tests or {}).get(task["task"], {})),
             )
         )
     return tables
+
+
+def about_test(test: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a table takes over from the record of its test set."""
+    return {"shots": test.get("shots"), "apart": test.get("apart", False)}
 
 
 def tables_in(record: dict[str, Any]) -> list[StudyTable]:
@@ -143,28 +155,35 @@ def relative_change(before: float, after: float, metric: str) -> float | None:
 
 
 def improvements(tables: Sequence[StudyTable]) -> list[Improvement]:
-    """Average relative improvements over models and test sets, by mixture, by kind of test and by method."""
-    averages = []
+    """Average relative improvements over models and test sets, by mixture, by kind of test and by method.
+
+    Test sets that stand apart have no part in it, unless there are no others.
+    """
+    tables = [t for t in tables if not t.apart] or tables
     cells = dict.fromkeys((t.mixture, t.kind, row.method) for t in tables for row in t.rows if row.method != FEW_SHOT)
+    averages = []
     for mixture, kind, method in cells:
         mine = [t for t in tables if (t.mixture, t.kind) == (mixture, kind) and any(r.method == method for r in t.rows)]
-        values = {m: [x for t in mine if (x := relative(t, method, m)) is not None] for m in RELATIVE}
-        known = {m: v for m, v in values.items() if v}
-        averages.append(
-            Improvement(
-                mixture=mixture,
-                kind=kind,
-                method=method,
-                n_cells=len(mine),
-                means={m: mean(v) for m, v in known.items()},
-                worst={m: min(v) for m, v in known.items()},
-                best={m: max(v) for m, v in known.items()},
-                intervals={m: i for m in known if (i := mean_interval(mine, method, m))},
-                ranks=all(may_rank("ece", t.n_questions) for t in mine),
-                verdicts={m: tally([verdict(t, method, m) for t in mine]) for m in TALLIED},
-            )
-        )
+        averages.append(improvement_over(mine, method, mixture=mixture, kind=kind))
     return averages
+
+
+def improvement_over(tables: Sequence[StudyTable], method: str, *, mixture: str, kind: str) -> Improvement:
+    """Average the relative improvements of a method over tables that all have it."""
+    values = {m: [x for t in tables if (x := relative(t, method, m)) is not None] for m in RELATIVE}
+    known = {m: v for m, v in values.items() if v}
+    return Improvement(
+        mixture=mixture,
+        kind=kind,
+        method=method,
+        n_cells=len(tables),
+        means={m: mean(v) for m, v in known.items()},
+        worst={m: min(v) for m, v in known.items()},
+        best={m: max(v) for m, v in known.items()},
+        intervals={m: i for m in known if (i := mean_interval(tables, method, m))},
+        ranks=all(may_rank("ece", t.n_questions) for t in tables),
+        verdicts={m: tally([verdict(t, method, m) for t in tables]) for m in TALLIED},
+    )
 
 
 def verdict(table: StudyTable, method: str, metric: str) -> int:
@@ -207,6 +226,8 @@ def tally(verdicts: Sequence[int]) -> tuple[int, int]:
     return sum(v > 0 for v in verdicts), sum(v < 0 for v in verdicts)
 
 
-def row_label(method: str) -> str:
-    """Return a method's name for people; the base is called as in the paper."""
-    return "Few-shot" if method == FEW_SHOT else method_name(method)
+def row_label(method: str, shots: int | None = None) -> str:
+    """Return a method's name for people; the base is called as in the paper, or 0-shot where there are no worked examples."""
+    if method != FEW_SHOT:
+        return method_name(method)
+    return "0-shot" if shots == 0 else "Few-shot"

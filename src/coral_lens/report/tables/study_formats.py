@@ -46,8 +46,9 @@ NOTES = (
     "Their p-values (McNemar for accuracy, bootstrap otherwise, and where questions "
     "share an article) are Holm-corrected over the tests of each table. A bootstrap's smallest p-value is set by its number of "
     "resamples: where many are equal and the smallest of a table, read `at most`.",
-    "Few-shot is the unsteered model on the prompts that every method sees. Each heading names the split that was really used. "
-    "0-shot, where it stands: the unsteered model on the same questions without worked examples; no method starts from it.",
+    "Few-shot is the unsteered model on the prompts that every method sees; where these have no worked examples, that row is "
+    "called 0-shot. Each heading names the split that was really used. 0-shot beside Few-shot: the unsteered model on the same "
+    "questions without worked examples; no method starts from it.",
     f"† ECE and cwECE are too noisy to rank methods below {ENOUGH:,} questions.",
 )
 
@@ -71,11 +72,14 @@ def column_labels(table: StudyTable) -> dict[str, str]:
 def table_lines(table: StudyTable) -> list[Row]:
     """Return the lines of a table: one per method, then one per paired difference."""
     lines = [
-        Row(row_label(r.method), {m: score_cell(r, m, best=r.method in table.best.get(m, ())) for m in COLUMNS})
+        Row(
+            row_label(r.method, table.shots),
+            {m: score_cell(r, m, best=r.method in table.best.get(m, ())) for m in COLUMNS},
+        )
         for r in table.rows
     ]
     for c in table.comparisons:
-        label = f"{row_label(c['method'])} − {row_label(c['against'])}"
+        label = " − ".join(row_label(c[part], table.shots) for part in ("method", "against"))
         lines.append(Row(label, {m: difference_cell(table, c, m) for m in COLUMNS}, difference=True))
     return lines
 
@@ -140,9 +144,10 @@ IMPROVEMENT_HEADS = [
     *(f"{METRICS[m].label}: clear" for m in TALLIED),
 ]
 SUMMARY_NOTES = (
-    "Each value's improvement relative to the few-shot value, averaged over models and tests, as the paper's abstract does, with "
-    "the worst and the best. A small few-shot ECE makes its relative change large in either direction.",
-    f"Clear: in how many tables the paired difference to few-shot is clearly a gain or a loss. {RULE}",
+    "Each value's improvement relative to that of the unsteered model on the same prompts, averaged over models and tests, as "
+    "the paper's abstract does, with the worst and the best; a test that stands apart has no part in it. A small unsteered ECE "
+    "makes its relative change large in either direction.",
+    f"Clear: in how many tables the paired difference to the unsteered model is clearly a gain or a loss. {RULE}",
 )
 
 
@@ -155,7 +160,7 @@ def study_markdown(title: str, tables: Sequence[StudyTable], paper: Sequence[Pap
     summary = markdown_table(IMPROVEMENT_HEADS, rows)
     parts = [
         f"# {for_markdown(title)}",
-        "## Relative improvement on the few-shot row",
+        "## Relative improvement on the unsteered model",
         summary,
         "\n".join(f"- {note}" for note in SUMMARY_NOTES),
     ]

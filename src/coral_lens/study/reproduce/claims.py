@@ -1,0 +1,116 @@
+"""What our numbers say about the paper's: one claim after another, in its order, each with a sentence. Only arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from coral_lens.report.tables.paper_shape import ROWS, STEERING, TRANSFER, abstract_means, best_and_second, find
+from coral_lens.report.tables.study import Improvement, StudyTable, difference_of, verdict
+from coral_lens.study.reproduce.claim import Claim, Record, Said, between, interval_says, no_gain_says, stated, together
+from coral_lens.study.reproduce.claims_inside import OF_RECORDS
+
+CORAL = ROWS["CORAL"]
+
+
+def all_claims(tables: Mapping[str, Sequence[StudyTable]], records: Mapping[str, Sequence[Record]]) -> list[Claim]:
+    """Return every claim that can be answered; `tables` and `records` are by part, one of each model."""
+    steering = [*tables.get("probe1", ()), *tables.get("probe2", ())]
+    transfer = tables.get("transfer", ())
+    claims = [*abstract_claims([*steering, *transfer]), *table_claims(steering, STEERING, "steering")]
+    claims += table_claims(transfer, TRANSFER, "transfer")
+    for part, answer in OF_RECORDS.items():
+        claims += [claim for record in records.get(part, ()) for claim in answer(record)]
+    return [*claims, *corrsteer_claims(tables.get("corrsteer", ()))]
+
+
+# ----------------------------------------------------------------------------------------------------- tables, abstract
+
+
+def abstract_claims(tables: Sequence[StudyTable]) -> Iterator[Claim]:
+    """Yield the two averages of the abstract, at home and in transfer."""
+    for kind, mean in abstract_means(tables).items():
+        prefix = "abstract." if kind == "held-out" else "abstract.transfer_"
+        cells = f"{len({t.model for t in tables})} model(s), {mean.n_cells} cell(s)"
+        for metric, name in (("accuracy", "accuracy"), ("ece", "ECE")):
+            if metric in mean.intervals:
+                yield abstract_claim(mean, metric, name, f"{stated(f'{prefix}{metric}_gain')}", cells)
+
+
+def abstract_claim(mean: Improvement, metric: str, name: str, paper: str, cells: str) -> Claim:
+    """Return one average; positive is better for both metrics."""
+    low, high = mean.intervals[metric]
+    value = {"value": mean.means[metric], "low": low, "high": high}
+    said = interval_says(value, better="up")
+    where = "on other questions of its tasks" if mean.kind == "held-out" else "on tasks it never saw"
+    words = {
+        "agrees": "CORAL gains",
+        "does not agree": "CORAL loses",
+        "cannot be told": "a gain cannot be told from none",
+    }
+    return Claim(
+        "abstract",
+        f"CORAL improves {name} {where}, in the mean of relative changes",
+        f"+{paper}",
+        f"{between(value)} %, {cells}",
+        said,
+        f"{said.capitalize()}: {words[said]} in {name} {where}.",
+    )
+
+
+def table_claims(tables: Sequence[StudyTable], tasks: Sequence[str], section: str) -> Iterator[Claim]:
+    """Yield what is claimed of a table: the best accuracy everywhere, and how clear the gains are."""
+    models = list(dict.fromkeys(t.model for t in tables))
+    mine = [t for m in models for task in tasks if (t := find(tables, m, task)) and has(t, CORAL)]
+    if not mine:
+        return
+    leads = sum(leads_in(table, "accuracy") for table in mine)
+    ups, downs = (sum(verdict(t, CORAL, "accuracy") == sign for t in mine) for sign in (1, -1))
+    said: Said = "agrees" if leads == len(mine) and not downs else "does not agree" if downs else "cannot be told"
+    paper = "9 of 9" if section == "steering" else "12 of 12"
+    sentence = (
+        f"{said.capitalize()}: CORAL's accuracy leads in {leads} of {len(mine)} cells; against the unsteered model it is clearly "
+        f"higher in {ups} and clearly lower in {downs}."
+    )
+    yield Claim(section, "CORAL has the best accuracy", paper, f"{leads} of {len(mine)}", said, sentence)
+    better = sum(verdict(t, CORAL, "brier") > 0 for t in mine)
+    worse = sum(verdict(t, CORAL, "brier") < 0 for t in mine)
+    said = "agrees" if better == len(mine) else "does not agree" if worse > better else "cannot be told"
+    yield Claim(
+        section,
+        "CORAL lowers the Brier score",
+        paper,
+        f"{better} of {len(mine)} clearly",
+        said,
+        f"{said.capitalize()}: the Brier score of all options is clearly lower than the unsteered model's in {better} of "
+        f"{len(mine)} cells and clearly higher in {worse}.",
+    )
+
+
+def has(table: StudyTable, method: str) -> bool:
+    """Whether a table has a row."""
+    return any(row.method == method for row in table.rows)
+
+
+def leads_in(table: StudyTable, metric: str) -> bool:
+    """Whether CORAL has the best value among the paper's rows."""
+    rows = {name: row for name, method in ROWS.items() for row in table.rows if row.method == method}
+    return "CORAL" in best_and_second(rows, metric)[0]
+
+
+def corrsteer_claims(tables: Sequence[StudyTable]) -> Iterator[Claim]:
+    """Yield whether CorrSteer changes anything."""
+    for table in tables:
+        comparison = table.comparison("corrsteer")
+        if comparison is None:
+            continue
+        accuracy, ece = (difference_of(comparison, metric) for metric in ("accuracy", "ece"))
+        said = together((no_gain_says(accuracy, better="up"), no_gain_says(ece, better="down")))
+        yield Claim(
+            "features",
+            "CorrSteer changes nothing that is significant",
+            f"accuracy {stated('corrsteer.accuracy')}, ECE {stated('corrsteer.ece')} against {stated('corrsteer.baseline_ece')}",
+            f"accuracy {between(accuracy, digits=2)}, ECE {between(ece, digits=2)} points",
+            said,
+            f"{said.capitalize()}: it changes accuracy by {between(accuracy, digits=2)} and ECE by {between(ece, digits=2)} "
+            "points.",
+        )

@@ -1,0 +1,218 @@
+"""Put what the parts have left into one page in the order of the paper, with its tables and figures as files. Computes nothing.
+
+Everything is read from the records of the parts, so a page can be made again at any time, and of what is done so far.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coral_lens.report.figures.paper import ablation_figure, dimension_figure, head_figure, layer_figure
+from coral_lens.report.figures.style import Picture
+from coral_lens.report.pages.reproduction import (
+    ClaimLine,
+    PaperSection,
+    Reproduction,
+    render_reproduction,
+    tally,
+)
+from coral_lens.report.tables.paper_shape import Block, shape_latex, shape_markdown, short_model, table_one, table_two
+from coral_lens.report.tables.study import StudyTable, read_tables
+from coral_lens.storage.files import file_name, write_atomic
+from coral_lens.study.reproduce.claim import Claim
+from coral_lens.study.reproduce.claims import all_claims
+from coral_lens.study.reproduce.parts import PARTS
+from coral_lens.study.reproduce.scale import Scale
+
+STUDIES = ("probe1", "probe2", "transfer", "corrsteer")
+ABSTRACT = (
+    "Relative changes of each value, averaged over models and tasks: three benchmarks of Table 1, four of Table 2."
+)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What the parts of all models have left."""
+
+    models: tuple[str, ...]
+    scale: Scale
+    out: Path
+    records: Mapping[str, Mapping[str, dict[str, Any]]]
+    """By model, then by part."""
+    failed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """By model, then by part: why it is missing."""
+
+    def of(self, part: str) -> list[dict[str, Any]]:
+        """Return the records of a part, of the models that have one."""
+        return [self.records[m][part] for m in self.models if part in self.records.get(m, {})]
+
+    def tables(self, part: str) -> list[StudyTable]:
+        """Return the tables of the study of a part, of all models."""
+        return [
+            table
+            for record in self.of(part)
+            for table in read_tables(
+                self.out / record["run"], model=record["model"], mixture=record["mixture"], tests=record["tests"]
+            )
+        ]
+
+    def missing(self, *parts: str) -> tuple[str, ...]:
+        """Say which of some parts are missing, and why."""
+        return tuple(
+            f"{PARTS[part].title}, {short_model(model)}: {reason}"
+            for model in self.models
+            for part, reason in self.failed.get(model, {}).items()
+            if part in parts
+        )
+
+    def links(self, *parts: str) -> tuple[tuple[str, str], ...]:
+        """Return the reports of studies."""
+        return tuple(
+            (f"{PARTS[part].title}, {short_model(record['model'])}", record["report"])
+            for part in parts
+            for record in self.of(part)
+            if "report" in record
+        )
+
+
+def write_page(findings: Findings, provenance: Mapping[str, Any]) -> Path:
+    """Write the page, the two tables as LaTeX and Markdown, and the figures; return the page."""
+    tables = {part: findings.tables(part) for part in STUDIES}
+    claims = all_claims(tables, {part: findings.of(part) for part in PARTS})
+    steering = table_one([*tables["probe1"], *tables["probe2"]], findings.models)
+    transfer = table_two(tables["transfer"], findings.models)
+    sections = page_sections(findings, claims, steering, transfer)
+    lines = [line for section in sections for line in section.claims]
+    page = Reproduction(
+        title=f"The paper on {', '.join(short_model(m) for m in findings.models)}",
+        headline=headline(findings, lines),
+        sections=sections,
+        provenance=provenance,
+    )
+    out = findings.out
+    write_atomic(out / "tables.tex", "\n".join((shape_latex(steering), shape_latex(transfer))).encode())
+    write_atomic(out / "tables.md", markdown_of(page, steering, transfer).encode())
+    for section in sections:
+        for picture, _ in section.pictures:
+            write_atomic(out / "figures" / f"{picture.name}.svg", picture.svg().encode())
+            write_atomic(out / "figures" / f"{picture.name}.png", picture.png())
+    target = out / "reproduction.html"
+    write_atomic(target, render_reproduction(page).encode())
+    return target
+
+
+def headline(findings: Findings, claims: Sequence[ClaimLine]) -> tuple[str, ...]:
+    """Say how many claims agree, and what was left out."""
+    counts = tally(claims)
+    n_missing = sum(len(reasons) for reasons in findings.failed.values())
+    said = (
+        f"Of {len(claims)} statements of the paper that could be looked at here, this model agrees with {counts['agrees']} and "
+        f"does not agree with {counts['does not agree']}; of {counts['cannot be told']} it cannot be told from these questions."
+    )
+    left = "; ".join(f"{name}: {reason}" for name, reason in findings.scale.left_out.items())
+    sentences = [said, f"Scale {findings.scale.name}. {findings.scale.about}"]
+    if left:
+        sentences.append(f"Left out at this scale: {left}.")
+    if n_missing:
+        sentences.append(f"{n_missing} part(s) are missing; the reason stands in the place of each.")
+    return tuple(sentences)
+
+
+def page_sections(
+    findings: Findings, claims: Sequence[Claim], steering: Sequence[Block], transfer: Sequence[Block]
+) -> tuple[PaperSection, ...]:
+    """Return the sections in the order of the paper."""
+
+    def section(anchor: str, title: str, where: str, *parts: str, **more: Any) -> PaperSection:
+        lines = (ClaimLine(c.statement, c.paper, c.ours, c.said, c.sentence) for c in claims if c.section == anchor)
+        missing, links = findings.missing(*parts), findings.links(*parts)
+        return PaperSection(anchor, title, where, claims=tuple(lines), missing=missing, links=links, **more)
+
+    return (
+        section(
+            "abstract", "Abstract", "the averages that it states", "probe1", "probe2", "transfer", words=(ABSTRACT,)
+        ),
+        section(
+            "steering",
+            "CORAL steering results",
+            "4.1, Table 1",
+            "probe1",
+            "probe2",
+            blocks=tuple(steering),
+            table="Steering methods across models and benchmarks",
+        ),
+        section("probe", "What the probe must be, and how strong", "4.1", "depth"),
+        section(
+            "layers",
+            "Layer analysis",
+            "4.2, figure of layers",
+            "layers",
+            pictures=figures(findings, "layers", layer_figure, "Steering by layer"),
+        ),
+        section(
+            "transfer",
+            "Transferability",
+            "4.3, Table 2",
+            "transfer",
+            blocks=tuple(transfer),
+            table="Transfer of Probe 1 to four benchmarks",
+        ),
+        section(
+            "features",
+            "Sparse autoencoders and CorrSteer",
+            "5.1, 5.2, figure of ablations",
+            "sae",
+            "corrsteer",
+            pictures=figures(findings, "sae", ablation_figure, "Single features taken out", key="ablation"),
+        ),
+        section(
+            "heads",
+            "Attention heads",
+            "A.2, figure of heads",
+            "heads",
+            pictures=figures(findings, "heads", head_figure, "Signal over attention heads"),
+        ),
+        section(
+            "dimensions",
+            "Dimensions of the signal",
+            "A.3, figure of dimensions",
+            "dimensions",
+            pictures=figures(findings, "dimensions", dimension_figure, "R² and variance by components"),
+        ),
+    )
+
+
+def figures(
+    findings: Findings, part: str, draw: Callable[..., Picture], title: str, *, key: str = ""
+) -> tuple[tuple[Picture, str], ...]:
+    """Return the figure of a part for each model that has it; `key` names what is drawn where the record holds more."""
+    drawn = []
+    for model in findings.models:
+        record = findings.records.get(model, {}).get(part)
+        if record:
+            name = f"{part}-{file_name(short_model(model))}"
+            drawn.append((draw(record[key] if key else record, name=name), f"{title}, {short_model(model)}"))
+    return tuple(drawn)
+
+
+def markdown_of(page: Reproduction, steering: Sequence[Block], transfer: Sequence[Block]) -> str:
+    """Return the page as Markdown: its sentences, the two tables, and the claims."""
+    parts = [f"# {page.title}", *page.headline]
+    for section in page.sections:
+        parts.append(f"## {section.title} ({section.where})")
+        if section.anchor == "steering":
+            parts.append(shape_markdown(steering).strip())
+        if section.anchor == "transfer":
+            parts.append(shape_markdown(transfer).strip())
+        parts += [
+            f"![{title}](figures/{picture.name}.svg)\n\n*{picture.caption}*" for picture, title in section.pictures
+        ]
+        if section.claims:
+            lines = ["| the paper says | its number | ours | so it |", "|---|---|---|---|"]
+            lines += [f"| {c.statement} | {c.paper} | {c.ours} | {c.said} |" for c in section.claims]
+            parts += ["\n".join(lines), "\n".join(f"- {c.sentence}" for c in section.claims)]
+        parts += [f"Missing: {reason}" for reason in section.missing]
+    return "\n\n".join(parts) + "\n"

@@ -1,0 +1,220 @@
+"""What reproducing will take: questions, passes, time and bytes of each part, reckoned without a model.
+
+Questions are counted; tokens are reckoned from characters, operations from tokens and from the shape of the networks, and time
+from how fast this machine multiplies matrices right now. It is an order of magnitude, and says so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from coral_lens.engine.loading import Outline, load_outline
+from coral_lens.errors import CoralError
+from coral_lens.lens.probes.grid import grid_of
+from coral_lens.lens.probes.search import BUDGETS, planned_epochs
+from coral_lens.lens.settings import NetworkSearch
+from coral_lens.records import Question
+from coral_lens.study.config import Study
+from coral_lens.study.plan import selected
+from coral_lens.study.reproduce.parts import Workplace
+from coral_lens.study.reproduce.scale import Scale
+from coral_lens.study.run import Prepared, prepare_study
+
+CHARACTERS = 4.0
+"""Characters of a token, about."""
+EFFICIENCY = 0.6
+"""Of a matrix product's speed, what whole passes and trainings reach."""
+EXTRA = {"iti": 1.3, "ccps": 1.5, "corrsteer": 1.5, "steerconf": 30.0}
+"""Passes of a method that must run the model again, in units of scoring every question once; SteerConf writes its answers."""
+STOPPED = 0.15
+"""Networks stop so early, on average: the share of the epochs that they might train."""
+
+
+@dataclass(frozen=True)
+class PartPlan:
+    """What a part will take."""
+
+    name: str
+    questions: int
+    passes: float
+    """How often they go through the model."""
+    seconds: float | None
+    """None where the shape of the model is not known."""
+    n_bytes: int | None
+
+
+def plan_parts(place: Workplace, parts: Sequence[str]) -> list[PartPlan]:
+    """Reckon what each part takes; what two parts share is counted with the first of them."""
+    outline, speed = outline_of(place.name), machine_speed(place.device)
+    seen: set[str] = set()
+    plans = []
+    for part in parts:
+        load = LOADS[part](place)
+        fresh = replace(load, questions=[q for q in load.questions if q.id not in seen])
+        seen |= {q.id for q in load.questions}
+        tokens = fresh.tokens * load.passes + load.tokens * load.again
+        seconds = reckoned_seconds(load, tokens, outline, speed) if outline else None
+        n_bytes = fresh.rows * (outline.n_layers + 1) * outline.width * 2 if outline else None
+        plans.append(PartPlan(part, len(load.questions), tokens / max(1.0, load.tokens), seconds, n_bytes))
+    return plans
+
+
+def outline_of(model: str) -> Outline | None:
+    """Return the shape of a model; None where its configuration is not at hand."""
+    try:
+        return load_outline(model)
+    except CoralError:
+        return None
+
+
+def machine_speed(device: str, *, seconds: float = 0.3) -> float:
+    """Return the operations a second of matrix products on a device, as busy as it is now."""
+    a = torch.rand(1024, 1024, device=device)
+    (a @ a).sum().item()
+    n, start = 0, time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        (a @ a).sum().item()
+        n += 1
+    return n * 2 * 1024**3 / (time.perf_counter() - start)
+
+
+# ------------------------------------------------------------------------------------------------- what each part loads
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a part asks of the machine."""
+
+    questions: Sequence[Question]
+    passes: float
+    """Over those that no part before has scored."""
+    again: float = 0.0
+    """Over all of them."""
+    networks: float = 0.0
+    """Epochs of the paper's network, times the rows of each."""
+    other: float = 0.0
+    """Operations beside these, per squared column of the states."""
+
+    @property
+    def rows(self) -> int:
+        """Options of all questions."""
+        return sum(len(q.options) for q in self.questions)
+
+    @property
+    def tokens(self) -> float:
+        """Tokens of the questions, each prefix that many of a task share counted once."""
+        total = 0
+        for task in {q.task for q in self.questions}:
+            mine = [q for q in self.questions if q.task == task]
+            contexts = [q.rendered.contexts[0] if q.rendered else f"{q.passage}{q.text}" for q in mine]
+            shared = shared_beginning(contexts) if len(contexts) > 1 else 0
+            total += shared + sum(len(context) - shared for context in contexts)
+            total += sum(len(option) for q in mine for option in q.options)
+        return total / CHARACTERS
+
+
+def shared_beginning(texts: Sequence[str]) -> int:
+    """Return how many characters all texts begin with: of the first and the last in order, which differ most."""
+    first, last = min(texts), max(texts)
+    return next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+
+
+def reckoned_seconds(load: Load, tokens: float, outline: Outline, speed: float) -> float:
+    """Return the time of a part: of its passes, of its networks, and of the rest."""
+    passes = 2 * outline.n_layers * outline.block_parameters * tokens
+    network = 6 * (outline.width * 1024 + 1024 * 512 + 512 * 256 + 256 * 128)
+    return (passes + network * load.networks + load.other * outline.width**2) / (EFFICIENCY * speed)
+
+
+def study_load(place: Workplace, study: Study) -> Load:
+    """Return the load of a study: its questions, what its methods score again, and the search for its network."""
+    prepared = prepare_study(study, place.folders.data)
+    asked = asked_questions(prepared)
+    train = sum(len(part.ids) for m in prepared.plan.mixtures for part in m.parts)
+    extra = sum(EXTRA.get(entry.kind, 0.0) for entry, _ in prepared.methods)
+    searches = [settings.network for entry, settings in prepared.methods if entry.kind == "mlp"]
+    rows = 4 * 0.8 * train
+    networks = sum((rows * epochs(search, layers_of(place)) for search in searches), start=0.0)
+    return Load(asked, 1.0 + extra, networks=networks)
+
+
+def asked_questions(prepared: Prepared) -> list[Question]:
+    """Return the questions that a study trains and tests on."""
+    parts = [part for m in prepared.plan.mixtures for part in m.parts] + [t.part for t in prepared.plan.tests]
+    return [q for part in parts for q in selected(part, prepared.load)]
+
+
+def layers_of(place: Workplace) -> int:
+    """Return how many layers a model has, or as many as the paper's where that is not known."""
+    outline = outline_of(place.name)
+    return outline.n_layers + 1 if outline else 31
+
+
+def epochs(search: NetworkSearch, n_layers: int) -> float:
+    """Return how many epochs a search is likely to train."""
+    return STOPPED * planned_epochs(n_layers, grid_of(search), BUDGETS[search.search])
+
+
+def home_load(place: Workplace, *, networks: float = 0.0, other: float = 0.0) -> Load:
+    """Return the load of a part that looks into the states of the questions at home."""
+    return Load(place.load(place.scale.home), 1.0, networks=networks, other=other)
+
+
+def layers_load(place: Workplace) -> Load:
+    """Return the load of the layer analysis."""
+    plan, rows = place.scale.layers, 4 * len(place.load(place.scale.home))
+    return home_load(place, networks=0.6 * rows * plan.tested_folds * epochs(plan.network, layers_of(place)))
+
+
+def depth_load(place: Workplace) -> Load:
+    """Return the load of probes of different depth."""
+    scale = place.scale
+    networks = (len(scale.probes.depths) + 30) * scale.probes.seeds * STOPPED * 100
+    home = home_load(place, networks=0.56 * 4 * len(place.load(scale.home)) * networks)
+    return Load([*home.questions, *place.load(scale.away)], 1.0, networks=home.networks)
+
+
+def heads_load(place: Workplace) -> Load:
+    """Return the load of networks on heads: 15 epochs in five folds of a network of 60,000 weights for 64 columns each."""
+    rows = 4 * place.scale.n_heads
+    other = layers_of(place) * 5 * 15 * rows * 6 * 60_000 / 64 / 600
+    return Load(place.load(place.scale.home)[: place.scale.n_heads], 0.0, again=1.0, other=other)
+
+
+def sae_load(place: Workplace) -> Load:
+    """Return the load of autoencoders: training, and the passes of ablation and steering."""
+    scale: Scale = place.scale
+    sae = scale.sae
+    asked, tested = place.load(sae.asked), place.load(sae.tested)[: sae.testing]
+    used = asked[: sae.selecting + sae.ablating + sae.choosing]
+    n_features = sae.ablation.features + sae.ablation.random
+    settings = 1 + len(sae.steering.top) * (len(sae.steering.gammas) - 1)
+    again = (0.05 * n_features * sae.ablating + settings * sae.choosing + 7 * len(tested)) / max(1, len(used))
+    return Load([*used, *tested], 1.0, again=1.0 + again, other=12.0 * sae.tokens * sum(sae.training.expansions))
+
+
+def corrsteer_load(place: Workplace) -> Load:
+    """Return the load of CorrSteer; its autoencoder is not looked for."""
+    study = place.study("corrsteer")
+    rows = tuple(m for m in study.method if m.kind != "corrsteer")
+    n = len(study.method) - len(rows)
+    load = study_load(place, study.model_copy(update={"method": rows}))
+    return replace(load, again=n * EXTRA["corrsteer"])
+
+
+LOADS: dict[str, Callable[[Workplace], Load]] = {
+    "probe1": lambda place: study_load(place, place.study("probe1")),
+    "probe2": lambda place: study_load(place, place.study("probe2")),
+    "layers": layers_load,
+    "depth": depth_load,
+    "transfer": lambda place: study_load(place, place.study("transfer")),
+    "sae": sae_load,
+    "corrsteer": corrsteer_load,
+    "heads": heads_load,
+    "dimensions": lambda place: home_load(place, other=5.0 * 10 * layers_of(place) * 600),
+}
+"""What each part loads, by its name."""

@@ -20,10 +20,12 @@ HERE = Path(__file__).parent / "reference"
 WIDTH = 118
 GROUPS = (
     ("From questions to answers", "load_model load_questions fit predict evaluate calibrate adapt"),
-    ("What they give", "Lens Answer Run Metrics Predictions"),
+    ("What they give", "Lens Answer Answers Run Metrics Predictions"),
+    ("Texts into classes", "CoralClassifier"),
+    ("Anyone's probabilities", "audit_probabilities write_audit load_maps apply_maps AuditSettings"),
     ("Loading and saving", "load_lens load_run wrap"),
     ("Whole studies", "load_study run_study Study"),
-    ("Settings", "FitSettings Guarantees TaskOptions Style Extraction"),
+    ("Settings", "FitSettings Guarantees TaskOptions TableOptions Style Extraction"),
     ("One level below", "extract measure ActivationStore Question OptionTable Options Model CoralError"),
 )
 """The order in which the page shows public names; one that is in no group stands at the end."""

@@ -31,7 +31,7 @@ from coral_lens.study.run import prepare_study, run_alone, run_study
 PACKAGE = Path(coral_lens.__file__).parent
 ROOT = PACKAGE.parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-DISTRIBUTIONS = {"sklearn": "scikit-learn"}
+DISTRIBUTIONS = {"sklearn": "scikit-learn", "yaml": "PyYAML"}
 """What is installed under another name than it is imported by."""
 UNIMPORTED = {
     "accelerate": "transformers spreads a model over devices with it",
@@ -158,6 +158,7 @@ def test_only_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (("report",), "eval --lens none --task none.jsonl --out out"),
         (("report",), "eval --lm-eval-samples none.jsonl --out out"),
+        (("report",), "audit none.jsonl --out out"),
         (("report",), "run none.toml --out out"),
         (("report",), "report none"),
         (("report",), "baseline isotonic --train none.jsonl --task none.jsonl --out out"),

@@ -16,7 +16,8 @@ from support.questions import toy_questions
 import coral_lens
 from coral_lens.engine.model import Model
 
-TAKES_PATHS = {"ActivationStore", "Lens.predict", "Lens.predictions", "Lens.save", "Lens.scored", "TaskOptions",
+TAKES_PATHS = {"ActivationStore", "Answers.save", "apply_maps", "audit_probabilities", "load_maps", "write_audit",
+               "Lens.predict", "Lens.predictions", "Lens.save", "Lens.scored", "TaskOptions",
                "calibrate", "evaluate", "extract", "fit", "load_lens", "load_model", "load_questions", "load_run",
                "load_study", "predict", "run_study"}  # fmt: skip
 

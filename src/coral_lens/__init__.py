@@ -17,15 +17,22 @@ from typing import TYPE_CHECKING, Any
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 if TYPE_CHECKING:
+    from coral_lens.audit.apply import apply_maps
+    from coral_lens.audit.maps import load_maps
+    from coral_lens.audit.page import write_audit
+    from coral_lens.audit.probabilities import audit_probabilities
+    from coral_lens.audit.settings import AuditSettings
     from coral_lens.data.questions import load_questions
-    from coral_lens.data.settings import Style, TaskOptions
+    from coral_lens.data.settings import Style, TableOptions, TaskOptions
     from coral_lens.engine.activations import ActivationStore
     from coral_lens.engine.extract import Extraction, extract
     from coral_lens.engine.loading import load_model
     from coral_lens.engine.model import Model, wrap
     from coral_lens.errors import CoralError
-    from coral_lens.lens.artefact import Answer, Lens, predict
+    from coral_lens.lens.answers import Answer, Answers
+    from coral_lens.lens.artefact import Lens, predict
     from coral_lens.lens.calibrate import calibrate
+    from coral_lens.lens.classifier import CoralClassifier
     from coral_lens.lens.fit import fit
     from coral_lens.lens.folder import load_lens
     from coral_lens.lens.settings import FitSettings, Guarantees, NetworkSearch
@@ -38,11 +45,18 @@ if TYPE_CHECKING:
     from coral_lens.study.run import run_study
 
 _HOMES = {
+    "audit.apply": ("apply_maps",),
+    "audit.maps": ("load_maps",),
+    "audit.page": ("write_audit",),
+    "audit.probabilities": ("audit_probabilities",),
+    "audit.settings": ("AuditSettings",),
     "errors": ("CoralError",),
     "lens.calibrate": ("calibrate",),
+    "lens.classifier": ("CoralClassifier",),
     "lens.fit": ("fit",),
     "lens.settings": ("FitSettings", "Guarantees", "NetworkSearch"),
-    "lens.artefact": ("Answer", "Lens", "predict"),
+    "lens.answers": ("Answer", "Answers"),
+    "lens.artefact": ("Lens", "predict"),
     "lens.folder": ("load_lens",),
     "engine.loading": ("load_model",),
     "metrics.scores": ("Metrics", "measure"),
@@ -56,13 +70,16 @@ _HOMES = {
     "study.run": ("run_study",),
     "engine.activations": ("ActivationStore",),
     "engine.extract": ("Extraction", "extract"),
-    "data.settings": ("Style", "TaskOptions"),
+    "data.settings": ("Style", "TableOptions", "TaskOptions"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 __all__ = [
     "ActivationStore",
     "Answer",
+    "Answers",
+    "AuditSettings",
+    "CoralClassifier",
     "CoralError",
     "Extraction",
     "FitSettings",
@@ -78,12 +95,16 @@ __all__ = [
     "Run",
     "Study",
     "Style",
+    "TableOptions",
     "TaskOptions",
+    "apply_maps",
+    "audit_probabilities",
     "calibrate",
     "evaluate",
     "extract",
     "fit",
     "load_lens",
+    "load_maps",
     "load_model",
     "load_questions",
     "load_run",
@@ -92,6 +113,7 @@ __all__ = [
     "predict",
     "run_study",
     "wrap",
+    "write_audit",
 ]
 
 

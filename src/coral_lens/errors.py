@@ -12,6 +12,8 @@ EXTRAS = {
     "report": ("matplotlib", "jinja2", "markupsafe"),
     "gguf": ("gguf",),
     "frames": ("pandas",),
+    "tables": ("pyarrow",),
+    "excel": ("openpyxl",),
     "adapter": ("peft",),
 }
 """What each extra of the package installs, by the names that it is imported by."""

@@ -81,6 +81,12 @@ class Options:
 
     # ------------------------------------------------------------------------------------------------ one value a row
 
+    def one_hot(self, option: Int[np.ndarray, " question"]) -> Float[np.ndarray, " row"]:
+        """Return 1 at one option of each question, such as its answer, and 0 at the others."""
+        marks = np.zeros(self.n_rows)
+        marks[self.row(option)] = 1.0
+        return marks
+
     def spread(self, values: Num[np.ndarray, "question ..."] | Bool[np.ndarray, " question"]) -> np.ndarray:
         """Return a value of each question at every one of its rows."""
         return np.repeat(values, self.sizes, axis=0)

@@ -21,6 +21,10 @@ from typing import Any
 
 from support.commands import GOLDEN
 
+from coral_lens.audit.measure import audit
+from coral_lens.audit.page import render_audit
+from coral_lens.audit.reading import read_audited
+from coral_lens.audit.settings import AuditSettings
 from coral_lens.records import Predictions
 from coral_lens.report.findings import Gathered
 from coral_lens.report.pages.compare import write_comparison
@@ -137,7 +141,26 @@ def features_page(text: str, _: Path) -> str:
     return render_features(dashboard, {})
 
 
-PAGES = {"run": run_page, "comparison": comparison_page, "study": study_page, "features": features_page}
+def audit_page(text: str, _: Path) -> str:
+    """The page of `coral audit`, with every part that it can have."""
+    probs = {f"{text} a": [0.7, 0.3], f"{text} b": [0.4, 0.6]}
+    made = [
+        {"id": f"{text}{i}", "question": f"{text}{i // 2}", "options": [f"{text} {w}" for w in order], "probs": probs}
+        | {"answer_index": i % 3 % 2, text: text}
+        for i in range(48)
+        for order in [("x", "y") if i % 2 else ("y", "x")]
+    ]
+    audited = replace(read_audited([made]), name=text, sources={text: text})
+    return render_audit(audit(audited, AuditSettings(by=(text,), risk=0.4)))
+
+
+PAGES = {
+    "run": run_page,
+    "comparison": comparison_page,
+    "study": study_page,
+    "features": features_page,
+    "audit": audit_page,
+}
 
 # -------------------------------------------------------------------------------------------------------------- looks
 

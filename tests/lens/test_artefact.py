@@ -27,7 +27,8 @@ from coral_lens.engine.extract import Extraction, extract
 from coral_lens.engine.model import Model, wrap
 from coral_lens.engine.precision import set_precision
 from coral_lens.errors import CoralError
-from coral_lens.lens.artefact import Answer, Lens
+from coral_lens.lens.answers import Answer
+from coral_lens.lens.artefact import Lens
 from coral_lens.lens.fit import fit, fit_store
 from coral_lens.lens.folder import load_lens
 from coral_lens.lens.rules import base_probs, steer, tilt

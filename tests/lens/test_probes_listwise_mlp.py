@@ -113,7 +113,8 @@ def test_rows_come_in_the_order_asked_for_with_the_right_option_marked() -> None
     first, second = s.options.of(7), s.options.of(2)
     assert rows.z.numpy().tolist() == np.concatenate([s.z[first], s.z[second]]).tolist()
     assert rows.question.tolist() == [0] * sizes[7] + [1] * sizes[2]
-    assert rows.right.tolist() == [s.answers[7], sizes[7] + s.answers[2]]
+    assert np.flatnonzero(rows.y.numpy()).tolist() == [s.answers[7], sizes[7] + s.answers[2]]
+    assert rows.n_questions == 2
 
 
 # ---------------------------------------------------------------------------------------------------------- the fit

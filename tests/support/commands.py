@@ -30,6 +30,7 @@ fit --model model --train train.jsonl --out lens
 calibrate --lens lens --questions more.jsonl
 eval --lens lens --task test.jsonl --out run
 eval --lens lens --task test.jsonl --out other
+audit answered.jsonl --out audit
 predict --lens lens --questions test.jsonl --out answers.jsonl
 report run other --out compared
 analyse confidence run
@@ -97,6 +98,8 @@ def furnish(folder: Path, *, large: bool) -> Path:
         for i in range(60)
     ]
     (folder / "more.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    answered = [row | {"probs": [0.5 + i / 150, 0.3 - i / 300, 0.2 - i / 300]} for i, row in enumerate(rows)]
+    (folder / "answered.jsonl").write_text("".join(json.dumps(row) + "\n" for row in answered), "utf-8")
     (folder / "study.toml").write_text(study_text(keeping=large, sae="sae/4x"), "utf-8")
     return folder
 

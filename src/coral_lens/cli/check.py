@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -86,6 +86,15 @@ class Looked(Asking):
     limit: Count = 3
     """Show so many questions, the first ones."""
 
+    def first(self, source: str, *, chat: Callable[[], Model] | None) -> list[Question]:
+        """Return the questions that are shown; a table is read as a whole, to say what was understood of it."""
+        from coral_lens.data.sources import is_file
+
+        if not is_file(source):
+            return self.gather([source], chat=chat)
+        whole = Asking(**{field.name: getattr(self, field.name) for field in fields(Asking)} | {"limit": None})
+        return whole.gather([source], chat=chat)[: self.limit]
+
 
 @dataclass(frozen=True)
 class Tokens(Settings):
@@ -102,23 +111,25 @@ class Tokens(Settings):
 @app.command()
 @flat
 def show(
-    source: Annotated[str, typer.Argument(help="TASK[:SPLIT], or a .jsonl, .csv or .tsv file of questions.")],
+    source: Annotated[str, typer.Argument(help="TASK[:SPLIT], or a file of questions (.jsonl, .csv, .parquet, ...).")],
     *,
     looked: Looked,
     tokens: Tokens,
 ) -> None:
     """Show the exact prompt of each question and what is scored for each option, and with a model the tokens of both.
 
-    The right option is marked by a star. What is shown is what `coral fit`, `eval` and `predict` send to the model.
-    Example: `coral show questions.jsonl`, or `coral show arc_easy:validation --limit 1 --model smollm2`
+    The right option is marked by a star. What is shown is what `coral fit`, `eval` and `predict` send to the model. Of a table
+    it is said first what was understood: how many questions, options and answers, and which columns are carried along.
+    Example: `coral show questions.csv`, or `coral show arc_easy:validation --limit 1 --model smollm2`
     """
+    from coral_lens.data.wording import asked_as
     from coral_lens.engine.prompts import prepare, render
 
     style = tokens.style
     if style.chat and not tokens.model:
         raise CoralError("A chat template belongs to a model: give --model with --apply-chat-template.")
     opened = tokens.machine.opener(tokens.model) if tokens.model else None
-    questions = looked.gather([source], chat=opened if style.chat else None)
+    questions = asked_as(looked.first(source, chat=opened if style.chat else None), style)
     if opened is None:
         for question in questions:
             typer.echo(for_terminal("\n".join(prompt_lines(question, render(question, style, None)))))

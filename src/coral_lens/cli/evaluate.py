@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from coral_lens.cli.options import Asking, DataDir, OtherModelChoice, beside, flat, folder_of_data, work_for
-from coral_lens.data.settings import SourceOptions
 from coral_lens.errors import CoralError, need
 from coral_lens.storage.settings import Settings
 
@@ -62,24 +60,39 @@ def evaluate(
     Or, without any model, what lm-eval logged: `coral eval --lm-eval-samples results/*/samples_*.jsonl --out run`
     """
     from coral_lens.cli.printing import show_run
-    from coral_lens.harness.logs import run_of_logs
     from coral_lens.report.runs import refuse_other_run, save_run
 
     if more and not measured.lm_eval_samples:
         raise CoralError(f"Unexpected argument {more[0]!r}; tasks and files are given with --task.")
     if not measured.lm_eval_samples and not (measured.lens and measured.task):
         raise CoralError("Give --lens and --task, or --lm-eval-samples.")
+    # a shell puts the first file of a pattern behind the option, and the others behind that
+    if logs := [*measured.lm_eval_samples, *(more or [])]:
+        audit_logs(logs, measured)
+        return
     if measured.out:
         need("report", by="coral eval --out")
         refuse_other_run(measured.out)
-    # a shell puts the first file of a pattern behind the option, and the others behind that
-    logs = [*measured.lm_eval_samples, *(more or [])]
-    run = run_of_logs(logs) if logs else run_of_lenses(measured, asking, model)
+    run = run_of_lenses(measured, asking, model)
     if measured.out:
         save_run(run, measured.out)
     show_run(run, measured.out, full=measured.full)
-    if not logs:
-        show_left_out(run)
+    show_left_out(run)
+
+
+def audit_logs(logs: list[str], measured: Measured) -> None:
+    """Audit what lm-eval logged: `coral audit` of these files."""
+    from coral_lens.audit.measure import audit, run_of
+    from coral_lens.audit.reading import TASK, read_logs
+    from coral_lens.audit.settings import AuditSettings
+    from coral_lens.cli.audit import refuse_other_out, show_audit
+    from coral_lens.cli.printing import show_run
+
+    refuse_other_out(measured.out, by="coral eval --out")
+    audited = read_logs(logs)
+    if measured.full:
+        show_run(run_of(audited), None, full=True)
+    show_audit(audit(audited, AuditSettings(by=(TASK,) if audited.tests else ())), measured.out)
 
 
 def run_of_lenses(measured: Measured, asking: Asking, model: OtherModelChoice) -> Run:
@@ -119,11 +132,14 @@ def show_left_out(run: Run) -> None:
 
 def worked_examples(task: str, asking: Asking) -> list[Question]:
     """Return the questions that may stand as worked examples in the prompts of a task, with their answers."""
-    from coral_lens.data.questions import is_file, task_and_split
+    from coral_lens.data.questions import task_and_split
+    from coral_lens.data.sources import is_file
     from coral_lens.data.tasks import definitions, shot_splits
 
     if is_file(task):
-        return []
+        from coral_lens.data.questions import read_questions
+
+        return list(read_questions(asking.fewshot_from, asking)) if asking.num_fewshot and asking.fewshot_from else []
     name, _ = task_and_split(task)
     pool = replace(asking, num_fewshot=0, limit=None)
     return [q for split in shot_splits(definitions(name), asking.num_fewshot) for q in pool.gather([f"{name}:{split}"])]
@@ -133,44 +149,39 @@ def worked_examples(task: str, asking: Asking) -> list[Question]:
 @flat
 def predict(
     lens: Annotated[str, typer.Option(help="Folder of a lens made by `coral fit`, or a hub id.")],
-    questions: Annotated[str, typer.Option(help="A .jsonl, .csv or .tsv file of questions; answers are not needed.")],
-    out: Annotated[Path, typer.Option(help="JSONL file to write, one line per question.")],
+    questions: Annotated[
+        str, typer.Option(help="A file of questions (.jsonl, .csv, .parquet, ...); answers are not needed.")
+    ],
+    out: Annotated[Path, typer.Option(help="File to write: .jsonl, .csv or .parquet, one row per question.")],
     *,
-    source: SourceOptions,
+    asking: Asking,
     model: OtherModelChoice,
 ) -> None:
     """Answer questions with steered probabilities; each answer says how far it is from what the lens was fitted on.
 
-    After `coral calibrate` it also says which options the prediction set holds, and whether to abstain.
+    The columns of the input come first. After `coral calibrate` each answer also says which options the prediction set holds,
+    and whether to abstain.
     Example: `coral predict --lens my-lens --questions new.jsonl --out answers.jsonl`
     """
+    from coral_lens.lens.answers import holds_answers
     from coral_lens.lens.folder import load_lens
     from coral_lens.storage.files import write_atomic
     from coral_lens.storage.outputs import output_file
     from coral_lens.storage.progress import questions_bar
+    from coral_lens.storage.rows import writer_of
 
+    write = writer_of(out)
     file = output_file(out, is_ours=holds_answers)
     fitted, target = load_lens(lens), beside(out)
     loaded = model.opener(fitted.model)
-    asking = Asking(limit=source.limit, data_dir=source.data_dir)
     asked = asking.gather([questions], chat=loaded if fitted.style.chat else None)
     fitted = fitted.adopted(loaded()) if model.other_model else fitted
     fitted.check(loaded())
     with work_for(target, fitted, loaded(), asked) as work:
         with questions_bar("answering", len(asked)) as advance:
             answers = fitted.predict(loaded(), asked, work_dir=work, progress=advance)
-        write_atomic(file, "".join(json.dumps(asdict(a), ensure_ascii=False) + "\n" for a in answers).encode())
+        write_atomic(file, write(answers.rows()))
     typer.echo(f"{len(answers)} answers in {out}")
-
-
-def holds_answers(path: Path) -> bool:
-    """Return whether a file is what `coral predict` wrote."""
-    try:
-        with path.open("rb") as file:
-            first = json.loads(file.readline(2**20))
-    except (OSError, ValueError, RecursionError):
-        return False
-    return isinstance(first, dict) and {"id", "answer", "option", "confidence", "probs", "base_probs"} <= set(first)
 
 
 @app.command("lm-eval", add_help_option=False, context_settings={"ignore_unknown_options": True})

@@ -50,7 +50,9 @@ class KeptStates(Settings):
 @app.command()
 @flat
 def extract(
-    source: Annotated[list[str], typer.Argument(help="TASK[:SPLIT], or a .jsonl, .csv or .tsv file of questions.")],
+    source: Annotated[
+        list[str], typer.Argument(help="TASK[:SPLIT], or a file of questions (.jsonl, .csv, .parquet, ...).")
+    ],
     out: Annotated[Path, typer.Option(help="Folder for the activation store.")],
     *,
     kept: KeptStates,
@@ -101,7 +103,7 @@ def fit(
     refuse_other_folder(out)
     work = beside(out)
     loaded = model.opener(folder=work)
-    questions = asking.gather(train, chat=loaded if settings.style.chat else None)
+    questions = asking.gather(train, chat=loaded if settings.style.chat else None, own_shots=True)
     check_questions(questions)
     fitted = run(loaded(), questions, settings, work_dir=work, bar=shown)
     fitted.save(out)

@@ -26,6 +26,7 @@ from typer.models import OptionInfo, ParameterInfo
 
 from coral_lens.data.settings import TaskOptions
 from coral_lens.errors import CoralError
+from coral_lens.storage.escape import for_terminal
 from coral_lens.storage.outputs import refuse_inputs
 from coral_lens.storage.settings import (
     MOST_SEED,
@@ -85,7 +86,7 @@ def flat(command: Callable[..., None]) -> Callable[..., None]:
 SOURCES = ("train", "task", "questions", "validation", "test", "lm_eval_samples")
 VALUES = dict.fromkeys(SOURCES, "SOURCE") | {"model": "MODEL", "lens": "LENS"}
 """What the help calls the value of an option, by the option's name: each of these may name a file or folder that is read."""
-ARGUMENTS = ("source", "more", "study")
+ARGUMENTS = ("source", "more", "study", "files")
 """Arguments, which have no dashes, that may do so too."""
 KINDS = {Path: "PATH", int: "NUMBER", float: "NUMBER"}
 """And by its type, where the name says nothing; all others are a TEXT."""
@@ -363,13 +364,17 @@ class OtherModelChoice(LensModelChoice):
 class Asking(TaskOptions):
     """Which questions of a source are asked, and after how many worked examples."""
 
-    def gather(self, sources: list[str], *, chat: Callable[[], Model] | None = None) -> list[Question]:
-        """Load the questions of all sources, in the chat template of a model if one is given; an id twice is refused."""
-        from coral_lens.data.questions import load_questions
+    def gather(
+        self, sources: list[str], *, chat: Callable[[], Model] | None = None, own_shots: bool = False
+    ) -> list[Question]:
+        """Load the questions of all sources, in the chat template of a model if one is given; an id twice is refused.
 
+        With `own_shots`, a file gives its own worked examples unless another is named.
+        """
         folder_of_data(self.data_dir)
         options = replace(self, chat_template=chat().chat_template) if chat else self
-        questions = [q for source in sources for q in load_questions(source, options)]
+        drawn = [replace(options, fewshot_from=self.fewshot_from or (s if own_shots else None)) for s in sources]
+        questions = [q for source, of in zip(sources, drawn, strict=True) for q in load_aloud(source, of)]
         seen: set[str] = set()
         for question in questions:
             if question.id in seen:
@@ -378,6 +383,16 @@ class Asking(TaskOptions):
                 )
             seen.add(question.id)
         return questions
+
+
+def load_aloud(source: str, options: TaskOptions) -> list[Question]:
+    """Load the questions of a source, and of a table say in one line on standard error what was understood."""
+    from coral_lens.data.questions import Questions, load_questions
+
+    questions = load_questions(source, options)
+    if isinstance(questions, Questions):
+        typer.echo(for_terminal(f"{source}: {questions.summary}"), err=True)
+    return questions
 
 
 def folder_of_data(data: str | Path | None) -> Path | None:

@@ -249,7 +249,8 @@ def baseline(
 
 def source_of(text: str, *, shots: int, limit: int | None, tested: bool) -> dict[str, Any]:
     """Return the source that `task:split`, a task or a file names; only a test may leave its split to the task."""
-    from coral_lens.data.questions import is_file, task_and_split
+    from coral_lens.data.questions import task_and_split
+    from coral_lens.data.sources import is_file
     from coral_lens.data.tasks import definitions
 
     if is_file(text):

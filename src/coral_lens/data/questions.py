@@ -1,80 +1,58 @@
-"""The user's own questions from JSONL, CSV or TSV, and `load_questions`, the one door for questions of every kind.
+"""`load_questions`, the one door for questions of every kind: benchmark tasks, and the user's own files, datasets and frames.
 
-Files are validated line by line, and every complaint names file and line. Nothing is guessed: a file that is not
-understood is refused.
+Of one's own questions every complaint names file, line and column. Nothing is guessed: a table that can be read in two ways is
+refused, and what was understood is said in one line.
 """
 
 from __future__ import annotations
 
-import csv
-import os
-import re
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from itertools import chain, islice
+import gc
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
-
-from coral_lens.data.settings import TaskOptions
-from coral_lens.data.task_index import is_task
+from coral_lens.data.answers import WAYS, AnswerBook, Meaning, chosen, is_missing, options_named, settle
+from coral_lens.data.rows import Chunk, RowReader
+from coral_lens.data.settings import TableOptions, TaskOptions
+from coral_lens.data.shots import with_shots
+from coral_lens.data.sources import is_file, open_table
+from coral_lens.data.tables import Refusals, Table
+from coral_lens.data.task_index import include_tasks, is_task
 from coral_lens.data.tasks import load_task
-from coral_lens.errors import CoralError, nearest
-from coral_lens.records import UNKNOWN, Question
-from coral_lens.storage.lines import iter_lines, parse_json
+from coral_lens.errors import CoralError
+from coral_lens.records import UNKNOWN, Question, checked_questions
 
-_JSON_LINES = (".jsonl", ".ndjson", ".json")
-_TABLES = (".csv", ".tsv")
-_FILE_SUFFIXES = (".jsonl", *_TABLES, ".gz")
-_SEPARATORS = ",;\t"
-_SUSPICIOUS = 10
-"""So many numbers without a 0 are seldom chance: with four options in any order, in one file of 18."""
-_FIELDS = "id, context, group, question, options, answer or answer_index"
-_COLUMNS = _FIELDS.replace("options", "options or option_a, option_b, ...")
-_LETTER_COLUMN = re.compile(r"(?:option_)?([a-z])")
-
-Record = tuple[int, dict[str, Any]]
-"""A line number and the fields found there."""
+MOST_SHOWN = 3
+"""Rows that were left out and are named."""
 
 
-def _encodable(text: str) -> str:
-    # JSON can escape half a character; no tokenizer and no file could take it
-    if any("\ud800" <= character <= "\udfff" for character in text):
-        raise ValueError("it holds half of a surrogate pair, which is not text")
-    return text
+class Questions(list[Question]):
+    """Questions of one's own: a list that knows what was understood of its table."""
+
+    summary: str = ""
+    """What was understood, in one line."""
 
 
-_Text = Annotated[str, AfterValidator(_encodable)]
+def load_questions(source: str | Path | Any, options: TaskOptions | TableOptions | None = None) -> list[Question]:
+    """Return questions from a file, a saved dataset or a frame, or from a task: `arc_easy`, `arc_easy:validation`, `mmlu`.
 
-
-class _Row(BaseModel):
-    """One question as it stands in a file."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-    question: _Text
-    options: list[_Text | int | float]
-    answer: int | _Text | None = None
-    answer_index: int | None = None
-    id: _Text | int | None = None
-    group: _Text | int | None = None
-    context: _Text | None = None
-
-
-def load_questions(source: str | Path, options: TaskOptions | None = None) -> list[Question]:
-    """Return questions from a JSONL, CSV or TSV file, or from a task: `arc_easy`, `arc_easy:validation`, `mmlu`.
-
-    A name is taken for a file if that file exists or if it ends in .jsonl, .csv, .tsv or .gz. Of the options only
-    `limit` concerns a file; its questions have no shots and no splits.
+    Files are JSON, JSON lines, CSV, TSV, parquet, Arrow or Excel workbooks, each but the last also gzipped. In Python a source
+    may also be a frame of pandas or polars, a `datasets.Dataset`, an Arrow table, or a list of dicts. A name is taken for a
+    file if that file exists or if it ends like one. What columns may be called and how options and answers may be written is
+    in the guide `your-own-questions`; what was understood stands in `summary` of the list that comes back.
     """
-    options = options or TaskOptions()
-    if is_file(source):
-        if options.split or options.num_fewshot:
-            raise CoralError(
-                f"{source} is a file of questions: it has no splits, and its questions are asked without shots."
-            )
-        return _collect(Path(source), options.limit)
+    options = TaskOptions(table=options) if isinstance(options, TableOptions) else options or TaskOptions()
+    if options.include_path:
+        include_tasks(options.include_path, trusted=options.trust_task_code)
+    if not isinstance(source, str | Path) or is_file(source):
+        if options.split:
+            raise CoralError(f"{source} is a file of questions: it has no splits.")
+        questions = read_questions(source, options)
+        return shown_with_examples(questions, source, options) if options.num_fewshot else questions
     name, split = task_and_split(str(source))
     if not split:
         return load_task(name, options)
@@ -83,6 +61,21 @@ def load_questions(source: str | Path, options: TaskOptions | None = None) -> li
             f"{source!r} names the split {split!r}, but the split {options.split!r} was asked for; give one."
         )
     return load_task(name, replace(options, split=split))
+
+
+def shown_with_examples(questions: Questions, source: Any, options: TaskOptions) -> Questions:
+    """Return questions of one's own with the worked examples that are asked for."""
+    if options.fewshot_from is None:
+        raise CoralError(
+            f"Worked examples for {source} must come from labelled questions: say which file (--fewshot-from train.jsonl), not "
+            "the one that is measured."
+        )
+    assert options.num_fewshot, "asked for by the caller"
+    pool = read_questions(options.fewshot_from, replace(options, limit=None))
+    shown = with_shots(questions, pool, options.num_fewshot, seed=options.seed, fixed=options.fixed_shots)
+    asked = Questions(shown)
+    asked.summary = f"{questions.summary}, {options.num_fewshot} worked examples each"
+    return asked
 
 
 def task_and_split(source: str) -> tuple[str, str]:
@@ -95,358 +88,159 @@ def task_and_split(source: str) -> tuple[str, str]:
     return name, split
 
 
-def read_questions(path: str | Path) -> list[Question]:
-    """Return the questions of a JSONL, CSV or TSV file, each of them optionally gzipped.
-
-    Fields: `question`, `options`, and optionally `answer` or `answer_index`, `id`, `group`, `context`. In a table,
-    options are a JSON list or separated by `|`, or they stand in columns `option_a`, `option_b`, ... or `A`, `B`, ...
-    Its columns are separated by commas, semicolons or tabs: by that which makes `question` a column of the header.
-
-    `answer` is the number of the option, counted from 0; or the exact text of an option; or a letter. Ten numbers or
-    more of which none is 0 are refused, because they may be counted from 1. In a table everything is text, so `1` may
-    be a number or the text of an option, and so may `B` be a letter everywhere. Where the two name different options,
-    the whole file is read in the one way that fits all of its answers; if both ways fit, or neither does, it is
-    refused. `answer_index` is always a number, counted from 0. No answer, null or an empty text: unknown.
-    """
-    return _collect(Path(path), None)
+def read_questions(source: Any, options: TaskOptions | None = None) -> Questions:
+    """Return the questions of a table, whatever it is written as."""
+    options = options or TaskOptions()
+    said, refuse = options.table, Refusals(options.table.skip_bad)
+    table = open_table(source, refuse, options.limit)
+    reading = Reading(table, RowReader(table, said), refuse, AnswerBook(table, said.answer_base))
+    with closing(table), no_collection():
+        return reading.questions(options.limit)
 
 
-def is_file(source: str | Path) -> bool:
-    """Whether a source is taken for a file of questions rather than for a task."""
-    # os.path, because a long or odd task name is then simply not a file
-    return str(source).lower().endswith(_FILE_SUFFIXES) or (os.path.exists(source) and not os.path.isdir(source))
+@dataclass
+class Reading:
+    """A table on the way to its questions."""
+
+    table: Table
+    reader: RowReader
+    refuse: Refusals
+    book: AnswerBook
+    chunks: list[Chunk] = field(default_factory=list)
+
+    def questions(self, limit: int | None) -> Questions:
+        """Read the table; with a limit, no further than it takes to know what the answers mean."""
+        n, rest = 0, self.read()
+        for chunk in rest:
+            self.chunks.append(chunk if limit is None else chunk.first(limit - n))
+            n += len(self.chunks[-1])
+            if n == limit:
+                break
+        while n == limit and not self.book.is_settled() and next(rest, None):
+            pass  # rows beyond the limit may tell what the answers before it mean
+        meaning = settle(self.book)
+        questions = Questions(chain.from_iterable(self.built(chunk, meaning) for chunk in self.chunks))
+        if not questions:
+            complaints = self.refuse.complaints
+            why = (
+                f": all {len(complaints):,} rows were left out, the first because of {complaints[0]}"
+                if complaints
+                else "."
+            )
+            raise CoralError(f"{self.table.name} holds no questions{why}")
+        refuse_same_ids(self.chunks, self.table)
+        questions.summary = summary_of(questions, self, meaning)
+        return questions
+
+    def read(self) -> Iterator[Chunk]:
+        """Yield what the batches of the table hold, without the rows that are left out."""
+        for batch in self.table.batches:
+            for chunk in self.reader.chunks(batch, self.refuse):
+                self.book.columns.append(chunk.answers)
+                yield chunk
+
+    def built(self, chunk: Chunk, meaning: Meaning) -> list[Question]:
+        """Return the questions of some rows, now that it is known what their answers mean."""
+        targets, fields = chunk.targets, chunk.fields
+        options = chosen(self.book, targets.column, meaning, self.refuse, targets.part)
+        if targets.counts is None and targets.soft is None and not {"kind", "descriptions"} & fields.keys():
+            questions = checked_questions({**fields, "answer": [UNKNOWN if o is None else o for o in options]})
+            if None not in options:
+                return questions
+            rows = zip(questions, options, targets.column.given, strict=True)
+            return [q for q, option, given in rows if option is not None or is_missing(given)]
+        return list(self.built_one_by_one(chunk, options))
+
+    def built_one_by_one(self, chunk: Chunk, options: Sequence[int | None]) -> Iterator[Question]:
+        """Yield questions that have more to be checked than plain ones: kinds, descriptions, several answers, soft ones."""
+        targets, start = chunk.targets, 0
+        for i, number in enumerate(chunk.numbers):
+            end = start + (1 if targets.counts is None else targets.counts[i])
+            given, own = targets.column.given[start:end], options[start:end]
+            start = end
+            if any(option is None and not is_missing(answer) for option, answer in zip(own, given, strict=True)):
+                continue  # it was refused, and is left out
+            right = tuple(sorted({option for option in own if option is not None}))
+            answer = right[0] if len(right) == 1 else UNKNOWN
+            values = {name: column[i] for name, column in chunk.fields.items()}
+            try:
+                yield Question(
+                    **values,
+                    answer=answer,
+                    right=right if len(right) > 1 else (),
+                    soft=targets.soft[i] if targets.soft else (),
+                )
+            except CoralError as error:
+                self.refuse(f"{self.table.where(number)}: {error}", error)
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """A question as its line alone says it, and what its answer may mean."""
-
-    number: int
-    question: Question
-    readings: dict[str, int]
-    """Of an answer that is a text: the option that it is by each way to read it. Empty for a number and for no answer."""
-    by_index: bool
-    """Whether the answer is an `answer_index`, about which nothing is in doubt."""
-
-    @property
-    def in_doubt(self) -> bool:
-        return len(set(self.readings.values())) > 1
-
-    def read_as(self, reading: str) -> _Line:
-        if not self.readings:
-            return self
-        answer = self.readings[reading]
-        return replace(self, question=replace(self.question, answer=answer), readings={reading: answer})
+def refuse_same_ids(chunks: Sequence[Chunk], table: Table) -> None:
+    """Refuse two questions of one id, and say where both are."""
+    if len(set(chain.from_iterable(chunk.fields["id"] for chunk in chunks))) == sum(map(len, chunks)):
+        return
+    first: dict[str, int] = {}
+    for chunk in chunks:
+        for identity, number in zip(chunk.fields["id"], chunk.numbers, strict=True):
+            if identity in first:
+                where = f"{table.name}, {table.unit}s {first[identity]} and {number}"
+                raise CoralError(f"{where}: both have the id {identity!r}.")
+            first[identity] = number
 
 
-def _collect(path: Path, limit: int | None) -> list[Question]:
-    lines = _iter_lines(path)
-    taken = list(islice(lines, limit))
-    if not taken:
-        raise CoralError(f"{path} holds no questions.")
-    others: Iterable[_Line] = lines
-    if any(line.in_doubt for line in taken):
-        others = list(lines)
-        reading = _only_reading(path, chain(taken, others))
-        taken, others = ([line.read_as(reading) for line in some] for some in (taken, others))
-    _refuse_numbers_from_1(path, chain(taken, others))
-    return [line.question for line in taken]
-
-
-def _only_reading(path: Path, lines: Iterable[_Line]) -> str:
-    """Return the one way to read answers that fits all lines of a file in which some may be read in two."""
-    fitting, doubtful = set(_READINGS), None
-    for line in lines:
-        fitting &= set(line.readings or fitting)
-        doubtful = doubtful or (line if line.in_doubt else None)
-    assert doubtful is not None, "asked only where a line is in doubt"
-    if len(fitting) == 1:
-        return fitting.pop()
-    ways = " or ".join(f"the {name} of option {j + 1}" for name, j in doubtful.readings.items())
-    raise CoralError(
-        f"{path}, line {doubtful.number}: the answer may be {ways}, and the other lines do not settle it; give the number of "
-        "the right option, counted from 0, as `answer_index` in place of `answer`."
-    )
-
-
-def _refuse_numbers_from_1(path: Path, lines: Iterable[_Line]) -> None:
-    """Refuse a file whose answers are all numbers and none of them 0; the first other answer ends the search."""
-    numbers = 0
-    for line in lines:
-        if line.question.answer == UNKNOWN or line.by_index:
-            continue
-        ways = set(line.readings) or {"number"}
-        if line.question.answer == 0 or "number" not in ways:
-            return
-        # where the number is the text of its option too, it says nothing of the others
-        numbers += ways == {"number"}
-    if numbers >= _SUSPICIOUS:
-        place = "column" if _is_table(path) else "field"
-        raise CoralError(
-            f"{path}: no answer is 0, so the numbers may be counted from 1, but they are read as counted from 0; write "
-            f"letters or the options' texts, or call the {place} answer_index if they are counted from 0."
-        )
-
-
-def _is_table(path: Path) -> bool:
-    return _ending(path) in _TABLES
-
-
-def _ending(path: Path) -> str:
-    """Return the ending of a file without its .gz, in lower case; a spreadsheet may write it in capitals."""
-    return Path(path.name.removesuffix(".gz")).suffix.lower()
-
-
-def _iter_lines(path: Path) -> Iterator[_Line]:
-    # a name without an ending may be a pipe
-    if _ending(path) not in ("", *_JSON_LINES, *_TABLES) and not path.is_dir():
-        raise CoralError(f"{path}: only .jsonl, .csv and .tsv files are read (also with .gz).")
-    seen: dict[str, int] = {}
-    any_first = False
-    is_table = _is_table(path)
-    for number, fields in (_csv_records if is_table else _json_records)(path):
-        line = _line(path, number, fields, digits_are_index=is_table, any_first=any_first)
-        any_first = any_first or line.question.answer == 0
-        if line.question.id in seen:
-            first, identity = seen[line.question.id], line.question.id
-            raise CoralError(f"{path}, lines {first} and {number}: both have the id {identity!r}.")
-        seen[line.question.id] = number
-        yield line
-
-
-def _line(path: Path, number: int, fields: dict[str, Any], *, digits_are_index: bool, any_first: bool) -> _Line:
-    """Return what a line says; `any_first`: whether a line before it has the first option for its answer."""
-    where = f"{path}, line {number}"
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Have Python look for no garbage: among a hundred thousand new objects that all stay, it would look again and again."""
+    was_on = gc.isenabled()
+    gc.disable()
     try:
-        row = _Row.model_validate(fields)
-    except ValidationError as error:
-        raise CoralError(f"{where}: {_complaint(error, fields)}") from error
-    if not row.question.strip():
-        raise CoralError(f"{where}: the question is empty.")
-    options = tuple(str(option) for option in row.options)
-    name = path.name.removesuffix(".gz").rpartition(".")[0] or path.name
-    identity = f"{name}:{number}" if row.id in (None, "") else str(row.id)
-    answer = row.answer if row.answer_index is None else row.answer_index
-    try:
-        if row.answer_index is not None and row.answer not in (None, ""):
-            raise CoralError("It has both `answer` and `answer_index`; give one of them.")
-        readings = _readings(answer, options, digits_are_index=digits_are_index)
-        question = Question(
-            id=identity,
-            group=identity if row.group in (None, "") else str(row.group),
-            text=row.question,
-            options=options,
-            passage=row.context or "",
-        )
-        # afterwards, so that options which cannot be used are named before an answer that does not fit them
-        from_1 = row.answer_index is None and not any_first
-        question = replace(question, answer=_answer(answer, options, readings, perhaps_from_1=from_1))
-    except CoralError as error:
-        raise CoralError(f"{where}: {error}") from error
-    return _Line(number, question, readings, by_index=row.answer_index is not None)
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
-def _complaint(error: ValidationError, fields: dict[str, Any]) -> str:
-    """Say what is wrong with a row, in one sentence."""
-    complaints = error.errors(include_url=False, include_input=False)
-    # a misspelt field is both unknown and missing: name the spelling
-    first = min(complaints, key=lambda e: e["type"] != "extra_forbidden")
-    name = str(first["loc"][0]) if first["loc"] else "?"
-    if first["type"] == "missing":
-        present = ", ".join(map(repr, fields)) or "nothing"
-        return f"the field {name!r} is missing; found {present}."
-    if first["type"] == "extra_forbidden":
-        return f"unknown field {name!r}; fields that are read: {_FIELDS}.{nearest(name, _Row.model_fields)}"
-    return f"the field {name!r} cannot be used: {first['msg']}."
+# -------------------------------------------------------------------------------------------------------- what was understood
 
 
-def _as_text(answer: str, options: tuple[str, ...]) -> int | None:
-    return options.index(answer) if options.count(answer) == 1 else None
+def summary_of(questions: Sequence[Question], reading: Reading, meaning: Meaning) -> str:
+    """Return in one line what was understood of a table."""
+    fields = [chunk.fields for chunk in reading.chunks]
+    sizes = sorted({n for of in fields for n in set(map(len, of["options"]))})
+    each = f"{sizes[0]} options each" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]} options"
+    parts = [
+        f"{len(questions):,} question{'s' * (len(questions) > 1)}",
+        each,
+        answers_in_words(questions, reading, meaning),
+    ]
+    kinds = Counter(chain.from_iterable(of.get("kind", ()) for of in fields))
+    parts += [f"{kinds[kind]:,} of kind {kind}" for kind in ("yes-no", "score") if kinds[kind]]
+    if extra := reading.reader.extra:
+        parts.append(f"{len(extra)} column{'s' * (len(extra) > 1)} carried along")
+    line = ", ".join(parts)
+    if complaints := reading.refuse.complaints:
+        named = " ".join(complaints[:MOST_SHOWN]) + (" ..." if len(complaints) > MOST_SHOWN else "")
+        line += f"; {len(complaints):,} row{'s' * (len(complaints) > 1)} left out: {named}"
+    return line
 
 
-def _as_letter(answer: str, options: tuple[str, ...]) -> int | None:
-    letter = answer.strip().upper()
-    return ord(letter) - ord("A") if len(letter) == 1 and letter.isascii() and letter.isalpha() else None
+def answers_in_words(questions: Sequence[Question], reading: Reading, meaning: Meaning) -> str:
+    """Return how the answers were read, and how many are not known."""
+    unknown = sum(q.answer == UNKNOWN for q in questions)
+    if unknown == len(questions):
+        return "no answers"
+    ways = {way for chunk in reading.chunks for way in ways_of(chunk, meaning)}
+    words = [WAYS[way].format(base=meaning.base) for way in WAYS if way in ways]
+    if any(chunk.targets.counts is not None for chunk in reading.chunks):
+        n_soft, n_several = sum(bool(q.soft) for q in questions), sum(bool(q.right) for q in questions)
+        words += [f"soft in {n_soft:,}"] if n_soft else []
+        words += [f"several in {n_several:,}"] if n_several else []
+    return f"answers are {' or '.join(words)}" + (f", {unknown:,} unknown" if unknown else "")
 
 
-def _as_number(answer: str, options: tuple[str, ...]) -> int | None:
-    digits = answer.strip()
-    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 4 else None
-
-
-_READINGS: dict[str, Callable[[str, tuple[str, ...]], int | None]] = {
-    "text": _as_text,
-    "letter": _as_letter,
-    "number": _as_number,
-}
-"""How an answer that is a text may be meant. Only a table's number is a text: JSON has numbers of its own."""
-
-
-def _readings(answer: int | str | None, options: tuple[str, ...], *, digits_are_index: bool) -> dict[str, int]:
-    """Return which option a text names by each way to read it."""
-    if not isinstance(answer, str) or not answer:
-        return {}
-    ways = {name: read(answer, options) for name, read in _READINGS.items() if name != "number" or digits_are_index}
-    named = {name: j for name, j in ways.items() if j is not None}
-    # a letter or number that no option has is a mistake only where nothing else fits
-    return {name: j for name, j in named.items() if j < len(options)} or named
-
-
-def _answer(
-    answer: int | str | None, options: tuple[str, ...], readings: dict[str, int], *, perhaps_from_1: bool
-) -> int:
-    """Return the index of the right option, by the first way that its own line allows."""
-    if answer is None or answer == "":
-        return UNKNOWN
-    if isinstance(answer, str):
-        if options.count(answer) > 1:
-            raise CoralError(
-                f"The answer {answer!r} is the text of several options; give its number, counted from 0, as `answer_index`."
-            )
-        if not readings:
-            shown = ", ".join(repr(option) for option in options[:6])
-            raise CoralError(f"The answer {answer!r} is neither a letter nor the text of an option ({shown}).")
-        way, number = next(iter(readings.items()))
-        if way == "letter" and number >= len(options):
-            last = chr(ord("A") + len(options) - 1)
-            raise CoralError(
-                f"The answer {answer.strip()!r} is out of range: the letters of the {len(options)} options are A to "
-                f"{last}. Leave it out if it is not known."
-            )
-        answer = number
-    if not 0 <= answer < len(options):
-        hint = "Leave it out if it is not known."
-        if perhaps_from_1 and answer == len(options):
-            hint = "Answers are counted from 0; if yours are counted from 1, write letters or the options' texts."
-        raise CoralError(
-            f"The answer {answer} is out of range: the {len(options)} options are numbered 0 to {len(options) - 1}. "
-            + hint
-        )
-    return answer
-
-
-def _json_records(path: Path) -> Iterator[Record]:
-    for number, line in _lines(path):
-        if not line.strip():
-            continue
-        try:
-            fields = parse_json(line)
-        except ValueError as error:
-            raise CoralError(f"{path}, line {number}: malformed JSON ({error}).") from error
-        if not isinstance(fields, dict):
-            raise CoralError(
-                f"{path}, line {number}: each line must be one JSON object. Got a {type(fields).__name__} instead."
-            )
-        yield number, fields
-
-
-def _csv_records(path: Path) -> Iterator[Record]:
-    lines = (line for _, line in _lines(path))
-    before = list(_through_header(lines))
-    reader = csv.reader(chain(before, lines), delimiter=_separator(before), strict=True)
-    header: list[str] | None = None
-    start = 1
-    while True:
-        try:
-            cells = next(reader, None)
-        except csv.Error as error:
-            raise CoralError(f"{path}, line {reader.line_num}: malformed CSV ({_malformed(error)}).") from error
-        if cells is None:
-            return
-        number, start = start, reader.line_num + 1
-        if not any(cell.strip() for cell in cells):
-            continue
-        if header is None:
-            header = _header(path, number, cells)
-            continue
-        if len(cells) != len(header):
-            raise CoralError(f"{path}, line {number}: {len(cells)} cells, but the header has {len(header)} columns.")
-        yield number, _csv_fields(dict(zip(header, cells, strict=True)))
-
-
-def _malformed(error: csv.Error) -> str:
-    # Python's own sentence advises its programmer
-    if "new-line character" in str(error):
-        return "a carriage return stands alone in it; save the file with the line ends of Unix or of Windows"
-    return str(error)
-
-
-def _through_header(lines: Iterator[str]) -> Iterator[str]:
-    """Yield lines up to the first that is not blank."""
-    for line in lines:
-        yield line
-        if line.strip():
-            return
-
-
-def _separator(lines: list[str]) -> str:
-    """Return what separates the columns: that by which `question` is one, or else that by which they are most."""
-    header = lines[-1] if lines else ""
-    # not read as CSV, which may be malformed: that is for the reader to say
-    names = {mark: [name.strip(' "\r\n').lower() for name in header.split(mark)] for mark in _SEPARATORS}
-    return max(names, key=lambda mark: ("question" in names[mark], len(names[mark])))
-
-
-def _header(path: Path, number: int, cells: list[str]) -> list[str]:
-    """Return the column names: fields in lower case, options as single letters."""
-    names = [cell.strip().lower() for cell in cells]
-    letters = [m[1] for name in names if (m := _LETTER_COLUMN.fullmatch(name))]
-    known = [*_Row.model_fields, "option_a", "option_b"]
-    where = f"{path}, line {number}"
-    for name in names:
-        if name not in _Row.model_fields and not _LETTER_COLUMN.fullmatch(name):
-            raise CoralError(
-                f"{where}: unknown column {name!r}; columns that are read: {_COLUMNS}.{nearest(name, known)}"
-            )
-    if len(set(names)) != len(names) or len(set(letters)) != len(letters):
-        raise CoralError(f"{where}: a column appears twice in the header.")
-    if "question" not in names or ("options" in names) == bool(letters):
-        raise CoralError(
-            f"{where}: the header needs `question`, and either `options` or columns `option_a`, `option_b`, ..."
-        )
-    if sorted(letters) != [chr(ord("a") + i) for i in range(len(letters))]:
-        raise CoralError(
-            f"{where}: the option columns must be a, b, c, ... without a gap. Got {', '.join(letters)} instead."
-        )
-    return [m[1] if (m := _LETTER_COLUMN.fullmatch(name)) else name for name in names]
-
-
-def _csv_fields(cells: dict[str, str]) -> dict[str, Any]:
-    fields: dict[str, Any] = {name: cell for name, cell in cells.items() if len(name) > 1}
-    if "options" in cells:
-        fields["options"] = _split_options(cells["options"])
-    else:
-        texts = [cells[name] for name in sorted(n for n in cells if len(n) == 1)]
-        while texts and not texts[-1].strip():
-            texts.pop()  # a question may have fewer options than there are columns
-        fields["options"] = texts
-    if "answer_index" in fields:
-        index = fields["answer_index"].strip()
-        # what is no number is refused with the other fields
-        fields["answer_index"] = _as_number(index, ()) if _as_number(index, ()) is not None else index or None
-    return fields
-
-
-def _split_options(cell: str) -> list[Any]:
-    if cell.lstrip().startswith("["):
-        try:
-            listed = parse_json(cell)
-        except ValueError:
-            listed = None
-        if isinstance(listed, list):
-            return listed
-    return [part.strip() for part in cell.split("|")] if cell.strip() else []
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield (line number, text), decoding line by line so that a bad byte can be located."""
-    offset = 0
-    for number, line in iter_lines(path):
-        try:
-            yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise CoralError(
-                f"{path}, line {number}: not UTF-8 (byte 0x{line[error.start]:02x} at offset {offset + error.start}); save "
-                "the file as UTF-8."
-            ) from error
-        offset += len(line)
+def ways_of(chunk: Chunk, meaning: Meaning) -> set[str]:
+    """Return in which ways the answers of some rows were read."""
+    column = chunk.answers
+    if column.way:
+        return {column.way}
+    named = (options_named(readings, n, meaning.base) for readings, n in column)
+    return {meaning.way if meaning.way in ways else next(iter(ways)) for ways in named if ways}

@@ -139,7 +139,7 @@ def embedded_folder(origin: Origin) -> Path | None:
 def count_rows(place: Path) -> int:
     """Return the number of questions of a split without decoding them."""
     if place.is_dir():
-        import pyarrow as pa  # type: ignore[import-untyped]
+        import pyarrow as pa
 
         files = json.loads((place / "state.json").read_text("utf-8"))["_data_files"]
         total = 0
@@ -148,7 +148,7 @@ def count_rows(place: Path) -> int:
                 total += pa.ipc.open_stream(source).read_all().num_rows
         return total
     if place.suffix == ".parquet":
-        import pyarrow.parquet as pq  # type: ignore[import-untyped]
+        import pyarrow.parquet as pq
 
         return int(pq.ParquetFile(place).metadata.num_rows)
     return sum(1 for _ in _lines(place))

@@ -118,19 +118,75 @@ def _entry(name: str) -> Entry:
     known = _entries(fresh=False)
     raise CoralError(
         f"There is no task called {name!r}.{nearest(name, known)} `coral tasks` lists what is available offline; a "
-        "file of questions must exist or end in .jsonl, .csv, .tsv or .gz."
+        "file of questions must exist or end in .jsonl, .csv, .tsv, .parquet, .arrow, .xlsx or .gz."
     )
 
 
 _memory: dict[str, dict[str, Entry]] = {}
+_included: dict[Path, dict[str, Entry]] = {}
+"""The user's own folders of tasks, and the names in each."""
+_trusted: set[Path] = set()
+"""Those whose Python may run."""
+
+
+def include_tasks(folder: str | Path, *, trusted: bool = False) -> None:
+    """Have the tasks of a folder of the user's known by their names, which win over all others; `trusted`: their code may run."""
+    path = Path(folder).resolve()
+    if not path.is_dir():
+        raise CoralError(f"--include-path {folder} is not a folder.")
+    _included[path] = _scan(path)
+    if not _included[path]:
+        raise CoralError(f"--include-path {folder} holds no task definition (a .yaml file with `task:`).")
+    (_trusted.add if trusted else _trusted.discard)(path)
+
+
+def refuse_code(leaf: Leaf) -> None:
+    """Refuse a task from a folder of the user's whose definition names Python functions, unless that was allowed."""
+    home = next((folder for folder in _included if leaf.path.is_relative_to(folder)), None)
+    if home is None or home in _trusted:
+        return
+    if found := next(_functions_in(leaf.path, set()), None):
+        raise CoralError(
+            f"Task {leaf.task!r} would run Python: {found[0]} names the function {found[1]!r}. Look at it, and give "
+            "--trust-task-code if you trust it."
+        )
+
+
+def _functions_in(path: Path, seen: set[Path]) -> Iterator[tuple[Path, str]]:
+    """Yield the functions that a definition names, those of the files that it includes too, without making anything of them."""
+    import yaml
+
+    if path in seen:
+        return
+    seen.add(path)
+    try:
+        tree = yaml.compose(path.read_text("utf-8"), Loader=yaml.SafeLoader)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        raise CoralError(f"{path} cannot be read as a task definition: {error}.") from error
+    todo = [tree] if tree is not None else []
+    while todo:
+        node = todo.pop()
+        if node.tag.startswith("!"):
+            yield path, str(node.value)
+        elif isinstance(node, yaml.MappingNode):
+            for key, value in node.value:
+                todo += [key, value]
+                if key.value == "include":
+                    names = value.value if isinstance(value, yaml.SequenceNode) else [value]
+                    for name in names:
+                        yield from _functions_in(Path(os.path.normpath(path.parent / str(name.value))), seen)
+        elif isinstance(node, yaml.SequenceNode):
+            todo += node.value
 
 
 def _entries(*, fresh: bool) -> dict[str, Entry]:
-    """Return lm-eval's names and ours, ours winning; `fresh` reads the files again."""
+    """Return lm-eval's names, ours and the user's, the later winning; `fresh` reads the files again."""
     root = _lm_eval_folder()
     if fresh or str(root) not in _memory:
         _memory[str(root)] = {**_cached_scan(root, fresh=fresh), **_scan(OWN_TASKS)}
-    return _memory[str(root)]
+    if not _included:
+        return _memory[str(root)]
+    return _memory[str(root)] | {name: entry for known in _included.values() for name, entry in known.items()}
 
 
 def _lm_eval_folder() -> Path:

@@ -18,7 +18,7 @@ from typing import Any
 from coral_lens.data.licences import LICENCES
 from coral_lens.data.settings import TaskOptions
 from coral_lens.data.task_data import Splits, count_rows, local_splits, origin_of
-from coral_lens.data.task_index import Leaf, definition, is_task, leaves, manager
+from coral_lens.data.task_index import Leaf, definition, is_task, leaves, manager, refuse_code
 from coral_lens.errors import CoralError, need
 from coral_lens.records import UNKNOWN, Question, Rendered
 
@@ -125,6 +125,7 @@ def _is_multiple_choice(leaf: Leaf, *, strict: bool) -> bool:
 
 
 def _questions(leaf: Leaf, options: TaskOptions) -> list[Question]:
+    refuse_code(leaf)
     config = definition(leaf)
     splits = Splits(origin_of(config, options.data_dir))
     split = options.split or evaluation_split(config)
@@ -298,6 +299,7 @@ def _quiet() -> Iterator[None]:
     """Hold back lm-eval's and datasets' log lines and progress bars, and have each template compiled only once."""
     need("eval", by="A benchmark task")
     import datasets
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
     from lm_eval.utils import env
 
     with ExitStack() as stack:
@@ -308,7 +310,12 @@ def _quiet() -> Iterator[None]:
         if not datasets.are_progress_bars_disabled():
             datasets.disable_progress_bars()
             stack.callback(datasets.enable_progress_bars)
-        # lm-eval compiles a template for every document, which is most of the time that a large task takes
-        env.from_string = lru_cache(maxsize=256)(type(env).from_string.__get__(env))
+        # lm-eval compiles a template for every document, which is most of the time that a large task takes; and in no sandbox,
+        # although a definition may be a stranger's
+        sandbox = ImmutableSandboxedEnvironment(
+            loader=env.loader, undefined=env.undefined, keep_trailing_newline=env.keep_trailing_newline
+        )
+        sandbox.filters = env.filters
+        env.from_string = lru_cache(maxsize=256)(sandbox.from_string)
         stack.callback(env.__dict__.pop, "from_string", None)
         yield

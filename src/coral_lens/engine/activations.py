@@ -17,7 +17,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from coral_lens.engine.fingerprints import identity_difference
 from coral_lens.engine.readers import heads_name, layer_name
 from coral_lens.errors import CoralError
 from coral_lens.ragged import Options
-from coral_lens.records import OptionTable, Question
+from coral_lens.records import OptionTable, Question, question_from, question_record, targets_of
 from coral_lens.storage.arrays import allocate, release, row_chunks
 from coral_lens.storage.files import digest, disk_errors
 from coral_lens.storage.resumable import read_manifest
@@ -39,13 +39,6 @@ from coral_lens.storage.shards import Journal, read_tensor, shard_path
 FORMAT = 1
 NEEDED = ("model", "questions", "style", "layers", "n_questions")
 """Keys of a manifest without which a store cannot be read."""
-
-
-def question_record(question: Question) -> dict[str, Any]:
-    """Return what is kept of a question: all but the rendered prompt, whose token ids have a digest of their own."""
-    record = asdict(question)
-    record.pop("rendered")
-    return record
 
 
 # --------------------------------------------------------------------------------------------------------- reading
@@ -110,6 +103,7 @@ class ScoredShards(ABC):
             n_bytes=columns["n_bytes"],
             offsets=self._options.edges,
             answers=answers,
+            targets=targets_of(self.questions),
         )
 
     def layer(self, layer: int) -> Float[np.ndarray, "row width"]:
@@ -204,7 +198,7 @@ class ActivationStore(ScoredShards):
         try:
             # bytes, because str.splitlines would also cut at U+2028 and its like, which a question may hold
             records = [json.loads(line) for line in path.read_bytes().splitlines()]
-            questions = [Question(**{**r, "options": tuple(r["options"])}) for r in records]
+            questions = [question_from(record) for record in records]
             intact = digest([question_record(q) for q in questions]) == self.manifest["questions"]
         except (OSError, ValueError, KeyError, TypeError, CoralError):
             intact = False
@@ -248,7 +242,7 @@ class MemoryStore(ScoredShards):
         self.manifest, self.name, self._tensors = manifest, "The store in memory", dict(enumerate(shards))
         self._shards = self._tensors
         # as they would come back from a folder, which keeps no prompts
-        self._questions = [replace(q, rendered=None) for q in questions]
+        self._questions = [replace(q, rendered=None, shots=(), table=None) for q in questions]
         self._refuse_unscored()
 
     @property
@@ -315,6 +309,7 @@ class JoinedStore:
             n_bytes=column("n_bytes"),
             offsets=Options.of_sizes([len(q.options) for q in self.questions]).edges,
             answers=np.array([q.answer for q in self.questions], dtype=np.int64),
+            targets=targets_of(self.questions),
         )
 
     def layer(self, layer: int) -> Float[np.ndarray, "row width"]:

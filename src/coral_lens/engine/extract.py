@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from coral_lens.data.settings import Style
-from coral_lens.engine.activations import FORMAT, ActivationStore, MemoryStore, ScoredShards, question_record
+from coral_lens.data.wording import asked_as
+from coral_lens.engine.activations import FORMAT, ActivationStore, MemoryStore, ScoredShards
 from coral_lens.engine.budget import choose_budget
 from coral_lens.engine.hooks import Edit, Reader
 from coral_lens.engine.packing import Packing, Plan, plan_for, tree_size
@@ -27,7 +28,7 @@ from coral_lens.engine.scoring import TOKEN_BUDGET, score
 from coral_lens.engine.self_check import packing_of
 from coral_lens.engine.trees import build_tree
 from coral_lens.errors import CoralError
-from coral_lens.records import Prompt, Question
+from coral_lens.records import Prompt, Question, question_record
 from coral_lens.storage.files import canonical, digest, versions
 from coral_lens.storage.progress import Progress
 from coral_lens.storage.resumable import Resumable, read_manifest
@@ -263,7 +264,7 @@ def plan_questions(
     """Prepare questions, and say which are left out; what is open is filled in by the results in `folder`, if there are any."""
     refuse_layers(model, extraction.layers)
     filled = fill_defaults(model, folder, extraction, len(questions))
-    prepared = prepare(questions, filled.style, model)
+    prepared = prepare(asked_as(questions, filled.style), filled.style, model)
     warn_left_out(prepared)
     return PlannedQuestions(model, prepared, filled)
 

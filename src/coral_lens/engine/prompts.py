@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import string
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from coral_lens.data.settings import Style
+from coral_lens.data.wording import BETWEEN, put_into_words
 from coral_lens.errors import CoralError
 from coral_lens.records import Prompt, Question, Rendered
 
@@ -24,29 +24,30 @@ QUESTIONS_AT_A_TIME = 128
 def render(question: Question, style: Style, model: Model | None) -> Rendered:
     """Return the strings to score: the task's own where it brings a template, else made by the style.
 
-    Both styles follow lm-eval's templates: `text` that of ARC, `letters` that of CommonsenseQA. Only a chat template needs the
-    model.
+    What a question is in words says `data.wording`; here its worked examples and the system prompt come before it. Only a chat
+    template needs the model.
     """
     if question.rendered is not None:
         return question.rendered
-    lines = [f"Question: {question.text.strip()}"]
-    choices = question.options
-    if style.kind == "letters":
-        if len(choices) > len(string.ascii_uppercase):
-            raise CoralError(
-                f"Question {question.id!r} has {len(choices)} options, more than there are letters; use the text style."
-            )
-        choices = tuple(string.ascii_uppercase[: len(choices)])
-        lines += [f"{letter}. {option.strip()}" for letter, option in zip(choices, question.options, strict=True)]
-    passage = f"{question.passage.strip()}\n\n" if question.passage.strip() else ""
-    context = passage + "\n".join([*lines, "Answer:"])
+    turn = put_into_words(question, style)
+    shots = [(put_into_words(shot, style), shot.answer) for shot in question.shots]
     if style.chat:
         assert model is not None, "a chat template is a model's"
-        # as lm-eval does it: the delimiter is dropped, because the template ends the user's turn
-        context = model.chat_template([{"role": "user", "content": context}])
-    delimiter = "" if style.chat else " "
-    n = len(choices)
-    return Rendered((context,) * n, tuple(delimiter + c for c in choices), tuple(choices), chat=style.chat)
+        messages = [{"role": "system", "content": style.system}] if style.system else []
+        for shot, answer in shots:
+            messages += [
+                {"role": "user", "content": shot.asked},
+                {"role": "assistant", "content": shot.choices[answer].strip()},
+            ]
+        context = model.chat_template([*messages, {"role": "user", "content": turn.asked}])
+    else:
+        before = [style.system] if style.system else []
+        context = BETWEEN.join([*before, *(shot.answered(answer) for shot, answer in shots), turn.asked])
+    # as lm-eval does it: in a chat the delimiter is dropped, because the template ends the user's turn
+    delimiter = "" if style.chat else turn.delimiter
+    choices = tuple(choice.strip() for choice in turn.choices) if style.template else turn.choices
+    scored = choices if style.chat else turn.choices
+    return Rendered((context,) * len(scored), tuple(delimiter + c for c in scored), choices, chat=style.chat)
 
 
 @dataclass(frozen=True, slots=True)

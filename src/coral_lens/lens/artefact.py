@@ -18,9 +18,11 @@ from jaxtyping import Bool, Float, Int
 
 from coral_lens.data.leaks import KEYS, question_keys
 from coral_lens.data.settings import Style
+from coral_lens.data.shots import n_shots
 from coral_lens.engine.extract import Extraction, score_questions
 from coral_lens.engine.fingerprints import identity_difference
 from coral_lens.errors import CoralError
+from coral_lens.lens.answers import Answer, Answers, answer_of, by_question
 from coral_lens.lens.correction import Correction
 from coral_lens.lens.layer_view import LayerView
 from coral_lens.lens.publish import public_name, training_sentence, without_paths
@@ -30,7 +32,7 @@ from coral_lens.lens.shift import ShiftModel
 from coral_lens.lens.tempering import Tempering, evidence_of
 from coral_lens.lens.trace import Trace, Training
 from coral_lens.metrics.conformal import Abstention, Conformal, abstains, prediction_sets
-from coral_lens.metrics.display import Shown, Table, cell
+from coral_lens.metrics.display import Shown, Table
 from coral_lens.ragged import Options
 from coral_lens.records import OptionTable, Predictions, Question, Scored, predictions_of
 from coral_lens.storage.arrays import side_by_side
@@ -48,7 +50,7 @@ KEYS_IN_ORDER = ("format", "kind", "rule", "layers", "inputs", "gamma", "base_we
 SAVED_AS = {"steered_temperature": "then_temperature", "control_temperature": "temperature"}
 """Fields whose key in lens.json is another word than their name, because earlier versions wrote it."""
 RECORDS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
-    "style": (asdict, lambda record: Style(**record)),
+    "style": (Style.record, lambda record: Style(**record)),
     "tempering": (asdict, lambda record: Tempering(**record)),
     "sets": (Conformal.to_dict, Conformal.from_dict),
     "abstention": (Abstention.to_dict, Abstention.from_dict),
@@ -57,39 +59,6 @@ RECORDS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
 }
 """How fields of a lens that are records are written as JSON and read again; None stays None."""
 AS_IT_IS = (lambda value: value, lambda value: value)
-
-
-@dataclass(frozen=True, repr=False)
-class Answer(Shown):
-    """One answered question, for people: the chosen option and what the model thought before and after steering."""
-
-    id: str
-    answer: int
-    """Index of the chosen option."""
-    option: str
-    confidence: float
-    """Steered probability of the chosen option."""
-    probs: tuple[float, ...]
-    base_probs: tuple[float, ...]
-    shift: float
-    """How far the question lies from those that the lens was fitted on: 1 is typical of them, 1.5 and beyond is far."""
-    options_in_set: tuple[int, ...] | None = None
-    """The prediction set at the stated coverage, if the lens was calibrated for one."""
-    abstain: bool | None = None
-    """Whether the answer is too uncertain for the stated risk, if the lens was calibrated for one."""
-
-    def __repr__(self) -> str:
-        unsure = ", abstains" if self.abstain else ""
-        return f"<{self.id}: {cell(self.option)} ({self.confidence:.0%} sure, shift {self.shift:.1f}{unsure})>"
-
-    def table(self) -> Table:
-        """Return what the model thought of each option before and after steering."""
-        chosen = [i == self.answer for i in range(len(self.probs))]
-        columns: dict[str, Sequence[Any]] = {"option": range(len(chosen)), "chosen": chosen}
-        columns |= {"before": self.base_probs, "after": self.probs}
-        if self.options_in_set is not None:
-            columns["in set"] = [i in self.options_in_set for i in columns["option"]]
-        return Table(repr(self)[1:-1], tuple(columns), tuple(zip(*columns.values(), strict=True)))
 
 
 class LensOutput(NamedTuple):
@@ -273,10 +242,13 @@ class Lens(Shown):
         *,
         work_dir: str | Path | None = None,
         progress: Progress | None = None,
-    ) -> list[Answer]:
+    ) -> Answers:
         """Answer questions; they need no labels. One that cannot be asked is left out with a warning."""
         with self.scored(model, questions, work_dir=work_dir, progress=progress) as store:
-            return self.answers(store)
+            answers = self.answers(store)
+        if self.style.kind == "p-true":
+            answers = by_question(answers, questions)
+        return Answers(answers, questions)
 
     def answers(self, store: Scored) -> list[Answer]:
         """Answer the questions of a store."""
@@ -287,19 +259,11 @@ class Lens(Shown):
         answers = []
         for i, question in enumerate(store.questions):
             rows = options.of(i)
-            steered, base = q[rows], probs["base"][rows]
-            best = int(steered.argmax())
             answers.append(
-                Answer(
-                    question.id,
-                    best,
-                    question.options[best],
-                    float(steered[best]),
-                    tuple(map(float, steered)),
-                    tuple(map(float, base)),
-                    float(shifts[i]),
-                    None if in_set is None else tuple(map(int, np.flatnonzero(in_set[rows]))),
-                    None if unsure is None else bool(unsure[i]),
+                replace(
+                    answer_of(question, q[rows], probs["base"][rows], float(shifts[i])),
+                    options_in_set=None if in_set is None else tuple(map(int, np.flatnonzero(in_set[rows]))),
+                    abstain=None if unsure is None else bool(unsure[i]),
                 )
             )
         return answers
@@ -346,6 +310,11 @@ class Lens(Shown):
                 have, want = ("with" if c else "without" for c in (question.rendered.chat, self.style.chat))
                 raise CoralError(
                     f"Question {question.id!r} was rendered {have} the chat template, but the lens was fitted {want} it."
+                )
+            if question.rendered is None and n_shots(question) != self.training.shots:
+                raise CoralError(
+                    f"Question {question.id!r} is asked with {n_shots(question)} worked examples, but the lens was fitted with "
+                    f"{self.training.shots}; give --num-fewshot {self.training.shots} and --fewshot-from FILE."
                 )
 
     def _check_shapes(self, model: Model) -> None:
@@ -425,6 +394,6 @@ def predict(
     *,
     work_dir: str | Path | None = None,
     progress: Progress | None = None,
-) -> list[Answer]:
+) -> Answers:
     """Answer questions with a lens; the same as `lens.predict(model, questions)`."""
     return lens.predict(model, questions, work_dir=work_dir, progress=progress)

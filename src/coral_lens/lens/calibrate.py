@@ -11,8 +11,10 @@ import numpy as np
 from jaxtyping import Bool
 
 from coral_lens.data.leaks import question_keys
+from coral_lens.data.wording import asked_as
 from coral_lens.errors import CoralError
 from coral_lens.lens.artefact import Lens
+from coral_lens.lens.rules import correct_rows
 from coral_lens.lens.settings import Guarantees
 from coral_lens.metrics.conformal import fit_abstention, fit_conformal
 from coral_lens.records import UNKNOWN, Question, Scored
@@ -26,6 +28,7 @@ def fresh_of(lens: Lens, questions: Sequence[Question]) -> Bool[np.ndarray, " qu
 
     Questions that calibrated it before may do so again: a new promise takes the place of the old one.
     """
+    questions = asked_as(questions, lens.style)
     unlabelled = [q.id for q in questions if q.answer == UNKNOWN]
     if unlabelled:
         raise CoralError(f"Question {unlabelled[0]!r} has no answer; calibration needs the correct option of each.")
@@ -71,8 +74,8 @@ def calibrate_on(lens: Lens, store: Scored, guarantees: Guarantees) -> tuple[Len
     if guarantees.coverage is not None:
         sets = fit_conformal(p, options, answers, coverage=guarantees.coverage, kind=guarantees.kind)
     if guarantees.risk is not None:
-        abstention = fit_abstention(
-            options.max(p), options.top(p) == answers, risk=guarantees.risk, delta=guarantees.delta
-        )
+        y = correct_rows(table)[table.options.rows(fresh)]
+        right = y[options.row(options.top(p))] == options.max(y)
+        abstention = fit_abstention(options.max(p), right, risk=guarantees.risk, delta=guarantees.delta)
     calibrated_on = np.union1d(lens.calibrated_on, question_keys(questions, version=lens.keys)[fresh])
     return replace(lens, sets=sets, abstention=abstention, calibrated_on=calibrated_on), int((~fresh).sum())

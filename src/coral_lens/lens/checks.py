@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from coral_lens.data.leaks import NORMALISED
+from coral_lens.data.templates import MOST_TEMPLATE
 from coral_lens.errors import CoralError
 from coral_lens.lens.features import N_RANKS
 from coral_lens.lens.publish import COLUMNS
@@ -46,8 +47,10 @@ class Exact(Checked):
 class StyleRecord(Exact):
     """`style`: how questions are asked."""
 
-    kind: Literal["text", "letters"]
+    kind: Literal["text", "letters", "p-true"]
     chat: bool
+    template: Annotated[str, Field(max_length=MOST_TEMPLATE)] = ""
+    system: Name = ""
 
 
 class TemperingRecord(Exact):
@@ -109,6 +112,7 @@ class TrainingRecord(Exact):
     questions: str
     versions: dict[str, str]
     overrides: list[Name] = []
+    shots: NonNegativeInt = 0
 
 
 class PointRecord(Checked):

@@ -6,7 +6,7 @@ worth at what distance. Test tasks are never used.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -102,4 +102,6 @@ def simulated(
     """Return the evidence on the marked questions."""
     rows = data.options.rows(mask)
     evidence = evidence_of(predicted.base[rows], probs[rows], shifts[mask], data.options.take(mask))
+    if data.table.targets is not None:
+        evidence = replace(evidence, targets=data.table.targets[rows])
     return Simulated(evidence, data.table.answers[mask], shifts[mask])

@@ -18,7 +18,9 @@ from jaxtyping import Float
 
 from coral_lens.data.leaks import question_keys
 from coral_lens.data.licences import licence_of
+from coral_lens.data.shots import n_shots
 from coral_lens.data.splits import split_mask
+from coral_lens.data.wording import asked_as
 from coral_lens.engine.extract import Extraction, all_layers, refuse_layers, score_questions
 from coral_lens.errors import CoralError
 from coral_lens.lens.artefact import Lens
@@ -62,6 +64,7 @@ def fit(
     terminal and in a notebook; `bar=False` shows nothing.
     """
     settings, bar = settings or FitSettings(), bar_of(bar)
+    questions = asked_as(questions, settings.style)
     check_questions(questions)
     extraction = Extraction(layers=settings.layers or all_layers(model), style=settings.style)
     refuse_layers(model, extraction.layers)
@@ -282,4 +285,5 @@ def training_of(store: Scored, data: TrainingData, fit: FitOutcome) -> Training:
         store=digest(store.manifest),
         questions=store.manifest["questions"],
         versions=versions(),
+        shots=max(map(n_shots, questions)),
     )

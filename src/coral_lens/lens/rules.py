@@ -48,11 +48,12 @@ def log_of(p: Float[np.ndarray, " row"]) -> Float[np.ndarray, " row"]:
 
 
 def correct_rows(table: OptionTable) -> Float[np.ndarray, " row"]:
-    """Return y: 1 for the correct option of each question and 0 for the others. Every question must have an answer."""
+    """Return y: 1 for the correct option of each question and 0 for the others, or the shares of a soft answer.
+
+    Every question must have an answer.
+    """
     assert (table.answers != UNKNOWN).all(), "an unlabelled question has no y"
-    y = np.zeros(len(table.logprobs))
-    y[table.options.row(table.answers)] = 1.0
-    return y
+    return table.options.one_hot(table.answers) if table.targets is None else table.targets
 
 
 def residuals(table: OptionTable, p: Float[np.ndarray, " row"]) -> Float[np.ndarray, " row"]:
@@ -159,13 +160,22 @@ def scale_corrected(q: Float[np.ndarray, " row"], options: Options, *, temperatu
     return apply_temperature(np.maximum(q, FLOOR), options, temperature=temperature)
 
 
-def fit_temperature(p: Float[np.ndarray, " row"], options: Options, answers: Int[np.ndarray, " question"]) -> float:
-    """Return the temperature with the lowest NLL. The NLL is convex in 1 / T, so a bounded search finds it."""
+def fit_temperature(
+    p: Float[np.ndarray, " row"],
+    options: Options,
+    answers: Int[np.ndarray, " question"],
+    *,
+    targets: Float[np.ndarray, " row"] | None = None,
+) -> float:
+    """Return the temperature with the lowest NLL, of soft answers if there are targets.
+
+    The NLL is convex in 1 / T, so a bounded search finds it.
+    """
     from scipy.optimize import minimize_scalar
 
-    logs = log_of(p)
+    logs, y = log_of(p), options.one_hot(answers) if targets is None else targets
     # relative to the right option: the NLL is then a log-sum-exp, exact where a probability would underflow
-    behind = logs - options.spread(logs[options.row(answers)])
+    behind = logs - options.spread(options.sum(y * logs))
 
     def nll(inverse: float) -> float:
         return float(np.logaddexp.reduceat(inverse * behind, options.starts).mean())
@@ -177,4 +187,6 @@ def fit_temperature(p: Float[np.ndarray, " row"], options: Options, answers: Int
 def temperature_on(p: Float[np.ndarray, " row"], table: OptionTable, mask: Bool[np.ndarray, " question"]) -> float:
     """Return the temperature with the lowest NLL on the marked questions of a table."""
     options = table.options
-    return fit_temperature(p[options.rows(mask)], options.take(mask), table.answers[mask])
+    rows = options.rows(mask)
+    targets = None if table.targets is None else table.targets[rows]
+    return fit_temperature(p[rows], options.take(mask), table.answers[mask], targets=targets)

@@ -60,6 +60,8 @@ class Evidence:
     distance: Float[np.ndarray, " question"]
     """0 where the question is no further than a typical training question, 1 where it is far, in between by log shift."""
     options: Options
+    targets: Float[np.ndarray, " row"] | None = None
+    """Of labelled questions with soft answers: the share of each option."""
 
 
 def evidence_of(
@@ -102,8 +104,9 @@ def fit_tempering(parts: Sequence[tuple[Evidence, Int[np.ndarray, " _"], float]]
     def loss(theta: np.ndarray) -> float:
         total = 0.0
         for evidence, answers, weight in parts:
-            right = tempered(theta, evidence)[evidence.options.row(answers)]
-            total -= weight * float(log_of(right).sum())
+            options, targets = evidence.options, evidence.targets
+            y = options.one_hot(answers) if targets is None else targets
+            total -= weight * float(options.sum(y * log_of(tempered(theta, evidence))).sum())
         return total / n + float(theta @ theta) / (2 * PRIOR**2 * n_questions)
 
     bounds = [(-4.0, 3.0), (-4.0, 0.0), (-4.0, 3.0), (-4.0, 0.0)]

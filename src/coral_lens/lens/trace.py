@@ -214,11 +214,14 @@ class Training:
     """Versions of the packages that can change a result."""
     overrides: tuple[str, ...] = ()
     """Models that it was used on in spite of other fingerprints."""
+    shots: int = 0
+    """Worked examples before each of the user's own questions."""
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as a record; without overrides, it has no such entry."""
+        """Return it as a record; without overrides and worked examples, it has no such entries."""
         record = {field.name: getattr(self, field.name) for field in fields(self)}
-        return drop_entries(record, "overrides") | ({"overrides": list(self.overrides)} if self.overrides else {})
+        others = {"overrides": list(self.overrides), "shots": self.shots}
+        return drop_entries(record, *others) | {name: value for name, value in others.items() if value}
 
     @staticmethod
     def from_json(record: Mapping[str, Any]) -> Training:

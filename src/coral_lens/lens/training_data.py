@@ -30,6 +30,8 @@ class Sample:
     r: Float[np.ndarray, " row"]
     options: Options
     answers: Int[np.ndarray, " question"]
+    targets: Float[np.ndarray, " row"] | None = None
+    """The share of each option where answers are soft; None: all of it is on the answer."""
     device: str = "cpu"
     """Where a network is trained on it."""
 
@@ -77,7 +79,9 @@ class TrainingData:
         z = allocate(len(rows), features.shape[1])
         for place, chunk in iter_rows(features, rows):
             by(chunk, out=z[place])
-        return Sample(z, self.p[rows], self.r[rows], self.options.take(mask), self.table.answers[mask], self.device)
+        targets = None if self.table.targets is None else self.table.targets[rows]
+        answers = self.table.answers[mask]
+        return Sample(z, self.p[rows], self.r[rows], self.options.take(mask), answers, targets, self.device)
 
     def standardiser(
         self, features: Float[np.ndarray, "row feature"], mask: Bool[np.ndarray, " question"]
@@ -103,6 +107,7 @@ class TrainingData:
             answers=self.table.answers[mask],
             offsets=self.options.take(mask).edges,
             probs=probs[self.options.rows(mask)],
+            targets=None if self.table.targets is None else self.table.targets[self.options.rows(mask)],
         )
 
 

@@ -8,7 +8,7 @@ about one question, one subject or one number of options.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from fractions import Fraction
 from math import ceil, log
@@ -25,6 +25,8 @@ SLACK = 1e-9
 """Sums of one question's probabilities differ in the last digits by their order: a score this close above counts as equal."""
 ANSWER_ALL = -1.0
 """The threshold below every confidence."""
+SUREST = (0.25,)
+"""Share of the questions, the surest, at which the search for a threshold begins."""
 
 # --- scores: how strange an option would be as the answer --------------------------------------------------------------
 
@@ -341,6 +343,7 @@ def fit_abstention(
     *,
     risk: float,
     delta: float = 0.1,
+    starts: Sequence[float] = SUREST,
 ) -> Abstention:
     """Fit the lowest confidence threshold that is shown to keep the error rate among answered questions within `risk`.
 
@@ -348,7 +351,8 @@ def fit_abstention(
     confidences themselves, tested from a start that is fixed beforehand (the surest quarter, or as many as a flawless
     record needs) downwards, each by the exact binomial test, that is by the Clopper-Pearson bound; the first that
     fails ends it. Only one test can do harm, the first at a threshold that is too low, and so the whole search errs no
-    more often than one test (fixed-sequence testing: Angelopoulos et al., Learn then Test, 2021).
+    more often than one test (fixed-sequence testing: Angelopoulos et al., Learn then Test, 2021). Several `starts` find a
+    threshold too where the surest quarter is not good enough; `delta` is divided between them.
 
     Traps. The lowest threshold whose *empirical* error is within `risk` breaks its promise about every second time.
     Questions strictly above a held-out confidence are a fair sample of all such questions; with the one at the
@@ -361,13 +365,32 @@ def fit_abstention(
     answered = np.cumsum(below)
     wrong = np.cumsum(~correct[np.argsort(-confidence, kind="stable")])[answered - 1] if n else answered
     thresholds = np.append(-values[1:], ANSWER_ALL)  # below each distinct confidence: the next one, and in the end none
-    start = max(flawless_needed(risk, delta=delta), n // 4)
-    shown = _shown(wrong, answered, risk=risk, delta=delta)[answered >= start]
-    run = len(shown) if shown.all() else int(np.argmin(shown))
-    if run == 0:
+    begun = _starts(n, starts, risk=risk, delta=delta)
+    shown = _shown(wrong, answered, risk=risk, delta=delta / len(begun))
+    i = max(_end_of_run(shown, answered, start) for start in begun)
+    if i < 0:
         return Abstention(float(risk), float(delta), None, n, 0, 0)
-    i = int(np.argmax(answered >= start)) + run - 1
     return Abstention(float(risk), float(delta), float(thresholds[i]), n, int(answered[i]), int(wrong[i]))
+
+
+def _starts(n: int, shares: Sequence[float], *, risk: float, delta: float) -> set[int]:
+    """Return the numbers of answers at which the search begins; those that come to the same share no `delta` out.
+
+    A start with fewer answers than a flawless record needs could show nothing, so it waits for that many. No answer is looked at.
+    """
+    for n_chains in range(1, len(shares) + 1):
+        needed = flawless_needed(risk, delta=delta / n_chains)
+        starts = {max(needed, int(share * n)) for share in shares}
+        if len(starts) <= n_chains:
+            break
+    return starts
+
+
+def _end_of_run(shown: Bool[np.ndarray, " item"], answered: Int[np.ndarray, " item"], start: int) -> int:
+    """Return the last place that is shown, and all from the first with `start` answers up to it; -1 where that one is not."""
+    tested = shown[answered >= start]
+    run = len(tested) if tested.all() else int(np.argmin(tested))
+    return int(np.argmax(answered >= start)) + run - 1 if run else -1
 
 
 def abstains(abstention: Abstention, confidence: Float[np.ndarray, " question"]) -> Bool[np.ndarray, " question"]:

@@ -15,96 +15,47 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from coral_lens.errors import CoralError, nearest
+from coral_lens.metrics.decisions import kl, level_error, ranked_probability
 from coral_lens.metrics.display import Shown, Table
+from coral_lens.metrics.facts import SMALLEST as SMALLEST
+from coral_lens.metrics.facts import Facts as Facts
+from coral_lens.metrics.facts import Values as Values
+from coral_lens.metrics.facts import Weights as Weights
+from coral_lens.metrics.facts import facts_of as facts_of
+from coral_lens.metrics.facts import mean_over
+from coral_lens.metrics.smooth import smooth_ece
 from coral_lens.records import Predictions
 
-SMALLEST = 1e-12
-"""NLL clips probabilities here: an option that steering clipped to 0 costs 27.6 and not infinity."""
 CELLS = 2**20
 """Weights held at a time, resamples times questions: bounds memory, and keeps the working set near the cache."""
-
-Weights = Float[np.ndarray, "boot question"]
-"""How often each resample holds each question: whole numbers. A row sums to the number of questions, or to about that
-where groups of different sizes are drawn."""
-Values = Float[np.ndarray, " boot"]
-
-
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What the metrics need to know about each question of a set of predictions."""
-
-    probs: Float[np.ndarray, " row"]
-    is_answer: Float[np.ndarray, " row"]
-    question: Int[np.ndarray, " row"]
-    """The question that owns the row."""
-    option: Int[np.ndarray, " row"]
-    """The row's number within its question: the class, for cwECE."""
-    sizes: Int[np.ndarray, " question"]
-    confidence: Float[np.ndarray, " question"]
-    """The largest probability."""
-    right: Float[np.ndarray, " question"]
-    """1.0 where the most probable option is the answer; of equally probable options the first counts."""
-    n_bins: int
-
-    def per_question(self, values: Float[np.ndarray, " row"]) -> Float[np.ndarray, " question"]:
-        """Sum over the options of each question."""
-        return np.bincount(self.question, values, minlength=len(self.sizes))
-
-
-def facts_of(predictions: Predictions, *, n_bins: int = 25) -> Facts:
-    """Return the facts, or refuse predictions that cannot be scored: none at all, or without answers."""
-    where = f"{predictions.method!r} on {predictions.task} {predictions.split}".rstrip()
-    if n_bins < 1:
-        raise CoralError(f"n_bins must be at least 1. Got {n_bins} instead.")
-    if not len(predictions):
-        raise CoralError(f"The predictions of {where} hold no question, so there is nothing to score; check the split.")
-    unknown = np.flatnonzero(predictions.answers < 0)
-    if len(unknown):
-        raise CoralError(
-            f"{len(unknown)} of {len(predictions)} questions predicted by {where} have no answer to score against "
-            f"(first: {predictions.ids[unknown[0]]!r}); give them an answer or leave them out."
-        )
-    options, sizes = predictions.options, predictions.options.sizes
-    assert sizes.min() > 0, "a question without options"
-    assert (predictions.answers < sizes).all(), "an answer beyond the options of its question"
-    probs = predictions.probs.astype(np.float64)
-    question, option = options.question, options.option
-    is_answer = (option == predictions.answers[question]).astype(np.float64)
-    right = (options.top(probs) == predictions.answers).astype(np.float64)
-    return Facts(probs, is_answer, question, option, sizes, options.max(probs), right, n_bins)
 
 
 # --- means over questions ---------------------------------------------------------------------------------------------
 
 
-def _mean(per_question: Float[np.ndarray, " question"], weights: Weights) -> Values:
-    means: Values = weights @ per_question / weights.sum(axis=1)
-    return means
-
-
 def _accuracy(facts: Facts, weights: Weights) -> Values:
-    return _mean(facts.right, weights)
+    return mean_over(facts.right, weights)
 
 
 def _brier(facts: Facts, weights: Weights) -> Values:
     """Squared error summed over options, so between 0 and 2: the paper's Brier equation."""
-    return _mean(facts.per_question((facts.probs - facts.is_answer) ** 2), weights)
+    return mean_over(facts.per_question((facts.probs - facts.target) ** 2), weights)
 
 
 def _nll(facts: Facts, weights: Weights) -> Values:
-    answer_prob = facts.per_question(facts.probs * facts.is_answer)
-    return _mean(-np.log(np.maximum(answer_prob, SMALLEST)), weights)
+    """Cross-entropy of the answers: where they are soft, the mean over their shares."""
+    return mean_over(facts.per_question(-facts.target * np.log(np.maximum(facts.probs, SMALLEST))), weights)
 
 
 def _brier_top1(facts: Facts, weights: Weights) -> Values:
     """Squared error of the confidence against right or wrong, between 0 and 1: never to be mixed with `brier`."""
-    return _mean((facts.confidence - facts.right) ** 2, weights)
+    return mean_over(facts.hit * (1 - facts.confidence) ** 2 + (1 - facts.hit) * facts.confidence**2, weights)
 
 
 def _nll_top1(facts: Facts, weights: Weights) -> Values:
     """Log loss of the confidence against right or wrong; clipped on both sides, for a sure answer that is wrong."""
     sure = np.clip(facts.confidence, SMALLEST, 1 - SMALLEST)
-    return _mean(-np.log(np.where(facts.right == 1, sure, 1 - sure)), weights)
+    return mean_over(-facts.hit * np.log(sure) - (1 - facts.hit) * np.log(1 - sure), weights)
 
 
 # --- gaps between confidence and accuracy, by bin ---------------------------------------------------------------------
@@ -139,7 +90,7 @@ def _sums(
 
 def _gap(facts: Facts, bins: Int[np.ndarray, " question"], weights: Weights) -> Values:
     # sum_b |S_b| / N * |acc - conf| is |sum over S_b of (right - confidence)| / N: nothing to divide by in empty bins
-    sums = _sums(bins, np.arange(len(bins)), facts.right - facts.confidence, weights)
+    sums = _sums(bins, np.arange(len(bins)), facts.hit - facts.confidence, weights)
     gaps: Values = np.abs(sums).sum(axis=1) / weights.sum(axis=1)
     return gaps
 
@@ -167,7 +118,7 @@ def _ece_debiased(facts: Facts, weights: Weights) -> Values:
     from scipy.special import ndtr
 
     bins, question = equal_width_bins(facts.confidence, n_bins=facts.n_bins), np.arange(len(facts.right))
-    signed = facts.right - facts.confidence
+    signed = facts.hit - facts.confidence
     total = _sums(bins, question, signed, weights)
     error = np.sqrt(_sums(bins, question, signed**2, weights))
     z = total / np.maximum(error, SMALLEST)
@@ -183,7 +134,7 @@ def _cwece(facts: Facts, weights: Weights) -> Values:
     every question has n options this is the paper's (1/n) sum_c ECE_c.
     """
     cells = facts.option * facts.n_bins + equal_width_bins(facts.probs, n_bins=facts.n_bins)
-    sums = _sums(cells, facts.question, facts.is_answer - facts.probs, weights)
+    sums = _sums(cells, facts.question, facts.target - facts.probs, weights)
     gaps: Values = np.abs(sums).sum(axis=1) / (weights @ facts.sizes)
     return gaps
 
@@ -240,6 +191,8 @@ class Metric:
     kind: Literal["mean", "gap", "rank"]
     """`mean` over questions; `gap` between confidence and accuracy, whose bootstrap is biased; `rank` of confidence."""
     compute: Callable[[Facts, Weights], Values]
+    applies: Callable[[Predictions], bool] = lambda _: True
+    """Whether it means something for these predictions."""
 
 
 METRICS: dict[str, Metric] = {
@@ -256,12 +209,27 @@ METRICS: dict[str, Metric] = {
     "aurc": Metric("AURC", False, "rank", _aurc),
 }
 
+"""The metrics of every table."""
+MORE: dict[str, Metric] = {
+    "kl": Metric("KL", False, "mean", kl, lambda p: p.targets is not None),
+    "rps": Metric("RPS", False, "mean", ranked_probability, lambda p: p.ordered is not None),
+    "mae": Metric("MAE", False, "mean", level_error, lambda p: p.ordered is not None),
+    "smooth_ece": Metric("smooth ECE", False, "gap", smooth_ece, lambda _: False),
+}
+"""Metrics of soft answers and of scores, which are measured where there are such; and those that are measured when named."""
+
 
 def metric_named(name: str) -> Metric:
     """Return the metric, or refuse an unknown name with the nearest known one."""
-    if name not in METRICS:
-        raise CoralError(f"Unknown metric {name!r}.{nearest(name, METRICS)} Known: {', '.join(METRICS)}.")
-    return METRICS[name]
+    known = METRICS | MORE
+    if name not in known:
+        raise CoralError(f"Unknown metric {name!r}.{nearest(name, known)} Known: {', '.join(known)}.")
+    return known[name]
+
+
+def metrics_for(predictions: Predictions, more: Sequence[str] = ()) -> dict[str, Metric]:
+    """Return the metrics of every table, those that predictions with soft answers or levels also have, and others by name."""
+    return METRICS | {name: m for name, m in MORE.items() if m.applies(predictions) or name in more}
 
 
 def score(predictions: Predictions, metric: str, *, n_bins: int = 25) -> float:
@@ -388,24 +356,29 @@ def ece_floor(facts: Facts, *, n_simulations: int, seed: int) -> float:
     return total / (n_simulations * len(sure))
 
 
-def measure(predictions: Predictions, *, n_boot: int = 1000, seed: int = 0, n_bins: int = 25) -> Metrics:
-    """Return every metric with its interval, the ECE floor and the number of answers of probability 0."""
-    facts = facts_of(predictions, n_bins=n_bins)
-    draws: dict[str, list[Values]] = {name: [] for name in METRICS}
+def measure(
+    predictions: Predictions, *, n_boot: int = 1000, seed: int = 0, n_bins: int = 25, more: Sequence[str] = ()
+) -> Metrics:
+    """Return every metric with its interval, the ECE floor and the number of answers of probability 0.
+
+    Soft answers and scores have metrics of their own; `more` names others that are not in every table, such as `smooth_ece`.
+    """
+    facts, metrics = facts_of(predictions, n_bins=n_bins), metrics_for(predictions, more)
+    draws: dict[str, list[Values]] = {name: [] for name in metrics}
     for weights in iter_weights(len(predictions), n_boot=n_boot, seed=seed, groups=predictions.groups):
-        for name, metric in METRICS.items():
+        for name, metric in metrics.items():
             draws[name].append(metric.compute(facts, weights))
-    values = {name: score(predictions, name, n_bins=n_bins) for name in METRICS}
+    values = {name: score(predictions, name, n_bins=n_bins) for name in metrics}
     return Metrics(
         method=predictions.method,
         model=predictions.model,
         task=predictions.task,
         split=predictions.split,
         n_questions=len(predictions),
-        n_zero_answer=int((facts.probs[facts.is_answer == 1] <= 0).sum()),
+        n_zero_answer=int((facts.probs[facts.target == 1] <= 0).sum()),
         ece_floor=ece_floor(facts, n_simulations=n_boot, seed=seed),
         n_bins=n_bins,
         n_boot=n_boot,
         seed=seed,
-        scores={k: score_of(values[k], np.concatenate(draws[k]), kind=METRICS[k].kind) for k in METRICS},
+        scores={k: score_of(values[k], np.concatenate(draws[k]), kind=m.kind) for k, m in metrics.items()},
     )

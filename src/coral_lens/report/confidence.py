@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import compress
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from coral_lens.metrics.curves import Reliability, reliability
 from coral_lens.metrics.scores import Score, Values, equal_width_bins, facts_of, iter_weights, score_of
@@ -78,7 +78,21 @@ def end_to_end(parts: Sequence[Predictions], task: str) -> Predictions:
         offsets=Options.of_sizes(np.concatenate([p.options.sizes for p in parts])).edges,
         probs=np.concatenate([p.probs for p in parts]),
         groups=tuple(g for p in parts for g in (p.groups or p.ids)) if any(p.groups for p in parts) else (),
+        targets=None if all(p.targets is None for p in parts) else np.concatenate([targets_in(p) for p in parts]),
+        ordered=None if all(p.ordered is None for p in parts) else np.concatenate([ordered_in(p) for p in parts]),
     )
+
+
+def targets_in(predictions: Predictions) -> Float[np.ndarray, " row"]:
+    """Return the target of each option."""
+    if predictions.targets is not None:
+        return predictions.targets
+    return predictions.options.one_hot(predictions.answers)
+
+
+def ordered_in(predictions: Predictions) -> Bool[np.ndarray, " question"]:
+    """Return which questions are scores."""
+    return np.zeros(len(predictions), dtype=bool) if predictions.ordered is None else predictions.ordered
 
 
 def methods_drawn(methods: Sequence[str]) -> list[str]:

@@ -22,7 +22,7 @@ from coral_lens.errors import CoralError
 from coral_lens.metrics.display import Shown, Table
 from coral_lens.metrics.scores import score
 from coral_lens.ragged import Options
-from coral_lens.records import Predictions, Question, groups_of
+from coral_lens.records import Predictions, Question, groups_of, ordered_of, question_from, question_record, targets_of
 from coral_lens.report.names import task_names
 from coral_lens.storage.files import (
     canonical,
@@ -37,6 +37,8 @@ from coral_lens.storage.files import (
 from coral_lens.storage.outputs import has_word, refuse_replacing
 
 FORMAT = 1
+OF_DECISIONS = ("kind", "right", "soft")
+"""What a line says of a question that is a decision; of others it has no such keys."""
 SHOWN = ("accuracy", "ece", "brier", "nll")
 """The metrics that a printed run shows."""
 
@@ -144,6 +146,7 @@ def prediction_lines(evaluation: Evaluation) -> list[str]:
                 "task": q.task,
                 "split": q.split,
                 "group": q.group,
+                **{name: value for name, value in question_record(q).items() if name in OF_DECISIONS},
                 "probs": {m: p.probs[options.of(i)].tolist() for m, p in evaluation.predictions.items()},
             },
             ensure_ascii=False,
@@ -233,17 +236,9 @@ def inside(folder: Path, name: str) -> Path:
 
 def read_evaluation(name: str, lines: Sequence[dict[str, Any]], *, model: str, trained_on: bool) -> Evaluation:
     """Make an evaluation of the lines of a predictions file."""
+    kept = ("id", "group", "text", "options", "answer", "task", "split")
     questions = tuple(
-        Question(
-            id=line["id"],
-            group=line["group"],
-            text=line["text"],
-            options=tuple(line["options"]),
-            answer=line["answer"],
-            task=line["task"],
-            split=line["split"],
-        )
-        for line in lines
+        question_from({n: line[n] for n in kept} | {n: line[n] for n in OF_DECISIONS if n in line}) for line in lines
     )
     options = Options.of_sizes([len(q.options) for q in questions])
     predictions = {
@@ -257,6 +252,8 @@ def read_evaluation(name: str, lines: Sequence[dict[str, Any]], *, model: str, t
             offsets=options.edges,
             probs=np.array([p for line in lines for p in line["probs"][method]]),
             groups=groups_of(questions),
+            targets=targets_of(questions),
+            ordered=ordered_of(questions),
         )
         for method in lines[0]["probs"]
     }

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from coral_lens.metrics.scores import METRICS
 from coral_lens.report.headline import Glance, glances, headline
 from coral_lens.report.names import method_name
 from coral_lens.report.tables.averages import HEADLINE
-from coral_lens.report.tables.formats import Cell, column_label, notes_of, percent, table_rows, task_heading
-from coral_lens.report.tables.run import COLUMNS, ResultsTable, TaskTable
+from coral_lens.report.tables.formats import Cell, Row, column_label, notes_of, percent, table_rows, task_heading
+from coral_lens.report.tables.run import ResultsTable, TaskTable
 from coral_lens.storage.escape import for_terminal, in_one_line
 
 if TYPE_CHECKING:
@@ -111,16 +111,22 @@ def in_full(table: ResultsTable) -> Group:
 
 def rich_table(task: TaskTable) -> Table:
     """Return a task's table for the terminal, with the interval of a value under it."""
+    heads = [column_label(task, name) for name in task.columns]
+    return rows_table(task_heading(task), heads, table_rows(task))
+
+
+def rows_table(title: str, heads: Sequence[str], rows: Sequence[Row]) -> Table:
+    """Return rows of cells as a table for the terminal."""
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    title = Text(in_one_line(task_heading(task)), style="bold not italic")
-    shown = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
+    named = Text(in_one_line(title), style="bold not italic") if title else None
+    shown = Table(title=named, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, expand=False)
     shown.add_column("", overflow="fold", min_width=11, max_width=14)
-    for name in COLUMNS:
-        shown.add_column(column_label(task, name), justify="right", no_wrap=True)
-    for row in table_rows(task):
+    for head in heads:
+        shown.add_column(head, justify="right", no_wrap=True)
+    for row in rows:
         cells = (rich_cell(cell, between="~" if row.difference else "–") for cell in row.cells.values())
         shown.add_row(Text(in_one_line(row.label).replace(" − ", " −\n")), *cells)
     return shown

@@ -7,7 +7,6 @@ residual is r = y - p. Labels of training questions are all that is used.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -174,7 +173,7 @@ def select_features(
         "sae_digest": sae_digest(sae),
         "layer": sae.layer,
         "base": selecting.base,
-        "style": asdict(selecting.style),
+        "style": selecting.style.record(),
         "shots": {"num_fewshot": selecting.num_fewshot, "fixed_shots": selecting.fixed_shots},
         "model": model.name,
         "weights": model.fingerprint["weights"],

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -238,7 +238,7 @@ class TrainingPlan:
     def identity(self) -> dict[str, Any]:
         """What a checkpoint depends on."""
         manifest = {k: v for k, v in self.states.manifest.items() if k not in ("threads", "versions")}
-        settings = json.loads(json.dumps(asdict(self.settings)))
+        settings = json.loads(json.dumps(self.settings.record()))
         return {"settings": settings, "states": digest(manifest), "threads": torch.get_num_threads()}
 
 

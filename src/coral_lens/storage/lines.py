@@ -11,7 +11,8 @@ import json
 import os
 import zlib
 from collections.abc import Iterator
-from io import BufferedIOBase
+from contextlib import ExitStack, contextmanager
+from io import BufferedIOBase, BufferedReader, RawIOBase
 from pathlib import Path
 from typing import Any
 
@@ -21,32 +22,55 @@ UNHARMED = 64 * 2**20
 """Bytes that every gzipped file may have when it is expanded."""
 EXPANSION = 100
 """Beyond that, so many times its own size: text shrinks to a third or a tenth, and seldom to a fiftieth."""
+PIECE = 2**18
+"""Bytes that are read or expanded at a time."""
 VARIABLE = "CORAL_EXPANSION"
 """Environment variable that allows another expansion."""
 
 
-def iter_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield (line number, line with its end) of a file, which is expanded as it is read if its name ends in .gz."""
+@contextmanager
+def opened(path: Path) -> Iterator[BufferedReader]:
+    """Open a file to read its bytes, which are expanded as they are read if its name ends in .gz; every failure is a sentence."""
     try:
-        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-            yield from enumerate(expanded_lines(file, path) if path.suffix == ".gz" else file, start=1)
+        with ExitStack() as stack:
+            file: Any = stack.enter_context(path.open("rb", buffering=PIECE))
+            if path.suffix.lower() == ".gz":
+                file = BufferedReader(Expanded(stack.enter_context(gzip.open(file)), path), PIECE)
+            yield file
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise CoralError(f"{path} is truncated or damaged: {error}. Copy it again.") from error
+    except UnicodeError:  # what the bytes mean is for the reader to say
+        raise
     except (OSError, ValueError) as error:  # ValueError: a path with a null character
         raise CoralError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
 
 
-def expanded_lines(file: BufferedIOBase, path: Path) -> Iterator[bytes]:
-    """Yield the lines of an opened gzip file, until they are more than it may hold; one line may be all of them."""
-    left = max(UNHARMED, expansion() * path.stat().st_size)
-    while line := file.readline(left + 1):
-        left -= len(line)
-        if left < 0:
+def iter_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield (line number, line with its end) of a file, which is expanded as it is read if its name ends in .gz."""
+    with opened(path) as file:
+        yield from enumerate(file, start=1)
+
+
+class Expanded(RawIOBase):
+    """The bytes of an opened gzip file, until they are more than it may hold."""
+
+    def __init__(self, file: BufferedIOBase, path: Path) -> None:
+        super().__init__()
+        self.file, self.path = file, path
+        self.left = max(UNHARMED, expansion() * path.stat().st_size)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        n = self.file.readinto(buffer)
+        self.left -= n
+        if self.left < 0:
             raise CoralError(
-                f"{path} expands to more than {expansion()} times its size; if that is right, set {VARIABLE} to a larger "
+                f"{self.path} expands to more than {expansion()} times its size; if that is right, set {VARIABLE} to a larger "
                 "number or expand it yourself."
             )
-        yield line
+        return n
 
 
 def expansion() -> int:

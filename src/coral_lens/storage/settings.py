@@ -143,10 +143,12 @@ class Settings:
         refuse_wrong(type(self), {f.name: getattr(self, f.name) for f in settings_fields(type(self))})
 
     def record(self) -> dict[str, Any]:
-        """Return the settings as they are kept and compared: all but later fields at their defaults."""
+        """Return the settings as they are kept and compared: all but later fields at their defaults, inner settings likewise."""
         kind = type(self)
         known = [f.name for f in settings_fields(kind) if LATER in marks_of(kind, f.name) and is_default(self, f)]
-        return {name: value for name, value in asdict(self).items() if name not in known}  # type: ignore[call-overload]
+        values = {name: value for name, value in asdict(self).items() if name not in known}  # type: ignore[call-overload]
+        inner = {name: getattr(self, name) for name in values}
+        return values | {name: value.record() for name, value in inner.items() if isinstance(value, Settings)}
 
 
 def is_default(settings: Settings, field: Field[Any]) -> bool:

@@ -37,7 +37,7 @@ class Source(StudyPart):
     """Questions of one split of a task, asked in one way."""
 
     task: str = Field(min_length=1)
-    """Name of a task, a group or a tag, or a .jsonl, .csv or .tsv file of questions."""
+    """Name of a task, a group or a tag, or a file of questions."""
     split: str = ""
     """The split, which must be named; a file has none."""
     n: int | None = Field(default=None, ge=1)

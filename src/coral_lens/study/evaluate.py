@@ -16,6 +16,7 @@ import numpy as np
 
 from coral_lens.data.leaks import ARTICLE, REPEATED, SHOWN, Guard, Leaks
 from coral_lens.data.settings import Style
+from coral_lens.data.wording import asked_as
 from coral_lens.engine.extract import Extraction, score_questions
 from coral_lens.errors import CoralError
 from coral_lens.lens.artefact import Lens
@@ -51,7 +52,8 @@ def evaluate(
     `bar=False` shows nothing.
     """
     panel = LensPanel((lens,) if isinstance(lens, Lens) else tuple(lens))
-    sets = questions if isinstance(questions, Mapping) else {label_of(questions): questions}
+    given = questions if isinstance(questions, Mapping) else {label_of(questions): questions}
+    sets = {name: asked_as(test, panel.style) for name, test in given.items()}
     for one in panel.lenses:
         one.check(model, [q for test in sets.values() for q in test])
     guards = panel.guard if guard is None else panel.guard + guard

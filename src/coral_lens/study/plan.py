@@ -15,8 +15,9 @@ from operator import or_
 from pathlib import Path
 
 from coral_lens.data.leaks import Guard, guard_of, guard_of_shown
-from coral_lens.data.questions import is_file, load_questions
+from coral_lens.data.questions import load_questions
 from coral_lens.data.settings import ChatTemplate, TaskOptions
+from coral_lens.data.sources import is_file
 from coral_lens.data.splits import sample, split_mask
 from coral_lens.data.tasks import Definition, definitions, shot_splits
 from coral_lens.errors import CoralError

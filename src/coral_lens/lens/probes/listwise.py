@@ -40,24 +40,25 @@ def fit_listwise_path(
     options: Options,
     answers: Int[np.ndarray, " question"],
     decays: Sequence[float] = DECAYS,
+    *,
+    targets: Float[np.ndarray, " row"] | None = None,
 ) -> list[FittedProbe]:
     """Minimise mean cross-entropy + decay / 2 * |w|^2 over w and a >= 0, for every weight decay, by L-BFGS.
 
-    The problem is convex, so the path of starts changes only how fast the minimum is found.
+    The problem is convex, so the path of starts changes only how fast the minimum is found. `targets` are soft answers.
     """
     from scipy.optimize import minimize
 
     log_p = log_of(p)
-    right = options.row(answers)
+    y = options.one_hot(answers) if targets is None else targets
     n = len(answers)
 
     def loss(theta: np.ndarray, decay: float) -> tuple[float, np.ndarray]:
         weight, a = theta[:-1], theta[-1]
         scores = np.concatenate([z[rows] @ weight.astype(z.dtype) for rows in chunks(z)])
         q = options.softmax(a * log_p + scores.astype(np.float64))
-        error = q.copy()
-        error[right] -= 1.0
-        value = -log_of(q[right]).mean() + 0.5 * decay * float(weight @ weight)
+        error = q - y
+        value = -options.sum(y * log_of(q)).mean() + 0.5 * decay * float(weight @ weight)
         slope = sum((error[rows].astype(z.dtype) @ z[rows]).astype(np.float64) for rows in chunks(z))
         return value, np.append(slope / n + decay * weight, error @ log_p / n)
 
@@ -98,7 +99,9 @@ class QuestionRows:
     z: Float[Tensor, "row feature"]
     log_p: Float[Tensor, " row"]
     question: Int[Tensor, " row"]
-    right: Int[Tensor, " question"]
+    y: Float[Tensor, " row"]
+    """The share of each option: 1 for the right one, unless answers are soft."""
+    n_questions: int
 
 
 def fit_listwise_mlp(train: Sample, validation: Sample, settings: ListwiseMlpSettings, *, seed: int) -> FittedProbe:
@@ -116,7 +119,7 @@ def fit_listwise_mlp(train: Sample, validation: Sample, settings: ListwiseMlpSet
         best_loss, best_state, stale = float("inf"), (copy.deepcopy(network.state_dict()), logs.detach().clone()), 0
         for _ in range(settings.max_epochs):
             network.train()
-            for batch in torch.randperm(len(train.answers)).split(settings.batch_size):
+            for batch in torch.randperm(len(train.options)).split(settings.batch_size):
                 optimiser.zero_grad(set_to_none=True)
                 loss(network, logs, rows_of_sample(train, batch.numpy())).backward()
                 optimiser.step()
@@ -139,7 +142,7 @@ def validation_loss(network: torch.nn.Module, logs: Tensor, sample: Sample) -> f
     total = 0.0
     for questions, _ in question_chunks(sample.options, sample.z.shape[1]):
         rows = rows_of_sample(sample, np.arange(questions.start, questions.stop))
-        total += float(loss(network, logs, rows)) * len(rows.right)
+        total += float(loss(network, logs, rows)) * rows.n_questions
         release(sample.z)
     return total / len(sample.answers)
 
@@ -147,16 +150,19 @@ def validation_loss(network: torch.nn.Module, logs: Tensor, sample: Sample) -> f
 def rows_of_sample(sample: Sample, questions: Int[np.ndarray, " chosen"]) -> QuestionRows:
     """Return the rows of numbered questions of a sample, in that order."""
     options, rows = sample.options.take(questions), sample.options.rows_of(questions)
-    log_p = np.log(np.maximum(sample.p[rows], 1e-30)).astype(np.float32)
-    arrays = np.asarray(sample.z[rows], np.float32), log_p, options.question, options.row(sample.answers[questions])
-    return QuestionRows(*(torch.from_numpy(array).to(sample.device) for array in arrays))
+    logs = np.log(np.maximum(sample.p[rows], 1e-30)).astype(np.float32)
+    shares = options.one_hot(sample.answers[questions]) if sample.targets is None else sample.targets[rows]
+    arrays = np.asarray(sample.z[rows], np.float32), logs, options.question, shares.astype(np.float32)
+    z, log_p, question, y = (torch.from_numpy(array).to(sample.device) for array in arrays)
+    return QuestionRows(z, log_p, question, y, len(options))
 
 
 def loss(network: torch.nn.Module, logs: Tensor, rows: QuestionRows) -> Float[Tensor, ""]:
-    """Return the mean cross-entropy of the right options."""
+    """Return the mean cross-entropy of the answers."""
     weights = logs.exp()
     logits = weights[0] * rows.log_p + weights[1] * network(rows.z)[:, 0]
-    n = len(rows.right)
+    n = rows.n_questions
     highest = logits.new_full((n,), -torch.inf).scatter_reduce(0, rows.question, logits.detach(), "amax")
     total = logits.new_zeros(n).index_add(0, rows.question, (logits - highest[rows.question]).exp())
-    return (total.log() + highest - logits[rows.right]).mean()
+    right = logits.new_zeros(n).index_add(0, rows.question, rows.y * logits)
+    return (total.log() + highest - right).mean()

@@ -84,7 +84,8 @@ def fit_networks(train: Sample, validation: Sample, settings: Grid, seed: int) -
 
 def fit_listwise(train: Sample, _: Sample, settings: Grid, __: int) -> list[FittedProbe]:
     """Fit linear listwise lenses along the path of weight decays."""
-    return fit_listwise_path(train.z, train.p, train.options, train.answers, [s["weight_decay"] for s in settings])
+    decays = [s["weight_decay"] for s in settings]
+    return fit_listwise_path(train.z, train.p, train.options, train.answers, decays, targets=train.targets)
 
 
 def fit_listwise_networks(train: Sample, validation: Sample, settings: Grid, seed: int) -> list[FittedProbe]:

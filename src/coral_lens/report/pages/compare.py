@@ -24,7 +24,7 @@ from coral_lens.report.tables import formats
 from coral_lens.report.tables.averages import HEADLINE
 from coral_lens.report.tables.exports import clean, csv_text, difference_numbers
 from coral_lens.report.tables.pairing import B_MINUS_A, Matched, joint_run, match_runs
-from coral_lens.report.tables.run import COLUMNS, Comparison, ResultsTable, TaskTable, results_table, subject_of
+from coral_lens.report.tables.run import Comparison, ResultsTable, TaskTable, results_table, subject_of
 from coral_lens.storage.files import write_atomic
 from coral_lens.storage.outputs import refuse_replacing
 
@@ -72,7 +72,7 @@ def render_comparison(a: Run, b: Run, matched: Sequence[Matched], table: Results
     ]
     tests = []
     for m, task in zip(matched, table.tasks, strict=True):
-        heads = [formats.column_label(task, name) for name in COLUMNS]
+        heads = [formats.column_label(task, name) for name in task.columns]
         tests.append((contents.table(f"Both runs on {task.title}"), task, note_of(m), heads, rows_side_by_side(task)))
     contents.begin("confidence", "Confidence")
     plates = []

@@ -25,7 +25,7 @@ from coral_lens.report.pages.glance import glance_parts
 from coral_lens.report.pages.templates import fill_template, leaves_of, text_of
 from coral_lens.report.runs import Evaluation, Run
 from coral_lens.report.tables import exports, formats
-from coral_lens.report.tables.run import COLUMNS, ResultsTable, TaskTable, in_order, results_table
+from coral_lens.report.tables.run import ResultsTable, TaskTable, in_order, results_table
 from coral_lens.storage.escape import for_markdown
 from coral_lens.storage.files import write_atomic
 
@@ -54,12 +54,17 @@ def write_report(run: Run, folder: Path, *, table: ResultsTable | None = None) -
     Findings under the folder's `analysis/` are gathered in the page.
     """
     table = table or results_table(run)
-    write_atomic(folder / "results.md", f"# {for_markdown(run.title)}\n\n{formats.results_markdown(table)}".encode())
-    write_atomic(folder / "results.csv", exports.results_csv(table).encode())
-    write_atomic(folder / "results.json", (json.dumps(exports.results_record(table), indent=1) + "\n").encode())
+    write_results(table, run.title, folder)
     page = folder / "report.html"
     write_atomic(page, render_report(run, table=table, findings=gather_findings(folder)).encode())
     return page
+
+
+def write_results(table: ResultsTable, title: str, folder: Path) -> None:
+    """Write the results as Markdown, CSV and JSON."""
+    write_atomic(folder / "results.md", f"# {for_markdown(title)}\n\n{formats.results_markdown(table)}".encode())
+    write_atomic(folder / "results.csv", exports.results_csv(table).encode())
+    write_atomic(folder / "results.json", (json.dumps(exports.results_record(table), indent=1) + "\n").encode())
 
 
 def render_report(run: Run, *, table: ResultsTable | None = None, findings: Sequence[Gathered] = ()) -> str:
@@ -94,7 +99,7 @@ def results_of(run: Run, table: ResultsTable, contents: Contents) -> dict[str, A
 
 def task_of(task: TaskTable, contents: Contents) -> tuple[ContentsEntry, TaskTable, str, list[str], list[formats.Row]]:
     """Return a task's table as the template wants it."""
-    heads = [formats.column_label(task, m) for m in COLUMNS]
+    heads = [formats.column_label(task, m) for m in task.columns]
     return contents.table(f"Results on {task.title}"), task, formats.kind_of(task), heads, formats.table_rows(task)
 
 

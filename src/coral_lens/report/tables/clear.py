@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from coral_lens.metrics.comparisons import Difference
-from coral_lens.metrics.scores import METRICS
+from coral_lens.metrics.scores import metric_named
 
 LEVEL = 0.05
 RULE = (
@@ -44,7 +44,7 @@ class Verdict:
 def verdict_of(difference: Difference, p_holm: float | None, *, metric: str, n_tests: int) -> Verdict:
     """Judge a difference in a metric by its corrected p-value; None where the metric must not be tested."""
     up = (difference.value > 0) - (difference.value < 0)
-    sign = up if METRICS[metric].higher_is_better else -up
+    sign = up if metric_named(metric).higher_is_better else -up
     word = "better" if sign > 0 else "worse"
     if sign and p_holm is not None and p_holm < LEVEL:
         return Verdict(sign, True, False, f"clearly {word}")

@@ -8,10 +8,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from coral_lens.metrics.scores import METRICS, Metrics
+from coral_lens.metrics.scores import Metrics, metric_named
 from coral_lens.report.names import method_name
 from coral_lens.report.tables.clear import RULE
-from coral_lens.report.tables.run import COLUMNS, ENOUGH, Comparison, ResultsTable, TaskTable
+from coral_lens.report.tables.run import ENOUGH, Comparison, ResultsTable, TaskTable
 from coral_lens.storage.escape import for_markdown
 
 
@@ -73,7 +73,7 @@ def table_rows(task: TaskTable) -> list[Row]:
 def method_row(task: TaskTable, method: str) -> Row:
     """Return a method's line: the noise floor stands beside its ECE, answers of probability 0 beside its NLL."""
     metrics, cells = task.metrics[method], {}
-    for name in COLUMNS:
+    for name in task.columns:
         score = metrics.scores[name]
         cells[name] = Cell(
             value=percent(score.value),
@@ -87,7 +87,7 @@ def method_row(task: TaskTable, method: str) -> Row:
 def comparison_row(task: TaskTable, comparison: Comparison) -> Row:
     """Return the line of a difference."""
     cells = {}
-    for name in COLUMNS:
+    for name in task.columns:
         d = comparison.differences[name]
         cells[name] = Cell(
             value=percent(d.value, sign=True),
@@ -110,8 +110,8 @@ def kind_of(task: TaskTable) -> str:
 
 def column_label(task: TaskTable, metric: str) -> str:
     """Return a column's head: the metric, its better direction, and a mark where it must not rank."""
-    arrow = "↑" if METRICS[metric].higher_is_better else "↓"
-    return f"{METRICS[metric].label} {arrow}" + ("" if task.ranks(metric) else " †")
+    arrow = "↑" if metric_named(metric).higher_is_better else "↓"
+    return f"{metric_named(metric).label} {arrow}" + ("" if task.ranks(metric) else " †")
 
 
 BOLD = (
@@ -142,6 +142,14 @@ def notes_of(table: ResultsTable) -> list[str]:
         )
     if any(not task.ranks("ece") for task in table.tasks):
         notes.append(f"† ECE and cwECE are too noisy to rank methods below {ENOUGH:,} questions, and are not tested.")
+    if any("mae" in task.columns for task in table.tasks):
+        notes.append(
+            "RPS and MAE are of scores: MAE is in hundredths of a level between the expected and the right one."
+        )
+    if any("kl" in task.columns for task in table.tasks):
+        notes.append(
+            "Soft answers: Brier, NLL and KL are against their shares; right is whatever has the largest of these."
+        )
     exact = [f"{t.title} is {t.name}" for t in table.tasks if t.title != t.name]
     return [*notes, *([f"Exact names: {'; '.join(exact)}."] if exact else [])]
 
@@ -153,7 +161,7 @@ def results_markdown(table: ResultsTable) -> str:
     """Return a Markdown section per task, and the notes."""
     parts = []
     for task in table.tasks:
-        heads = ["", *(column_label(task, m) for m in COLUMNS)]
+        heads = ["", *(column_label(task, m) for m in task.columns)]
         lines = [
             f"### {for_markdown(task_heading(task))}",
             "",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from coral_lens.metrics.comparisons import Difference, holm, mcnemar, resampled
-from coral_lens.metrics.scores import METRICS, Metrics, measure
+from coral_lens.metrics.scores import MORE, Metrics, measure, metric_named, metrics_for
 from coral_lens.records import Predictions
 from coral_lens.report.runs import Evaluation, Run
 from coral_lens.report.tables.clear import Verdict, verdict_of
@@ -64,6 +64,12 @@ class TaskTable:
     best: dict[str, frozenset[str]]
     """By metric: the methods that lead every other one by a paired 95 % interval that leaves out 0, and are not
     contradicted by a corrected test; often none."""
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The metrics that are shown: of soft answers and of scores there are more, of a confidence alone others."""
+        usual = tuple(m for m in self.best if m in COLUMNS or m in MORE)
+        return usual if set(COLUMNS) <= set(self.best) else tuple(self.best)
 
     def ranks(self, metric: str) -> bool:
         """Whether the metric may rank methods on this many questions."""
@@ -128,7 +134,7 @@ class ResultsTable:
 
 def may_rank(metric: str, n_questions: int) -> bool:
     """Whether a metric may rank methods on this many questions: the ECEs need many, the others do not."""
-    return METRICS[metric].kind != "gap" or n_questions >= ENOUGH
+    return metric_named(metric).kind != "gap" or n_questions >= ENOUGH
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,17 +150,22 @@ def results_table(run: Run, *, scope: Scope | None = None, n_boot: int = 1000, s
     """Evaluate a run: the slow step of a report, done once and handed to every renderer. The scope is by default the run's."""
     scope, evaluations = scope or scope_of(run), in_order(run)
     families = [
-        len(scope.pairs(e.predictions)) * sum(may_rank(m, len(e.questions)) for m in scope.columns) for e in evaluations
+        len(scope.pairs(e.predictions)) * sum(may_rank(m, len(e.questions)) for m in columns_of(e, scope))
+        for e in evaluations
     ]
     n_tests = max(families, default=0)
     # a bootstrap p-value is at least 2 / (resamples + 1), and Holm multiplies the smallest by the number of tests
     n_paired = max(2 * n_boot, RESAMPLES_PER_TEST * n_tests)
     metrics = [{k: measure(p, n_boot=n_boot, seed=seed) for k, p in e.predictions.items()} for e in evaluations]
     drafts = [draft_table(e, m, scope, n_boot=n_paired, seed=seed) for e, m in zip(evaluations, metrics, strict=True)]
-    tasks = tuple(
-        replace(with_p(task, iter(holm(p_values)), scope), title=run.titles[task.name]) for task, p_values in drafts
-    )
+    tasks = tuple(replace(with_p(task, iter(holm(p_values))), title=run.titles[task.name]) for task, p_values in drafts)
     return ResultsTable(tasks, n_tests, n_boot, n_paired, seed)
+
+
+def columns_of(evaluation: Evaluation, scope: Scope) -> tuple[str, ...]:
+    """Return the metrics in which methods are compared on a test set: soft answers and scores have more."""
+    first = next(iter(evaluation.predictions.values()))
+    return (*scope.columns, *(name for name in metrics_for(first) if name in MORE))
 
 
 def in_order(run: Run) -> list[Evaluation]:
@@ -199,17 +210,16 @@ def draft_table(
 ) -> tuple[TaskTable, list[float]]:
     """Return a task's table before correction, and its p-values in the order of comparisons and columns."""
     predictions, n_questions = evaluation.predictions, len(evaluation.questions)
-    draws = resampled(predictions, scope.columns, n_boot=n_boot, seed=seed)
+    columns = columns_of(evaluation, scope)
+    draws = resampled(predictions, columns, n_boot=n_boot, seed=seed)
 
     def pair(a: str, b: str, metric: str) -> Difference:
-        return draws[a][metric].minus(draws[b][metric], kind=METRICS[metric].kind)
+        return draws[a][metric].minus(draws[b][metric], kind=metric_named(metric).kind)
 
-    comparisons = tuple(
-        Comparison(a, b, {m: pair(a, b, m) for m in scope.columns}, {}) for a, b in scope.pairs(predictions)
-    )
-    best = {m: leaders(m, metrics, pair) if may_rank(m, n_questions) else frozenset[str]() for m in scope.columns}
+    comparisons = tuple(Comparison(a, b, {m: pair(a, b, m) for m in columns}, {}) for a, b in scope.pairs(predictions))
+    best = {m: leaders(m, metrics, pair) if may_rank(m, n_questions) else frozenset[str]() for m in columns}
     table = TaskTable(evaluation.name, evaluation.name, evaluation.trained_on, n_questions, metrics, comparisons, best)
-    return table, [p_value(c, m, predictions) for c in comparisons for m in scope.columns if table.ranks(m)]
+    return table, [p_value(c, m, predictions) for c in comparisons for m in columns if table.ranks(m)]
 
 
 def p_value(comparison: Comparison, metric: str, predictions: Mapping[str, Predictions]) -> float:
@@ -220,10 +230,10 @@ def p_value(comparison: Comparison, metric: str, predictions: Mapping[str, Predi
     return comparison.differences[metric].p_value
 
 
-def with_p(task: TaskTable, corrected: Iterator[float], scope: Scope) -> TaskTable:
+def with_p(task: TaskTable, corrected: Iterator[float]) -> TaskTable:
     """Fill in the corrected p-values, in the order in which `draft_table` gave them out."""
     comparisons = tuple(
-        replace(c, p_values={m: next(corrected) for m in scope.columns if task.ranks(m)}) for c in task.comparisons
+        replace(c, p_values={m: next(corrected) for m in c.differences if task.ranks(m)}) for c in task.comparisons
     )
     best = {m: methods if confirmed(m, methods, comparisons) else frozenset[str]() for m, methods in task.best.items()}
     return replace(task, comparisons=comparisons, best=best)
@@ -240,7 +250,7 @@ def leaders(metric: str, metrics: Mapping[str, Metrics], pair: Pair) -> frozense
 
     Equals are common: temperature changes no answer, so it has the accuracy of the base to the last digit.
     """
-    sign = 1.0 if METRICS[metric].higher_is_better else -1.0
+    sign = 1.0 if metric_named(metric).higher_is_better else -1.0
     values = {method: sign * m.scores[metric].value for method, m in metrics.items()}
     top = max(values, key=lambda method: values[method])
     equals = frozenset(method for method, value in values.items() if value == values[top])

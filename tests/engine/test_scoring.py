@@ -210,7 +210,7 @@ def test_half_precision_scores_are_finite_and_close(any_tiny: Model, dtype: torc
     found, expected = run(half, prompts), run(full, prompts)
     assert found.logprobs.isfinite().all()
     relative = (found.logprobs - expected.logprobs).abs() / expected.logprobs.abs()
-    of_scores, of_states = (0.01, 0.1) if dtype == torch.bfloat16 else (0.002, 0.01)
+    of_scores, of_states = (0.015, 0.1) if dtype == torch.bfloat16 else (0.002, 0.01)
     assert float(relative.max()) < of_scores
     for name, states in found.readings.items():
         assert states.dtype == torch.float32

@@ -32,14 +32,15 @@ HEAVY = ("cli.options.Machine.open", "lens.fit.fit", "lens.artefact.Lens.predict
          "analysis.data.analyse_curves", "analysis.probes.analyse_probes", "sae.train.train_on_store",
          "study.run.run_prepared", "study.run.run_alone")  # fmt: skip
 """Where commands begin to compute."""
-NEVER = ("study.demo.run_demo", "harness.command.run_lm_eval", "data.assets.fetch_assets",
-         "lens.publish.push_to_hub")  # fmt: skip
+NEVER = ("study.demo.run_demo", "study.reproduce.run.attempt", "study.reproduce.plan.plan_parts",
+         "harness.command.run_lm_eval", "data.assets.fetch_assets", "lens.publish.push_to_hub")  # fmt: skip
 """What is not begun in a whole line either: it takes minutes, is another program, or asks the network."""
 REACHED = "Accepted, and nothing is computed here."
 SHORT_LINES = {
     "push": "push lens me/lens",
     "lm-eval": "lm-eval ls",
     "demo": "demo --out demo",
+    "reproduce": "reproduce --model model --anyway --out reproduction",
     "doctor": "doctor model",
     "tasks": "tasks",
     "show": "show train.jsonl --model model",

@@ -85,8 +85,10 @@ def test_no_command_takes_for_its_output_what_it_reads(workshop: Workshop, tmp_p
                 outcome = coral(folder, *step.arguments, f"{option}={place}")
             assert f"{option} {place} is {place}, which is read" in outcome.last, step.line
             assert content(folder) == before, step.line
+    # these read what is embedded
     assert {name for name, command in COMMANDS.items() if any(p.name == "out" for p in command.params)} - tried == {
-        "demo"  # reads what is embedded
+        "demo",
+        "reproduce",
     }
 
 

@@ -175,16 +175,16 @@ def test_labels_that_say_nothing_are_refused(model: Model) -> None:
 
 
 def test_the_real_model_tells_good_reviews_from_bad_ones(smollm2: Model) -> None:
-    """SST-2 of the embedded data: 32 texts to learn from, 32 others to be right on more often than chance."""
-    texts, y = sst2(64)
+    """SST-2 of the embedded data: 48 texts to learn from, 48 others to be right on more often than chance."""
+    texts, y = sst2(96)
     made = CoralClassifier(
         smollm2,
         {0: ("bad", "the reviewer did not like it"), 1: ("good", "the reviewer liked it")},
         instructions="Is this a good or a bad review?",
         settings=FitSettings(layers=(20,), lens="ridge"),
         random_state=0,
-    ).fit(texts[:32], y[:32])
-    assert made.score(texts[32:], y[32:]) > 0.65
+    ).fit(texts[:48], y[:48])
+    assert made.score(texts[48:], y[48:]) > 0.65
 
 
 def sst2(n: int) -> tuple[list[str], list[int]]:

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 from coral_lens.data.columns import parse_columns
 from coral_lens.data.templates import compiled, read_template, read_text
 from coral_lens.errors import CoralError
-from coral_lens.records import Kind
 from coral_lens.storage.files import digest_bytes
 from coral_lens.storage.lines import parse_json
 from coral_lens.storage.settings import LATER, NO_OPTION, Count, CountOrZero, Option, Range, Settings
@@ -50,7 +49,9 @@ class Style(Settings):
         return {name: text for name, text in (("template", self.template), ("system", self.system)) if text}
 
 
-KIND_WORDS: dict[str, Kind] = {
+Asked = Literal["choice", "yes-no", "score"]
+"""`records.Kind`, which the command line is told of without loading all that records need."""
+KIND_WORDS: dict[str, Asked] = {
     **dict.fromkeys(("choice", "multiple-choice"), "choice"),
     **dict.fromkeys(("yes-no", "yes/no", "predicate", "noul", "true-false", "boolean"), "yes-no"),
     **dict.fromkeys(("score", "scale", "ordinal"), "score"),
@@ -89,7 +90,7 @@ class TableOptions(Settings):
     joined by +; a part without a column (`answer=`) is not there."""
     answer_base: Annotated[int, Range(0, 1)] | None = None
     """Answers that are numbers are counted from 0 or from 1; by default that is found from the answers, or asked."""
-    kind: Kind | None = None
+    kind: Asked | None = None
     """What the questions are that do not say it: a `choice`, `yes-no`, or a `score` whose options are levels in their order."""
     classes: Annotated[Mapping[str, str] | None, Option(read=parse_classes)] = None
     """The options of questions that have none: `negative,positive`, or a .json file of names with descriptions."""

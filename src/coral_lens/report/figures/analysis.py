@@ -40,7 +40,8 @@ def write_analysis_pictures(record: Record, folder: Path) -> list[str]:
 
 def refuse_other_files(name: str, folder: Path) -> None:
     """Refuse a folder in which an analysis would replace files of somebody else."""
-    refuse_others(folder, [known for known in TITLES if known == name or known.startswith(f"{name}-")])
+    pictures = [known for known in TITLES if known == name or known.startswith(f"{name}-")]
+    refuse_others(folder, [*pictures, f"{name}-paper"])
 
 
 def with_looks(names: Iterable[str]) -> dict[str, Look]:

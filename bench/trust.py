@@ -61,6 +61,7 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2")
+    parser.add_argument("--dtype", default="auto")
     parser.add_argument("--train", nargs="+", default=TRAIN)
     parser.add_argument("--test", nargs="+", default=TEST)
     parser.add_argument("--labels", type=int, default=50)
@@ -68,7 +69,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=None)
     parser.add_argument("--work", type=Path, required=True)
     args = parser.parse_args()
-    model = load_model(args.model)
+    model = load_model(args.model, dtype=args.dtype)
     train = JoinedStore([whole(store_of(model, source, args)) for source in args.train])
     lens = fit_store(train, FitSettings())
     early = [fit_store(train, FitSettings(exit_layer=layer)) for layer in args.exits]

@@ -6,6 +6,7 @@ answers with probabilities.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -113,7 +114,9 @@ def wrong_answers(answers: list[Any]) -> str:
 
 def hostile_lenses(lens: Path, folder: Path, home: Path, n: int) -> Tally:
     """Load so many lens folders, and answer with those that load."""
-    tally, model = Tally("lens folders"), load_model(str(folder / "model"))
+    tally, path = Tally("lens folders"), (folder / "model").resolve()
+    with contextlib.chdir(home):  # where the cache of `quiet` is
+        model = load_model(str(path))
     questions = read_questions(folder / "test.jsonl")[:N_QUESTIONS]
     for seed in range(n):
         target, answers = home / "lens", list[Any]()

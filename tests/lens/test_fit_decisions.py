@@ -168,13 +168,14 @@ class SoftStore(PlantedStore):
 
 
 def test_a_lens_fitted_on_soft_answers_learns_their_shares_and_is_measured_against_them() -> None:
-    lens = fit_store(SoftStore(400), FitSettings())
+    lens = fit_store(SoftStore(400), FitSettings()).at_home()
     test = SoftStore(300, seed=1)
     made = lens.predictions_on(test)
     assert score(made[lens.method], "kl") < 0.5 * score(made["base"], "kl")
     assert score(made[lens.method], "nll") < score(made["temperature"], "nll")
     # seven of ten annotators agree, and it is no surer than they are; fitted on the majority alone, it would be
-    sure = fit_store(PlantedStore(400, signal={1: 2.0}), FitSettings()).predictions_on(test)[lens.method]
+    hard = fit_store(PlantedStore(400, signal={1: 2.0}), FitSettings()).at_home()
+    sure = hard.predictions_on(test)[lens.method]
     mean = {name: p.options.max(p.probs).mean() for name, p in (("soft", made[lens.method]), ("hard", sure))}
     assert mean["soft"] < 0.7 < mean["hard"]
 

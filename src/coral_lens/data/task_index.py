@@ -131,9 +131,9 @@ _trusted: set[Path] = set()
 
 def include_tasks(folder: str | Path, *, trusted: bool = False) -> None:
     """Have the tasks of a folder of the user's known by their names, which win over all others; `trusted`: their code may run."""
-    path = Path(folder).resolve()
-    if not path.is_dir():
+    if not Path(folder).is_dir():  # a link that leads to itself is none
         raise CoralError(f"--include-path {folder} is not a folder.")
+    path = Path(folder).resolve()
     _included[path] = _scan(path)
     if not _included[path]:
         raise CoralError(f"--include-path {folder} holds no task definition (a .yaml file with `task:`).")

@@ -79,6 +79,9 @@ def kind_of(name: str) -> str:
 TWICE = ("other/", "base/", "base.work/")
 """Folders whose files are of the same kinds as those of `run`, `study` and `states`, and are written by the same code."""
 
+UNREAD = ("states/",)
+"""The work of a study, which a finished one does not read again: what is damaged there may stay, but changes nothing."""
+
 
 def kinds(shop: Workshop) -> dict[str, tuple[Step, str]]:
     """Return a file of each kind, with the last command that wrote it."""
@@ -95,8 +98,15 @@ def damaged_again(shop: Workshop, step: Step, name: str, rng: random.Random) -> 
         harm(folder / name, rng)
         if harmed(folder / name, step.after / name):
             outcome, changed = shop.again(step, folder)
+            if name.startswith(UNREAD):
+                changed = difference(without(name, content(folder)), without(name, step.result))
             tally.judge(f"{name} {damage}, then `{step.line}`", outcome, difference=changed)
         yield damage, tally
+
+
+def without(name: str, files: dict[str, bytes]) -> dict[str, bytes]:
+    """Return all files but one."""
+    return {n: data for n, data in files.items() if n != name}
 
 
 def damaged_read(shop: Workshop, reader: Step, name: str, rng: random.Random) -> Iterator[tuple[str, Tally]]:

@@ -19,13 +19,13 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from coral_lens.cli import analyse, cache, check, evaluate, fit, sae, study
+from coral_lens.cli import analyse, cache, check, evaluate, fit, sae, serve, study
 from coral_lens.errors import CoralError
 from coral_lens.storage.escape import for_terminal
 
 PANELS = {
     "First steps": "demo tasks show doctor assets cache",
-    "A lens": "fit eval predict calibrate push",
+    "A lens": "fit eval predict calibrate serve push",
     "Experiments": "run baseline report lm-eval",
     "Inside a model": "extract analyse sae",
 }
@@ -113,6 +113,7 @@ app = typer.Typer(
 )
 app.add_typer(fit.app)
 app.add_typer(evaluate.app)
+app.add_typer(serve.app)
 app.add_typer(study.app)
 app.add_typer(analyse.app, name="analyse")
 app.add_typer(check.app)

@@ -137,6 +137,8 @@ class DecisionRequest(Strict):
 def asked(question: Predicate | Choice | Score, place: int, passage: str) -> Question:
     """Return one of the questions, under its name or its place."""
     identity, options = question.name or str(place), question.options()
+    if not text_of_parts(question.instructions, field="instructions").strip():
+        raise Complaint(422, f"Question {identity!r} is empty.")
     if len(set(options)) < len(options):
         raise Complaint(422, f"Question {identity!r} has the same option twice; each must be unique.")
     return ask(identity, question.text(), options, passage=passage)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import BaseModel, ConfigDict, Field
 
 from coral_lens.lens.artefact import Answer
@@ -35,7 +37,7 @@ class PredictRequest(BaseModel):
 
     lens: str | None = None
     """May be left out where one lens is served."""
-    questions: list[PredictQuestion] | PredictQuestion
+    questions: Annotated[list[PredictQuestion], Field(min_length=1)] | PredictQuestion
 
     @property
     def n_questions(self) -> int:

@@ -44,6 +44,7 @@ class Job:
     """The questions of one request. Made by the thread that serves; all else is done to it by the one that owns the model."""
 
     def __init__(self, lens: ServedLens, questions: Sequence[Question], *, seconds: float) -> None:
+        assert questions, "a request without questions would never be done"
         assert len({q.id for q in questions}) == len(questions), "the ids of a request differ"
         self.lens, self.questions = lens, tuple(questions)
         self.arrived = time.monotonic()

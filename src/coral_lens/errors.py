@@ -13,7 +13,7 @@ EXTRAS = {
     "gguf": ("gguf",),
     "frames": ("pandas",),
     "adapter": ("peft",),
-    "serve": ("fastapi", "uvicorn", "prometheus_client", "pydantic"),
+    "serve": ("fastapi", "uvicorn", "prometheus_client"),
 }
 """What each extra of the package installs, by the names that it is imported by."""
 

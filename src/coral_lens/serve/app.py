@@ -23,7 +23,6 @@ def make_app(service: Service) -> App:
     from fastapi import FastAPI, Request
     from fastapi.exceptions import RequestValidationError
     from fastapi.responses import JSONResponse, PlainTextResponse
-    from starlette.exceptions import HTTPException
 
     @asynccontextmanager
     async def running(_: FastAPI) -> AsyncIterator[None]:
@@ -48,9 +47,11 @@ def make_app(service: Service) -> App:
         field, sentence = validation_sentence(list(error.errors()))
         return complained(Complaint(422, sentence, field=field))
 
-    @app.exception_handler(HTTPException)
-    async def on_wrong_route(_: Request, error: HTTPException) -> JSONResponse:
+    async def on_wrong_route(_: Request, error: Any) -> JSONResponse:
         return complained(Complaint(error.status_code, f"{error.detail}: see /openapi.json for what is served."))
+
+    for status in (400, 404, 405):
+        app.add_exception_handler(status, on_wrong_route)
 
     async def answer(request: Request, body: Body, name: str | None) -> Reply:
         most = service.settings.limits.max_questions

@@ -1,7 +1,7 @@
 """A server on loopback in a process of its own: its throughput, its latency, and what questions over one input share.
 
     python bench/serve.py --data DIR
-    python bench/serve.py --questions 40 --clients 8 --rounds 2        small
+    OMP_WAIT_POLICY=PASSIVE python bench/serve.py --questions 64 --clients 32 --rounds 2     small, on a machine in use
 
 Saturated: clients that each send the next question as soon as the last is answered, against `Lens.predict` on the same
 questions in one call. One at a time: the median time of a request against that of the bare forward pass of its tokens. One

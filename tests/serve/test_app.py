@@ -167,7 +167,7 @@ def test_readiness_health_and_metrics(server: Running) -> None:
         assert re.search(rf'^coral_{name}{{.*lens="first"}} [1-9]', text, re.MULTILINE), name
     assert {f"# TYPE coral_{name}_total counter" for name in ("abstained", "changed")} <= set(text.splitlines())
     assert 'coral_requests_total{route="/v1/predict",status="200"}' in text
-    assert "coral_queue_questions 0.0" in text
+    assert re.search(r"^coral_queue_questions [01]\.0$", text, re.MULTILINE)
 
 
 def test_answers_are_logged_only_where_that_is_asked_for(shop: Shop, tmp_path: Any, capfd: Any) -> None:
@@ -184,6 +184,9 @@ def test_answers_are_logged_only_where_that_is_asked_for(shop: Shop, tmp_path: A
     assert first["probs"] == reply["answers"][0]["probs"]
     assert second["reason"] == reply["answers"][1]["refusal"]
     assert log.stat().st_mode & 0o077 == 0
+    with running(shop.model, shop.lenses, settings(answering=Answering(log=log))) as server, server.client() as client:
+        client.post("/v1/predict", json=asked)
+    assert len(log.read_text("utf-8").splitlines()) == 4
     out, err = capfd.readouterr()
     assert "secret" not in out + err
 

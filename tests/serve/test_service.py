@@ -46,7 +46,7 @@ def test_the_work_of_a_client_that_hangs_up_is_dropped(shop: Shop) -> None:
         wait_for(lambda: counted(server, "coral_dropped_total") == 1)
         with server.client() as client:
             assert client.post("/v1/predict", json=BODY).status_code == 200
-        assert counted(server, "coral_queue_questions") == 0
+        wait_for(lambda: counted(server, "coral_queue_questions") == 0)
 
 
 def test_a_request_that_takes_too_long_is_given_up(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -89,7 +90,7 @@ def name_and_place(source: str) -> tuple[str, str]:
     """Return the name and the place of a lens that is given as `NAME=FOLDER` or `FOLDER`."""
     name, equals, place = source.partition("=")
     if not equals or Path(source).exists():
-        name, place = Path(source.split("@")[0]).resolve().name, source
+        name, place = Path(os.path.abspath(source.split("@")[0])).name, source
     if not NAME.fullmatch(name) or not place:
         raise CoralError(
             f"--lens {source} names no lens: write NAME=FOLDER, with letters, digits, dots, dashes and underscores in NAME."

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coral_lens.errors import CoralError
+from coral_lens.storage.outputs import has_word
 
 if TYPE_CHECKING:
     from coral_lens.records import Question
@@ -22,9 +23,12 @@ class AnswerLog:
 
     def __init__(self, path: Path) -> None:
         try:
+            if path.is_file() and path.stat().st_size and not has_word(path, '"lens_digest"'):
+                raise CoralError(f"--log {path} is no log of answers, and nothing is added to it; choose another file.")
             number = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        except OSError as error:
-            raise CoralError(f"--log {path} cannot be written: {error.strerror}; choose another file.") from None
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or "it is no name of a file"
+            raise CoralError(f"--log {path} cannot be written: {reason}; choose another file.") from None
         self._file = os.fdopen(number, "ab", buffering=0)
 
     def write(self, route: str, lens: ServedLens, question: Question, outcome: Outcome) -> None:

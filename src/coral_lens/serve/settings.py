@@ -53,7 +53,10 @@ class Address(Settings):
         """The key that clients must send, if any."""
         if self.api_key_env is None:
             return None
-        key = os.environ.get(self.api_key_env, "").strip()
+        try:
+            key = os.environ.get(self.api_key_env, "").strip()
+        except UnicodeError:  # no name of a variable
+            key = ""
         if not key:
             raise CoralError(f"The environment variable {self.api_key_env} is not set; put the key of clients there.")
         return key

@@ -1,4 +1,4 @@
-"""Texts from what requests may write instead of them: parts, messages, and any JSON. Images are refused."""
+"""What the requests of all formats are made of, and the texts of parts, messages and any JSON in them. Images are refused."""
 
 from __future__ import annotations
 
@@ -6,7 +6,16 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
+
 from coral_lens.serve.complaints import Complaint
+
+
+class Strict(BaseModel):
+    """A part of a request: what is unknown in it is refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
 
 NO_IMAGES = "Images cannot be read here; leave them out, or describe them in words."
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr
+from pydantic import BaseModel, Field, StrictBool, StrictStr
 
 from coral_lens.lens.artefact import Answer
 from coral_lens.records import Question
 from coral_lens.serve.complaints import Complaint
-from coral_lens.serve.content import described, text_of_messages, text_of_parts
+from coral_lens.serve.content import Strict, described, text_of_messages, text_of_parts
 from coral_lens.serve.extras import CoralExtras, expected_level, extras_of
 from coral_lens.serve.queue import Outcome
 from coral_lens.serve.service import Reply, ask, unique
@@ -25,12 +25,6 @@ Content = str | list[dict[str, Any]]
 Value = StrictStr | StrictBool
 """What a choice stands for: the text "true" and the boolean are different values."""
 TRUE, FALSE = "true", "false"
-
-
-class Strict(BaseModel):
-    """A part of a request: what is unknown in it is refused."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class Predicate(Strict):

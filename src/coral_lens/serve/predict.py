@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from coral_lens.lens.artefact import Answer
 from coral_lens.records import Question
+from coral_lens.serve.content import Strict
 from coral_lens.serve.queue import Outcome
 from coral_lens.serve.service import Reply, ask, unique
 
 
-class PredictQuestion(BaseModel):
+class PredictQuestion(Strict):
     """A question, with the fields that it has in a file."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     question: str
     options: list[str | int | float] = Field(min_length=2)
@@ -30,10 +29,8 @@ class PredictQuestion(BaseModel):
         return ask(identity, self.question, [str(o) for o in self.options], passage=self.context or "")
 
 
-class PredictRequest(BaseModel):
+class PredictRequest(Strict):
     """Questions for a lens; one alone may stand there without a list."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
     lens: str | None = None
     """May be left out where one lens is served."""

@@ -117,9 +117,13 @@ class ServeSettings(Settings):
     """How lenses are served."""
 
     address: Address = Address()
+    """Where the server listens, and who may ask it."""
     limits: Limits = Limits()
+    """What a request may hold."""
     batching: Batching = Batching()
+    """How requests wait and share batches."""
     answering: Answering = Answering()
+    """What is made of answers."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

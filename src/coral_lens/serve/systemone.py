@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from coral_lens.lens.artefact import Answer
 from coral_lens.records import Question
 from coral_lens.serve.complaints import Complaint
-from coral_lens.serve.content import NO_IMAGES, described, text_of_json
+from coral_lens.serve.content import NO_IMAGES, Strict, described, text_of_json
 from coral_lens.serve.extras import CoralExtras, expected_level, extras_of
 from coral_lens.serve.queue import Outcome
 from coral_lens.serve.service import Reply, ask
@@ -23,12 +23,6 @@ from coral_lens.serve.service import Reply, ask
 Content = str | dict[str, Any] | list[Any]
 """A text, or any JSON, which is written out."""
 YES, NO = "yes", "no"
-
-
-class Strict(BaseModel):
-    """A part of a request: what is unknown in it is refused."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
 
 
 class NoulCriteria(Strict):

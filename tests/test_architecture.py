@@ -28,7 +28,7 @@ LIGHT = {"errors", "records", "ragged", "storage.files", "storage.arrays", "stor
          "engine.prompts", "engine.settings", "lens.settings", "lens.rules", "lens.publish", "lens.features",
          "lens.tempering", "lens.trace", "report.names", "report.runs", "methods.entry", "sae.settings", "analysis.settings",
          "study.config", "study.plan", "study.reproduce.settings", "harness.requests", "harness.logs", "harness.metrics",
-         "harness.data", "harness.wrapping", "harness.command", "audit.settings", "cli", ""}  # fmt: skip
+         "harness.data", "harness.wrapping", "harness.command", "audit.settings", "serve.settings", "cli", ""}  # fmt: skip
 """Import nothing heavy when they are imported themselves; of a package's name: every file of it."""
 ENTRIES = 20
 """So many at most in `ls src/coral_lens`."""

@@ -175,6 +175,7 @@ def test_only_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         (("eval",), "tasks"),
         (("eval",), "lm-eval run --model coral"),
         (("gguf",), "doctor none.gguf"),
+        (("serve",), "serve --lens none"),
     ],
 )
 def test_a_command_says_which_extra_it_needs_before_it_does_anything(

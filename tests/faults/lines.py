@@ -33,10 +33,12 @@ HEAVY = ("cli.options.Machine.open", "lens.fit.fit", "lens.artefact.Lens.predict
          "study.run.run_prepared", "study.run.run_alone")  # fmt: skip
 """Where commands begin to compute."""
 NEVER = ("study.demo.run_demo", "study.reproduce.run.attempt", "study.reproduce.plan.plan_parts",
-         "harness.command.run_lm_eval", "data.assets.fetch_assets", "lens.publish.push_to_hub")  # fmt: skip
+         "harness.command.run_lm_eval", "data.assets.fetch_assets", "lens.publish.push_to_hub",
+         "serve.server.LensServer.run")  # fmt: skip
 """What is not begun in a whole line either: it takes minutes, is another program, or asks the network."""
 REACHED = "Accepted, and nothing is computed here."
 SHORT_LINES = {
+    "serve": "serve --lens lens --model model --port 0",
     "push": "push lens me/lens",
     "lm-eval": "lm-eval ls",
     "demo": "demo --out demo",

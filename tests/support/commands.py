@@ -52,6 +52,7 @@ fit --model model --train train.jsonl --out lens --lens ridge
 """The commands; the last one replaces a lens."""
 
 WITHOUT_WORK = {
+    "serve": "writes nothing but a log of answers that is asked for; tests/serve/test_server.py ends it",
     "push": "sends to the hub what is on the disk",
     "lm-eval": "is lm-eval's own command line",
     "demo": "is `fit` and `eval` on the embedded data",

@@ -19,15 +19,15 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from coral_lens.cli import analyse, audit, cache, check, evaluate, fit, reproduce, sae, study
+from coral_lens.cli import analyse, audit, cache, check, evaluate, fit, reproduce, sae, serve, study
 from coral_lens.errors import CoralError
 from coral_lens.storage.escape import for_terminal
 
 PANELS = {
     "First steps": "demo tasks show doctor assets cache",
-    "A lens": "fit eval predict adapt calibrate push",
+    "A lens": "fit eval predict adapt calibrate serve push",
     "Anyone's probabilities": "audit",
-    "Experiments": "run baseline report lm-eval",
+    "Experiments": "run reproduce baseline report lm-eval",
     "Inside a model": "extract analyse sae",
 }
 """The groups of `coral --help`, in its order, and the commands of each."""
@@ -115,6 +115,7 @@ app = typer.Typer(
 app.add_typer(fit.app)
 app.add_typer(evaluate.app)
 app.add_typer(audit.app)
+app.add_typer(serve.app)
 app.add_typer(study.app)
 app.add_typer(reproduce.app)
 app.add_typer(analyse.app, name="analyse")

@@ -44,6 +44,10 @@ NEEDED = ("model", "questions", "style", "layers", "n_questions")
 # --------------------------------------------------------------------------------------------------------- reading
 
 
+class UnscoredError(CoralError):
+    """Not one of the questions has scores."""
+
+
 class ScoredShards(ABC):
     """The scores and states of questions, read from shards. Everything it returns is in the order of its questions."""
 
@@ -68,7 +72,7 @@ class ScoredShards(ABC):
     def _refuse_unscored(self, elsewhere: str = "") -> None:
         """Refuse scores of no question at all; `elsewhere` ends the remedy."""
         if not self._n_scored():
-            raise CoralError(
+            raise UnscoredError(
                 f"The model {self.manifest['model']['name']!r} gives scores or states that are not finite for every question, "
                 f"first {self.broken[0]!r}: its weights or dtype are broken; try --dtype float32{elsewhere}."
             )
@@ -260,7 +264,7 @@ class MemoryStore(ScoredShards):
 class Subset:
     """Some questions of a store."""
 
-    store: ActivationStore
+    store: ScoredShards
     keep: Bool[np.ndarray, " question"]
 
 
@@ -277,13 +281,11 @@ class JoinedStore:
         for part in parts[1:]:
             if difference := identity_difference(first.manifest["model"], part.store.manifest["model"]):
                 raise CoralError(
-                    f"{first.folder} and {part.store.folder} cannot be joined, because they are of different models: "
+                    f"{first.name} and {part.store.name} cannot be joined, because they are of different models: "
                     f"{difference}; extract both with one model."
                 )
             if part.store.manifest["style"] != first.manifest["style"]:
-                raise CoralError(
-                    f"{first.folder} and {part.store.folder} cannot be joined: their prompt styles differ."
-                )
+                raise CoralError(f"{first.name} and {part.store.name} cannot be joined: their prompt styles differ.")
         self.parts = tuple(parts)
 
     @cached_property

@@ -160,12 +160,20 @@ def score_in_memory(
 ) -> MemoryStore:
     """Score the questions and return what `extract` would keep of them, as soon as the machine can."""
     planned = plan_questions(model, questions, extraction)
-    if extraction.token_budget is None:
-        planned = replace(planned, extraction=replace(planned.extraction, token_budget=even_budget(planned)))
-    tensors = compute_shard(planned, planned.plan(), progress or (lambda _: None), divide=True)
-    store = MemoryStore(planned.manifest, planned.prepared.questions, [tensors])
+    store = score_planned(planned, evenly=extraction.token_budget is None, progress=progress)
     warn_broken(model, store.broken)
     return store
+
+
+def score_planned(planned: PlannedQuestions, *, evenly: bool = True, progress: Progress | None = None) -> MemoryStore:
+    """Score questions that are ready, as `score_in_memory` does; `evenly`: in smaller batches where threads would wait.
+
+    Nothing is said of questions that are broken: the store names them.
+    """
+    if evenly:
+        planned = replace(planned, extraction=replace(planned.extraction, token_budget=even_budget(planned)))
+    tensors = compute_shard(planned, planned.plan(), progress or (lambda _: None), divide=True)
+    return MemoryStore(planned.manifest, planned.prepared.questions, [tensors])
 
 
 def even_budget(planned: PlannedQuestions) -> int:

@@ -62,7 +62,19 @@ class Prepared:
 
 
 def prepare(questions: Sequence[Question], style: Style, model: Model) -> Prepared:
-    """Render and tokenise questions; one that cannot be asked is left out by name, and does not stop the others."""
+    """Render and tokenise questions; one that cannot be asked is left out by name, and does not stop the others.
+
+    Where none is left, that is an error.
+    """
+    prepared = prepare_any(questions, style, model)
+    if not prepared.questions:
+        reason = next(iter(prepared.left_out.values()), "check the file, the split and the limit.")
+        raise CoralError(f"There are no questions to score: {reason}")
+    return prepared
+
+
+def prepare_any(questions: Sequence[Question], style: Style, model: Model) -> Prepared:
+    """Render and tokenise questions as `prepare` does; where none can be asked, none is left."""
     asked: list[tuple[Question, Rendered]] = []
     left_out: dict[str, str] = {}
     for question in questions:
@@ -76,9 +88,6 @@ def prepare(questions: Sequence[Question], style: Style, model: Model) -> Prepar
             kept.append((question, rendered, fit_length(question.id, pairs, model.max_length)))
         except CoralError as error:
             left_out[question.id] = str(error)
-    if not kept:
-        reason = next(iter(left_out.values()), "check the file, the split and the limit.")
-        raise CoralError(f"There are no questions to score: {reason}")
     return Prepared(tuple(k[0] for k in kept), tuple(k[1] for k in kept), tuple(k[2] for k in kept), left_out)
 
 

@@ -1,0 +1,132 @@
+"""The routes. Each reads one format and has the service answer; a mistake, of the client or of ours, is one sentence."""
+
+# no `from __future__ import annotations`: FastAPI reads the annotations of routes, whose names are those of this function
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import Any
+
+from coral_lens.lens.publish import public_name
+from coral_lens.serve.complaints import Complaint, validation_sentence
+from coral_lens.serve.decisions import DecisionReply, DecisionRequest, decision_reply
+from coral_lens.serve.guard import App, Guard
+from coral_lens.serve.lenses import ServedLens
+from coral_lens.serve.predict import PredictReply, PredictRequest, predict_reply
+from coral_lens.serve.service import Reply, Service, report
+from coral_lens.serve.systemone import SystemOneReply, SystemOneRequest, systemone_reply
+
+Body = PredictRequest | DecisionRequest | SystemOneRequest
+
+
+def make_app(service: Service) -> App:
+    """Return the application of a service, behind its guard; the service runs while the application does."""
+    from fastapi import FastAPI, Request
+    from fastapi.exceptions import RequestValidationError
+    from fastapi.responses import JSONResponse, PlainTextResponse
+
+    @asynccontextmanager
+    async def running(_: FastAPI) -> AsyncIterator[None]:
+        service.start()
+        yield
+        service.stop()
+
+    app = FastAPI(
+        title="coral-lens", version=version("coral-lens"), lifespan=running, docs_url=None, redoc_url=None,
+        summary="Calibrated answers to multiple-choice questions, with a probability for every option.",
+    )  # fmt: skip
+
+    def complained(complaint: Complaint) -> JSONResponse:
+        return JSONResponse(complaint.body, complaint.status, complaint.headers)
+
+    @app.exception_handler(Complaint)
+    async def on_complaint(_: Request, error: Complaint) -> JSONResponse:
+        return complained(error)
+
+    @app.exception_handler(RequestValidationError)
+    async def on_wrong_body(_: Request, error: RequestValidationError) -> JSONResponse:
+        field, sentence = validation_sentence(list(error.errors()))
+        return complained(Complaint(422, sentence, field=field))
+
+    async def on_wrong_route(_: Request, error: Any) -> JSONResponse:
+        return complained(Complaint(error.status_code, f"{error.detail}: see /openapi.json for what is served."))
+
+    for status in (400, 404, 405):
+        app.add_exception_handler(status, on_wrong_route)
+
+    async def answer(request: Request, body: Body, name: str | None) -> Reply:
+        most = service.settings.limits.max_questions
+        if body.n_questions > most:
+            raise Complaint(413, f"The request has {body.n_questions} questions, and {most} are allowed at a time.")
+
+        async def gone() -> None:
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+
+        try:
+            return await service.answer(request.url.path, name, body.asked(), gone=gone)
+        except Complaint:
+            raise
+        except Exception as error:
+            report(error)
+            service.metrics.failure()
+            raise Complaint(500, "The server failed on this request; its log says where.") from None
+
+    @app.post("/v1/predict")
+    async def predict(body: PredictRequest, request: Request) -> PredictReply:
+        """Answer questions with everything that a lens says of them."""
+        return predict_reply(await answer(request, body, body.lens))
+
+    @app.post("/v1/decisions")
+    async def decisions(body: DecisionRequest, request: Request) -> DecisionReply:
+        """Answer in OpenAI's format."""
+        return decision_reply(body, await answer(request, body, body.model))
+
+    @app.post("/v1/systemone")
+    async def systemone(body: SystemOneRequest, request: Request) -> SystemOneReply:
+        """Answer in TypeSafe's format."""
+        return systemone_reply(body, await answer(request, body, body.model))
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        """List the lenses, as OpenAI's clients read it (`data`) and as TypeSafe's do (`models`)."""
+        return models_of(list(service.lenses))
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        """Say that the server is there."""
+        return {"status": "ok"}
+
+    @app.get("/ready")
+    async def ready() -> dict[str, str]:
+        """Say whether questions can be answered: the self-check has passed."""
+        if not service.is_ready:
+            raise Complaint(503, "The self-check has not passed yet.", retry_after=1)
+        return {"status": "ready"}
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def metrics() -> PlainTextResponse:
+        """Return counters and histograms for Prometheus."""
+        return PlainTextResponse(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    address, limits = service.settings.address, service.settings.limits
+    routes = frozenset(app.openapi()["paths"])
+    return Guard(app, service.metrics, routes, address.key, address.names, limits.max_body)
+
+
+def models_of(lenses: list[ServedLens]) -> dict[str, Any]:
+    """Return the list of lenses in both formats."""
+    return {
+        "object": "list",
+        "data": [
+            {"id": s.name, "object": "model", "created": int(s.saved.timestamp()), "owned_by": "coral-lens"}
+            for s in lenses
+        ],
+        "models": [
+            {
+                "name": s.name,
+                "description": f"Lens for {public_name(s.lens.model['name'])}: {s.lens.name}",
+                "release_date": s.saved.date().isoformat(),
+            }
+            for s in lenses
+        ],
+    }

@@ -1,0 +1,139 @@
+"""Cut batches from the requests that wait: questions become prompts, and as many share a batch as its tokens allow.
+
+Tokens that a question shares with the one before it in its request, such as those of a common input, count once: the engine
+computes them once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from coral_lens.engine.packing import Packing, tree_size
+from coral_lens.engine.prompts import Prepared, prepare_any
+from coral_lens.engine.trees import SHORTEST, build_tree, common_length, shared_context
+from coral_lens.records import Prompt
+from coral_lens.serve.queue import Job, JobQueue, Refusal
+
+if TYPE_CHECKING:
+    from coral_lens.engine.model import Model
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One question of a request, ready to be scored."""
+
+    job: Job
+    number: int
+    """Its place in the request."""
+    prepared: Prepared
+    """It alone."""
+    n_tokens: int
+
+    @property
+    def prompt(self) -> Prompt:
+        return self.prepared.prompts[0]
+
+
+@dataclass(frozen=True)
+class BatchRule:
+    """When a batch is full."""
+
+    tokens: int
+    """It holds no more tokens, unless a single question does."""
+    wait: float
+    """Seconds that its first question waits for others."""
+    longest: int
+    """Tokens of a question at most; a longer one is refused."""
+    alone: bool = False
+    """Whether every question is a batch of its own."""
+
+
+class BatchCutter:
+    """Takes requests from a queue and gives out batches; used by the one thread that owns the model."""
+
+    def __init__(self, model: Model, queue: JobQueue, packing: Packing, rule: BatchRule) -> None:
+        self._model, self._queue, self._packing, self._rule = model, queue, packing, rule
+        self._ready: deque[Item] = deque()
+
+    def next_batch(self) -> list[Item] | None:
+        """Return the questions of the next batch, waiting for them; None once the queue is closed and empty."""
+        first = self._next_item(None)
+        if first is None:
+            return None
+        batch, tokens = [first], first.n_tokens
+        until = first.job.arrived + self._rule.wait
+        while not self._rule.alone and tokens < self._rule.tokens:
+            item = self._next_item(max(0.0, until - time.monotonic()))
+            if item is None:
+                break
+            cost = item.n_tokens - shared_tokens(batch[-1], item)
+            if tokens + cost > self._rule.tokens:
+                self._ready.appendleft(item)
+                break
+            batch.append(item)
+            tokens += cost
+        return batch
+
+    def _next_item(self, timeout: float | None) -> Item | None:
+        """Return the next question that somebody waits for; those of dropped requests are passed over."""
+        while True:
+            while self._ready:
+                item = self._ready.popleft()
+                if not item.job.is_dropped:
+                    return item
+                self._queue.finished(1)
+            job = self._queue.take(timeout)
+            if job is None:
+                return None
+            self._open(job)
+
+    def _open(self, job: Job) -> None:
+        """Make prompts of a request's questions, and refuse those that cannot be asked."""
+        if job.is_dropped:
+            self._queue.finished(len(job.questions))
+            return
+        try:
+            items = self._items(job)
+        except Exception as error:
+            job.fail(error)
+            items = []
+        self._queue.finished(len(job.questions) - len(items))
+        self._ready.extend(items)
+
+    def _items(self, job: Job) -> list[Item]:
+        prepared = prepare_any(job.questions, job.lens.lens.style, self._model)
+        number_of = {q.id: i for i, q in enumerate(job.questions)}
+        for name, reason in prepared.left_out.items():
+            job.settle(number_of[name], Refusal(reason))
+        items = []
+        for question, rendered, prompt in zip(prepared.questions, prepared.rendered, prepared.prompts, strict=True):
+            n_tokens = tree_size(build_tree(prompt), self._packing)
+            alone = Prepared((question,), (rendered,), (prompt,), {})
+            item = Item(job, number_of[question.id], alone, n_tokens)
+            if reason := self._too_long(item):
+                job.settle(item.number, Refusal(reason))
+            else:
+                items.append(item)
+        return items
+
+    def _too_long(self, item: Item) -> str:
+        name, longest = item.prompt.id, self._rule.longest
+        if item.prompt.truncated:
+            return f"Question {name!r} is longer than the {self._model.max_length} tokens that the model reads; shorten it."
+        if item.n_tokens > longest:
+            return (
+                f"Question {name!r} has {item.n_tokens} tokens with its options, and {longest} are allowed; shorten it."
+            )
+        return ""
+
+
+def shared_tokens(before: Item, item: Item) -> int:
+    """Return how many tokens of a question the one before it in the same request has computed already."""
+    one, other = shared_context(before.prompt), shared_context(item.prompt)
+    if before.job is not item.job or one is None or other is None:
+        return 0
+    length = common_length(one, other)
+    return length if length >= SHORTEST else 0

@@ -1,0 +1,125 @@
+"""What stands before every route: the key, the names of the host, the size of a body, headers, and the count of requests.
+
+It is a plain ASGI application around another, and imports nothing of a web framework.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+from coral_lens.serve.complaints import Complaint
+from coral_lens.serve.metrics import ServeMetrics
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Message, Receive, Send], Awaitable[None]]
+
+OPEN_ROUTES = ("/health", "/ready")
+"""What answers without a key: they say nothing but that the server is there."""
+HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+}
+"""Of every answer. There is none that lets pages of other sites read answers."""
+
+
+@dataclass(frozen=True)
+class Guard:
+    """An application behind its checks."""
+
+    app: App
+    metrics: ServeMetrics
+    routes: frozenset[str]
+    """Paths that are counted under their own names."""
+    key: str | None
+    """What clients must send; None lets everybody in."""
+    names: tuple[str, ...] | None
+    """What clients may call the server; None lets them call it anything."""
+    max_body: int
+    """Bytes of a body at most."""
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        start, seen = time.perf_counter(), {"status": 500}
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                seen["status"] = message["status"]
+                own = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+                message = {**message, "headers": [*message.get("headers", ()), *own]}
+            await send(message)
+
+        try:
+            self._check(scope)
+            await self.app(scope, await whole_body(scope, receive, self.max_body), sending)
+        except Complaint as complaint:
+            await complain(complaint, sending)
+        finally:
+            path = scope["path"]
+            route = path if path in self.routes else "other"
+            self.metrics.request(route, seen["status"], time.perf_counter() - start)
+
+    def _check(self, scope: Message) -> None:
+        """Refuse a request by its headers alone."""
+        headers = {name.lower(): value for name, value in scope["headers"]}
+        if self.names is not None and host_name(headers.get(b"host", b"").decode("latin-1")) not in self.names:
+            raise Complaint(
+                421, "This server answers to the names of its own machine only; start it with --allow-host NAME."
+            )
+        if self.key is not None and scope["path"] not in OPEN_ROUTES:
+            given = headers.get(b"authorization", b"")
+            if not hmac.compare_digest(given, b"Bearer " + self.key.encode()):
+                raise Complaint(401, "The key is missing or wrong; send it as `Authorization: Bearer KEY`.")
+        if headers.get(b"content-encoding", b"identity") != b"identity":
+            raise Complaint(
+                415, "Compressed bodies are not read; send it as it is (TypeSafe's client: compression=False)."
+            )
+
+
+def host_name(host: str) -> str:
+    """Return the name in a header `Host`, without its port."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].lower()
+
+
+async def whole_body(scope: Message, receive: Receive, most: int) -> Receive:
+    """Read the body of a request, and return what gives it on in one piece, and after it whether the client has gone."""
+    parts: list[bytes] = []
+    size, more = 0, scope["method"] not in ("GET", "HEAD")
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise Complaint(400, "The body ended before it was whole.")
+        size += len(message.get("body", b""))
+        if size > most:
+            raise Complaint(413, f"The body has more than {most} bytes; ask fewer questions at a time.")
+        parts.append(message.get("body", b""))
+        more = message.get("more_body", False)
+    first = [{"type": "http.request", "body": b"".join(parts), "more_body": False}]
+
+    async def given() -> Message:
+        return first.pop() if first else await receive()
+
+    return given
+
+
+async def complain(complaint: Complaint, send: Send) -> None:
+    """Send a complaint."""
+    body = json.dumps(complaint.body).encode()
+    headers = {"content-type": "application/json", "content-length": str(len(body)), **complaint.headers}
+    raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": complaint.status, "headers": raw})
+    await send({"type": "http.response.body", "body": body})

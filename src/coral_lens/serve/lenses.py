@@ -1,0 +1,110 @@
+"""The lenses that are served, by their names: all of one model, whose layers one pass reads for all of them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from coral_lens.errors import CoralError, nearest
+from coral_lens.lens.artefact import Lens
+from coral_lens.lens.folder import RECORD, load_lens
+from coral_lens.lens.publish import local_folder
+from coral_lens.serve.complaints import Complaint
+from coral_lens.storage.files import SEAL, read_json
+
+if TYPE_CHECKING:
+    from coral_lens.engine.model import Model
+
+NAME = re.compile(r"[\w.-]+")
+
+
+@dataclass(frozen=True, eq=False)
+class ServedLens:
+    """A lens with the name that requests call it by."""
+
+    name: str
+    lens: Lens
+    digest: str
+    """Of its record, which has the digests of its numbers: answers say which lens gave them."""
+    saved: datetime
+    """When its record was written."""
+
+
+@dataclass(frozen=True)
+class ServedLenses:
+    """Lenses of one model."""
+
+    by_name: Mapping[str, ServedLens]
+
+    def __iter__(self) -> Iterator[ServedLens]:
+        return iter(self.by_name.values())
+
+    def find(self, name: str | None) -> ServedLens:
+        """Return the lens of a name; none needs to be said where there is but one."""
+        if name is None and len(self.by_name) == 1:
+            return next(iter(self.by_name.values()))
+        if name is None:
+            raise Complaint(422, f"lens is missing: {self._said}.", field="lens")
+        if name not in self.by_name:
+            raise Complaint(404, f"There is no lens of that name: {self._said}.{nearest(name, self.by_name)}")
+        return self.by_name[name]
+
+    @property
+    def _said(self) -> str:
+        return f"served here are {', '.join(self.by_name)}"
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Every layer that one of them reads."""
+        return tuple(sorted({layer for served in self for layer in served.lens.layers}))
+
+    def adopted(self, model: Model) -> ServedLenses:
+        """Return them for a model of other fingerprints."""
+        return ServedLenses({name: replace(s, lens=s.lens.adopted(model)) for name, s in self.by_name.items()})
+
+
+def open_lenses(sources: Sequence[str]) -> ServedLenses:
+    """Read lenses given as `NAME=FOLDER`, `FOLDER` or a hub id; without a name the last part of the source is its name."""
+    lenses: dict[str, ServedLens] = {}
+    for source in sources:
+        name, place = name_and_place(source)
+        if name in lenses:
+            raise CoralError(f"Two lenses would be called {name!r}; name one of them: --lens NAME={place}")
+        lenses[name] = open_lens(name, place)
+    models = {name: served.lens.model["weights"] for name, served in lenses.items()}
+    others = [name for name in models if models[name] != next(iter(models.values()))]
+    if others:
+        first = next(iter(models))
+        raise CoralError(
+            f"The lenses {first!r} and {others[0]!r} were fitted on different models; start a server for each model."
+        )
+    return ServedLenses(lenses)
+
+
+def name_and_place(source: str) -> tuple[str, str]:
+    """Return the name and the place of a lens that is given as `NAME=FOLDER` or `FOLDER`."""
+    name, equals, place = source.partition("=")
+    if not equals or Path(source).exists():
+        name, place = Path(os.path.abspath(source.split("@")[0])).name, source
+    if not NAME.fullmatch(name) or not place:
+        raise CoralError(
+            f"--lens {source} names no lens: write NAME=FOLDER, with letters, digits, dots, dashes and underscores in NAME."
+        )
+    return name, place
+
+
+def open_lens(name: str, place: str) -> ServedLens:
+    """Read a lens from a folder, or from the hub, where a revision says which."""
+    folder = local_folder(place)
+    if folder != Path(place) and "@" not in place:
+        raise CoralError(
+            f"--lens {place} is a lens of the hub, which may change: name a revision, as in {place}@{folder.name}"
+        )
+    lens = load_lens(folder)
+    path = folder / RECORD
+    return ServedLens(name, lens, str(read_json(path)[SEAL]), datetime.fromtimestamp(path.stat().st_mtime, UTC))

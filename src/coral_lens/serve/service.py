@@ -1,0 +1,158 @@
+"""Between the routes and the model: it checks the questions of a request, queues them, waits, and keeps the books."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sys
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from coral_lens.errors import CoralError
+from coral_lens.lens.answers import Answer
+from coral_lens.records import Question
+from coral_lens.serve.complaints import Complaint
+from coral_lens.serve.lenses import ServedLens, ServedLenses
+from coral_lens.serve.log import AnswerLog
+from coral_lens.serve.metrics import ServeMetrics
+from coral_lens.serve.queue import Answered, FullError, Job, JobQueue, Outcome, Refusal
+from coral_lens.serve.worker import ModelThread
+
+if TYPE_CHECKING:
+    from coral_lens.engine.model import Model
+    from coral_lens.serve.settings import ServeSettings
+
+LONGEST_RETRY = 60
+"""Seconds after which a client is asked to come again, at most."""
+
+
+class Reply(NamedTuple):
+    """What a route makes its answer of."""
+
+    lens: ServedLens
+    questions: tuple[Question, ...]
+    outcomes: tuple[Outcome, ...]
+    n_tokens: int
+
+
+class Service:
+    """Answers the questions of requests with the lenses of one model."""
+
+    def __init__(self, model: Model, lenses: ServedLenses, settings: ServeSettings) -> None:
+        self.lenses, self.settings = lenses, settings
+        self._queue = JobQueue(settings.batching.queue)
+        self.metrics = ServeMetrics(lambda: self._queue.waiting)
+        self._worker = ModelThread(model, lenses, self._queue, settings, self.metrics)
+        self._log = AnswerLog(settings.answering.log) if settings.answering.log else None
+
+    def start(self) -> None:
+        """Begin with the self-check, in the thread that owns the model."""
+        self._worker.start()
+
+    def stop(self) -> None:
+        """Take no further work, and return when what was taken is done."""
+        self._queue.close()
+        self._worker.join()
+        if self._log:
+            self._log.close()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the self-check has passed."""
+        return self._worker.ready.is_set()
+
+    @property
+    def failure(self) -> Exception | None:
+        """What the thread that owns the model ended with before its time: mostly the self-check."""
+        return self._worker.failure
+
+    async def answer(
+        self, route: str, name: str | None, questions: Sequence[Question], *, gone: Callable[[], Awaitable[None]]
+    ) -> Reply:
+        """Answer the questions of one request; what `gone` returns ends when its client does."""
+        lens = self.lenses.find(name)
+        for question in questions:
+            self._refuse(question)
+        job = Job(lens, questions, seconds=self.settings.batching.deadline)
+        try:
+            self._queue.put(job)
+        except FullError:
+            seconds = min(LONGEST_RETRY, max(1, math.ceil(self._queue.waiting * self._worker.pace)))
+            message = f"Too many questions wait; come again in {seconds} seconds."
+            raise Complaint(429, message, retry_after=seconds) from None
+        outcomes, n_tokens = await self._wait(job, gone)
+        outcomes = tuple(map(self._abstaining, outcomes))
+        for question, outcome in zip(questions, outcomes, strict=True):
+            self.metrics.outcome(lens.name, outcome)
+            if self._log:
+                self._log.write(route, lens, question, outcome)
+        return Reply(lens, job.questions, outcomes, n_tokens)
+
+    def _refuse(self, question: Question) -> None:
+        """Refuse a question that no model could be asked, or that has too many options."""
+        most = self.settings.limits.max_options
+        if len(question.options) > most:
+            raise Complaint(
+                413, f"Question {question.id!r} has {len(question.options)} options, and {most} are allowed."
+            )
+        text = "".join((question.id, question.text, question.passage, *question.options))
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise Complaint(422, f"Question {question.id!a} holds half of a surrogate pair, which is not text.")
+
+    async def _wait(self, job: Job, gone: Callable[[], Awaitable[None]]) -> Answered:
+        """Wait for a request to be done; its work is dropped when it is too late, or when its client has gone."""
+        done = asyncio.wrap_future(job.done)
+        left = asyncio.ensure_future(gone())
+        try:
+            waited: set[asyncio.Future[Any]] = {done, left}
+            await asyncio.wait(waited, timeout=self.settings.batching.deadline, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            left.cancel()
+            if not done.done():
+                done.cancel()  # and with it the job's own
+                self.metrics.dropped()
+        if done.cancelled():
+            seconds = f"{self.settings.batching.deadline:g}"
+            raise Complaint(503, f"There was no answer within {seconds} seconds; come again later.", retry_after=1)
+        if (error := done.exception()) is not None:
+            report(error)
+            self.metrics.failure()
+            raise Complaint(500, "The server failed on this request; its log says where.")
+        return done.result()
+
+    def _abstaining(self, outcome: Outcome) -> Outcome:
+        """Return the refusal of an answer in which the lens abstains, where the server was started so."""
+        if self.settings.answering.refuse_abstained and isinstance(outcome, Answer) and outcome.abstain:
+            return Refusal(f"Question {outcome.id!r}: the answer is too uncertain for the stated risk.")
+        return outcome
+
+
+def ask(identity: str, text: str, options: Sequence[str], *, passage: str = "") -> Question:
+    """Return a question of a request; nonsense is the client's mistake."""
+    if not text.strip():
+        raise Complaint(422, f"Question {identity!r} is empty.")
+    try:
+        return Question(identity, identity, text, tuple(options), passage=passage)
+    except CoralError as error:
+        raise Complaint(422, str(error)) from None
+
+
+def unique(questions: Sequence[Question]) -> list[Question]:
+    """Return questions whose ids differ: one that came before gets its place."""
+    seen: set[str] = set()
+    found = []
+    for place, question in enumerate(questions, start=1):
+        identity = question.id
+        while identity in seen:
+            identity = f"{identity} ({place})"
+        seen.add(identity)
+        found.append(question if identity == question.id else replace(question, id=identity))
+    return found
+
+
+def report(error: BaseException) -> None:
+    """Say on standard error what failed and where, but not its message, which may repeat a question."""
+    places = "".join(traceback.format_tb(error.__traceback__))
+    print(f"coral: a request failed with {type(error).__name__}:\n{places}", file=sys.stderr, flush=True)

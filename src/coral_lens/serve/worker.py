@@ -1,0 +1,152 @@
+"""The thread that owns the model: it takes batches, has them scored by the engine, and lets every lens answer its own questions.
+
+It ends when the queue is closed and empty. An error of one question is that of its own request: a batch that fails is scored
+again, question by question.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from threading import Event, Thread
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from coral_lens.engine.activations import JoinedStore, Subset, UnscoredError
+from coral_lens.engine.budget import choose_budget
+from coral_lens.engine.extract import Extraction, PlannedQuestions, score_planned
+from coral_lens.engine.packing import Packing
+from coral_lens.engine.prompts import Prepared
+from coral_lens.engine.self_check import packing_of
+from coral_lens.records import Question
+from coral_lens.serve.batching import BatchCutter, BatchRule, Item
+from coral_lens.serve.lenses import ServedLenses
+from coral_lens.serve.queue import JobQueue, Outcome, Refusal
+
+if TYPE_CHECKING:
+    from coral_lens.engine.model import Model
+    from coral_lens.serve.metrics import ServeMetrics
+    from coral_lens.serve.settings import ServeSettings
+
+ROUNDS = 2
+"""A batch has so many of the engine's batches for each thread: fewer leave threads idle at its end, more make others wait."""
+MEMORY = 0.9
+"""How much of the known pace stays when a new batch is measured."""
+CHECKED = Question("check", "check", "Which of these is a colour?", ("red", "a wooden table", "seven"))
+"""Asked of every lens before the first request is."""
+
+
+class ModelThread:
+    """Answers what is in a queue."""
+
+    def __init__(
+        self, model: Model, lenses: ServedLenses, queue: JobQueue, settings: ServeSettings, metrics: ServeMetrics
+    ) -> None:
+        self._model, self._lenses, self._queue, self._metrics = model, lenses, queue, metrics
+        self._settings = settings
+        self._thread = Thread(target=self._run, name="coral model", daemon=True)
+        self.ready = Event()
+        """Set once the self-check has passed."""
+        self.failure: Exception | None = None
+        """What ended the thread before its time: mostly the self-check."""
+        self.pace = 0.0
+        """Seconds that a question takes, of late."""
+
+    def start(self) -> None:
+        """Begin with the self-check; then answer."""
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait until everything in the queue is answered; it must be closed."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            for served in self._lenses:
+                served.lens.predict(self._model, [CHECKED])
+            self._extraction = Extraction(
+                self._lenses.layers, packing=packing_of(self._model), token_budget=choose_budget(self._model, 0)
+            )
+        except Exception as error:
+            self.failure = error
+            return
+        cutter = BatchCutter(self._model, self._queue, self._packing, self._rule())
+        self.ready.set()
+        try:
+            while (batch := cutter.next_batch()) is not None:
+                self._time(batch)
+        except Exception as error:  # a bug: nothing would ever be answered again, so the server ends
+            self.failure = error
+            self.ready.clear()
+
+    @property
+    def _packing(self) -> Packing:
+        assert self._extraction.packing is not None, "it is filled in"
+        return self._extraction.packing
+
+    def _rule(self) -> BatchRule:
+        batching, budget = self._settings.batching, self._extraction.token_budget
+        assert budget is not None, "it is filled in"
+        threads = torch.get_num_threads() if self._model.device.type == "cpu" else 1
+        return BatchRule(
+            tokens=batching.batch_tokens or budget * threads * ROUNDS,
+            wait=batching.max_wait_ms / 1000,
+            longest=self._settings.limits.max_tokens,
+            alone=batching.one_by_one,
+        )
+
+    def _time(self, batch: Sequence[Item]) -> None:
+        start = time.perf_counter()
+        self._answer(batch)
+        seconds = time.perf_counter() - start
+        each = seconds / len(batch)
+        self.pace = MEMORY * self.pace + (1 - MEMORY) * each if self.pace else each
+        self._metrics.batch(n_questions=len(batch), n_tokens=sum(item.n_tokens for item in batch), seconds=seconds)
+        self._queue.finished(len(batch))
+
+    def _answer(self, batch: Sequence[Item]) -> None:
+        try:
+            outcomes = self._outcomes(batch)
+        except Exception as error:
+            if len(batch) > 1:
+                for item in batch:
+                    self._answer([item])
+            elif isinstance(error, UnscoredError):
+                batch[0].job.settle(batch[0].number, not_finite(batch[0]))
+            else:
+                batch[0].job.fail(error)
+            return
+        for item, outcome in zip(batch, outcomes, strict=True):
+            item.job.settle(item.number, outcome, n_tokens=item.n_tokens)
+
+    def _outcomes(self, batch: Sequence[Item]) -> list[Outcome]:
+        """Return what becomes of each question: one pass for all of them, then every lens its own."""
+        planned = PlannedQuestions(self._model, numbered([item.prepared for item in batch]), self._extraction)
+        store = score_planned(planned)
+        outcomes: list[Outcome] = [not_finite(item) for item in batch]
+        lens_of = [batch[int(question.id)].job.lens for question in store.questions]
+        for served in dict.fromkeys(lens_of):
+            own = JoinedStore([Subset(store, np.array([lens is served for lens in lens_of]))])
+            for answer in served.lens.answers(own):
+                item = batch[int(answer.id)]
+                outcomes[int(answer.id)] = replace(answer, id=item.prompt.id)
+        return outcomes
+
+
+def numbered(parts: Sequence[Prepared]) -> Prepared:
+    """Return the questions of several requests as those of one; their ids, which may be the same, become their places."""
+    questions = [q for part in parts for q in part.questions]
+    return Prepared(
+        tuple(replace(q, id=str(i)) for i, q in enumerate(questions)),
+        tuple(r for part in parts for r in part.rendered),
+        tuple(p for part in parts for p in part.prompts),
+        {},
+    )
+
+
+def not_finite(item: Item) -> Refusal:
+    """Return the refusal of a question that the model cannot score."""
+    return Refusal(f"Question {item.prompt.id!r}: the model gives scores or states that are not finite.")

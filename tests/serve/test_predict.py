@@ -1,0 +1,106 @@
+"""Our own route answers what `lens.predict` does, whatever shares the batch."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+from support.questions import toy_questions
+from support.servers import Running, Shop, running, settings
+
+from coral_lens.records import Question
+from coral_lens.serve.settings import Batching
+
+CLIENTS = 64
+
+
+def body_of(*questions: Question, lens: str = "first") -> dict[str, Any]:
+    rows = [{"id": q.id, "question": q.text, "options": list(q.options), "context": q.passage} for q in questions]
+    return {"lens": lens, "questions": rows}
+
+
+def assert_same(given: dict[str, Any], wanted: dict[str, Any], *, exactly: bool = False) -> None:
+    for name, value in wanted.items():
+        if isinstance(value, float):
+            assert given[name] == (value if exactly else pytest.approx(value, abs=1e-4, rel=1e-3))
+        elif isinstance(value, tuple) and not exactly:
+            assert given[name] == pytest.approx(list(value), abs=1e-4)
+        else:
+            assert given[name] == (list(value) if isinstance(value, tuple) else value)
+
+
+def predicted(shop: Shop, lens: str, questions: list[Question]) -> list[dict[str, Any]]:
+    return [asdict(answer) for answer in shop.lens(lens).predict(shop.model, questions)]
+
+
+@pytest.mark.parametrize("lens", ["first", "second"])
+def test_a_request_of_many_questions_gets_what_the_lens_predicts(server: Running, shop: Shop, lens: str) -> None:
+    questions = toy_questions(30, seed=3, labelled=False)
+    with server.client() as client:
+        reply = client.post("/v1/predict", json=body_of(*questions, lens=lens))
+    assert reply.status_code == 200
+    found = reply.json()
+    assert (found["lens"], found["digest"]) == (lens, shop.lenses.find(lens).digest)
+    for given, wanted in zip(found["answers"], predicted(shop, lens, questions), strict=True):
+        assert_same(given, wanted)
+        assert given["refusal"] is None
+
+
+def test_of_64_clients_each_gets_the_answer_to_its_own_question(server: Running, shop: Shop) -> None:
+    questions = toy_questions(CLIENTS, seed=5, labelled=False)
+    lenses = ["first", "second"] * (CLIENTS // 2)
+    wanted = {lens: predicted(shop, lens, questions) for lens in set(lenses)}
+
+    def ask(i: int) -> dict[str, Any]:
+        with server.client() as client:
+            return client.post("/v1/predict", json=body_of(questions[i], lens=lenses[i])).json()["answers"][0]
+
+    with ThreadPoolExecutor(CLIENTS) as pool:
+        answers = list(pool.map(ask, range(CLIENTS)))
+    for i, given in enumerate(answers):
+        assert_same(given, wanted[lenses[i]][i])
+
+
+def test_one_by_one_the_answers_are_the_same_to_the_bit(shop: Shop) -> None:
+    questions = toy_questions(12, seed=7, labelled=False)
+    with (
+        running(shop.model, shop.lenses, settings(batching=Batching(one_by_one=True))) as server,
+        server.client() as client,
+    ):
+        answers = client.post("/v1/predict", json=body_of(*questions, lens="second")).json()["answers"]
+    for question, given in zip(questions, answers, strict=True):
+        assert_same(given, predicted(shop, "second", [question])[0], exactly=True)
+
+
+def test_one_question_needs_neither_a_list_nor_an_id(server: Running) -> None:
+    with server.client() as client:
+        reply = client.post(
+            "/v1/predict", json={"lens": "first", "questions": {"question": "2 + 2?", "options": [3, 4.5, "four"]}}
+        )
+    (answer,) = reply.json()["answers"]
+    assert answer["id"] == "1"
+    assert len(answer["probs"]) == 3
+    assert sum(answer["probs"]) == pytest.approx(1)
+
+
+def test_ids_that_come_twice_are_told_apart(server: Running) -> None:
+    rows = [{"id": "a", "question": f"{i} + 2?", "options": ["3", "4"]} for i in range(3)]
+    with server.client() as client:
+        answers = client.post("/v1/predict", json={"lens": "first", "questions": rows}).json()["answers"]
+    assert [a["id"] for a in answers] == ["a", "a (2)", "a (3)"]
+    assert len({tuple(a["probs"]) for a in answers}) == 3
+
+
+def test_a_question_that_cannot_be_asked_is_refused_alone(server: Running) -> None:
+    rows = [
+        {"question": "2 + 2?", "options": ["3", "4"]},
+        {"question": "which one? " * 200, "options": ["3", "4"]},
+    ]
+    with server.client() as client:
+        reply = client.post("/v1/predict", json={"lens": "first", "questions": rows})
+    first, second = reply.json()["answers"]
+    assert first["answer"] in (0, 1)
+    assert second["refusal"] == "Question '2' is longer than the 1024 tokens that the model reads; shorten it."
+    assert second["probs"] is None

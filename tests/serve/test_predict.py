@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytest
 from support.questions import toy_questions
 from support.servers import Running, Shop, running, settings
 
+from coral_lens.lens.answers import OF_KINDS
 from coral_lens.records import Question
 from coral_lens.serve.settings import Batching
 
@@ -32,7 +33,8 @@ def assert_same(given: dict[str, Any], wanted: dict[str, Any], *, exactly: bool 
 
 
 def predicted(shop: Shop, lens: str, questions: list[Question]) -> list[dict[str, Any]]:
-    return [asdict(answer) for answer in shop.lens(lens).predict(shop.model, questions)]
+    answers = [asdict(answer) for answer in shop.lens(lens).predict(shop.model, questions)]
+    return [{name: value for name, value in a.items() if name not in OF_KINDS} for a in answers]
 
 
 @pytest.mark.parametrize("lens", ["first", "second"])
@@ -104,3 +106,13 @@ def test_a_question_that_cannot_be_asked_is_refused_alone(server: Running) -> No
     assert first["answer"] in (0, 1)
     assert second["refusal"] == "Question '2' is longer than the 1024 tokens that the model reads; shorten it."
     assert second["probs"] is None
+
+
+def test_a_question_is_answered_as_if_it_were_alone_also_beside_others_with_the_same_options(
+    server: Running, shop: Shop
+) -> None:
+    first, second = (replace(q, options=("red", "green")) for q in toy_questions(2, seed=8, labelled=False))
+    with server.client() as client:
+        answers = client.post("/v1/predict", json=body_of(first, second, lens="second")).json()["answers"]
+    for question, given in zip((first, second), answers, strict=True):
+        assert_same(given, predicted(shop, "second", [question])[0])

@@ -82,7 +82,7 @@ def test_a_question_whose_states_are_not_finite_is_refused_alone(shop: Shop) -> 
     with torch.no_grad():
         model.hf.get_input_embeddings().weight[token] = float("nan")
     model = rewrapped(model)
-    adopted = Shop(model, shop.lenses.adopted(model), shop.folder)
+    adopted = Shop(model, shop.lenses.settled(lambda lens: lens.adopted(model)), shop.folder)
     broken = Question("b", "b", "one ~ two", ("a", "b"))
     together = job_of(adopted, broken, *toy_questions(2))
     alone = job_of(adopted, broken, lens="second")

@@ -49,6 +49,6 @@ def serve(
 
     lenses = open_lenses(lens)
     loaded = model.opener(next(iter(lenses)).lens.model)()
-    lenses = lenses.adopted(loaded) if model.other_model else lenses
+    lenses = lenses.settled(lambda lens: model.settled(lens, lambda: loaded))
     names = ", ".join(lenses.by_name)
     LensServer(loaded, lenses, settings).run(lambda address: typer.echo(f"{address} serves {names}"))

@@ -21,6 +21,8 @@ class CoralExtras(BaseModel):
     """The model's own, in the order of the options."""
     shift: float | None = None
     """How far the question lies from those that the lens was fitted on: 1 is typical of them, 1.5 and beyond is far."""
+    trust: float | None = None
+    """The weight of the lens in the answer: 1 on a task that it was fitted on, 0 where the answer is the base's."""
     set: list[int] | None = None
     """Places of the options in the prediction set, if the lens was calibrated for one."""
     abstain: bool | None = None
@@ -39,6 +41,7 @@ def extras_of(lens: ServedLens, outcome: Outcome) -> CoralExtras:
         confidence=outcome.confidence,
         base_probabilities=list(outcome.base_probs),
         shift=outcome.shift,
+        trust=outcome.trust,
         set=None if outcome.options_in_set is None else list(outcome.options_in_set),
         abstain=outcome.abstain,
     )

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from coral_lens.errors import CoralError, nearest
 from coral_lens.lens.artefact import Lens
@@ -16,9 +15,6 @@ from coral_lens.lens.folder import RECORD, load_lens
 from coral_lens.lens.publish import local_folder
 from coral_lens.serve.complaints import Complaint
 from coral_lens.storage.files import SEAL, read_json
-
-if TYPE_CHECKING:
-    from coral_lens.engine.model import Model
 
 NAME = re.compile(r"[\w.-]+")
 
@@ -63,9 +59,9 @@ class ServedLenses:
         """Every layer that one of them reads."""
         return tuple(sorted({layer for served in self for layer in served.lens.layers}))
 
-    def adopted(self, model: Model) -> ServedLenses:
-        """Return them for a model of other fingerprints."""
-        return ServedLenses({name: replace(s, lens=s.lens.adopted(model)) for name, s in self.by_name.items()})
+    def settled(self, settle: Callable[[Lens], Lens]) -> ServedLenses:
+        """Return them as they are to be used: on another model, or at home."""
+        return ServedLenses({name: replace(s, lens=settle(s.lens)) for name, s in self.by_name.items()})
 
 
 def open_lenses(sources: Sequence[str]) -> ServedLenses:
@@ -106,5 +102,9 @@ def open_lens(name: str, place: str) -> ServedLens:
             f"--lens {place} is a lens of the hub, which may change: name a revision, as in {place}@{folder.name}"
         )
     lens = load_lens(folder)
+    if lens.style.kind == "p-true":
+        raise CoralError(
+            f"--lens {place} asks about every option by itself, which a server cannot do yet: use `coral predict`."
+        )
     path = folder / RECORD
     return ServedLens(name, lens, str(read_json(path)[SEAL]), datetime.fromtimestamp(path.stat().st_mtime, UTC))

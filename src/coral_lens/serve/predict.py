@@ -62,6 +62,8 @@ class PredictAnswer(BaseModel):
     """The model's own."""
     shift: float | None = None
     """How far the question lies from those that the lens was fitted on: 1 is typical of them, 1.5 and beyond is far."""
+    trust: float | None = None
+    """The weight of the lens in the answer: 1 on a task that it was fitted on, 0 where the answer is the base's."""
     options_in_set: list[int] | None = None
     """The prediction set, if the lens was calibrated for one."""
     abstain: bool | None = None
@@ -99,6 +101,7 @@ def predict_answer(question: Question, outcome: Outcome) -> PredictAnswer:
         probs=list(outcome.probs),
         base_probs=list(outcome.base_probs),
         shift=outcome.shift,
+        trust=outcome.trust,
         options_in_set=None if outcome.options_in_set is None else list(outcome.options_in_set),
         abstain=outcome.abstain,
     )

@@ -123,16 +123,19 @@ class ModelThread:
             item.job.settle(item.number, outcome, n_tokens=item.n_tokens)
 
     def _outcomes(self, batch: Sequence[Item]) -> list[Outcome]:
-        """Return what becomes of each question: one pass for all of them, then every lens its own."""
+        """Return what becomes of each question: one pass for all of them, then each by its lens.
+
+        A lens is given one question at a time: what it makes of a set, such as that all have the same options, must not depend on
+        who shares a batch.
+        """
         planned = PlannedQuestions(self._model, numbered([item.prepared for item in batch]), self._extraction)
         store = score_planned(planned)
         outcomes: list[Outcome] = [not_finite(item) for item in batch]
-        lens_of = [batch[int(question.id)].job.lens for question in store.questions]
-        for served in dict.fromkeys(lens_of):
-            own = JoinedStore([Subset(store, np.array([lens is served for lens in lens_of]))])
-            for answer in served.lens.answers(own):
-                item = batch[int(answer.id)]
-                outcomes[int(answer.id)] = replace(answer, id=item.prompt.id)
+        for place, question in enumerate(store.questions):
+            item = batch[int(question.id)]
+            own = JoinedStore([Subset(store, np.arange(len(store.questions)) == place)])
+            (answer,) = item.job.lens.lens.answers(own)
+            outcomes[int(question.id)] = replace(answer, id=item.prompt.id)
         return outcomes
 
 

@@ -217,7 +217,10 @@ def choose_precision(hf: PreTrainedModel) -> Precision:
 
 @torch.inference_mode()
 def gain_of_mixed(shapes: Sequence[tuple[int, int]]) -> float:
-    """Return how many times faster layers of these sizes are in `mixed` than in float32, on this machine just now."""
+    """Return how many times faster layers of these sizes are in `mixed` than in float32 on this machine.
+
+    By the processor time of one thread, so that it says the same beside busy programs.
+    """
     exact = [nn.Linear(columns, rows, bias=False) for rows, columns in shapes]
     quick = [deepcopy(layer) for layer in exact]
     for layer in quick:
@@ -225,10 +228,15 @@ def gain_of_mixed(shapes: Sequence[tuple[int, int]]) -> float:
     states = [torch.randn(TIMED_TOKENS, columns) for _, columns in shapes]
 
     def seconds(layers: Sequence[nn.Linear]) -> float:
-        start = time.perf_counter()
+        start = time.thread_time()
         for layer, state in zip(layers, states, strict=True):
             layer(state)
-        return time.perf_counter() - start
+        return max(time.thread_time() - start, 1e-9)
 
-    ratios = [seconds(exact) / seconds(quick) for _ in range(ROUNDS + 1)]
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        ratios = [seconds(exact) / seconds(quick) for _ in range(ROUNDS + 1)]
+    finally:
+        torch.set_num_threads(n_threads)
     return statistics.median(ratios[1:])  # the first pass of a process is slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -136,6 +137,17 @@ def test_mistakes_are_one_sentence_and_exit_code_2(baseline: Baseline, tmp_path:
     (tmp_path / "run" / "diary.txt").write_text("mine", "utf-8")
     code, _, err = baseline("isotonic")
     assert (code, "holds no run" in err) == (2, True)
+
+
+def test_a_run_that_was_killed_before_its_record_was_written_goes_on(baseline: Baseline, tmp_path: Path) -> None:
+    assert baseline("isotonic")[0] == 0
+    whole = (tmp_path / "run" / "run.json").read_bytes()
+    (tmp_path / "run" / "predictions").rename(tmp_path / "kept")
+    shutil.rmtree(tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "kept").rename(tmp_path / "run" / "predictions")
+    assert baseline("isotonic")[0] == 0
+    assert (tmp_path / "run" / "run.json").read_bytes() == whole
 
 
 def test_help_names_every_baseline_and_has_an_example() -> None:

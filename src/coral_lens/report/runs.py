@@ -221,6 +221,12 @@ def refuse_other_run(folder: Path) -> None:
         refuse_replacing(folder / inner, names, is_ours=lambda path, word=word: has_word(path, word))  # type: ignore[misc]
 
 
+def is_begun(folder: Path) -> bool:
+    """Return whether a folder holds nothing but what a run writes before its record: it was killed then."""
+    names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    return bool(names) and names <= {"predictions", "views"}
+
+
 def is_page(path: Path) -> bool:
     """Return whether a page is one of ours: its title ends in what kind of page it is, in every version."""
     with path.open("rb") as file:

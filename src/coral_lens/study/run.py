@@ -29,7 +29,7 @@ from coral_lens.methods.registry import CONTROLS, METHODS, ZERO_SHOT, read_metho
 from coral_lens.metrics.scores import score
 from coral_lens.records import predictions_of
 from coral_lens.report.pages.study import ReportedRun, write_study
-from coral_lens.report.runs import Run, load_run
+from coral_lens.report.runs import Run, is_begun, load_run, refuse_other_run
 from coral_lens.report.tables.run import ABOUT_ALL, subject_of
 from coral_lens.storage.files import digest, file_name, read_record, versions, write_record
 from coral_lens.storage.progress import Bar, bar_of, silent
@@ -169,7 +169,9 @@ def run_alone(
     """Run a study of one model and one mixture, and leave its run in the folder for results itself; return that."""
     need("report", by="A study")
     (name,), (plan,) = prepared.study.models, prepared.plan.mixtures
-    check_folders(folders, holds="run.json", kind="run")
+    if not is_begun(folders.out):
+        check_folders(folders, holds="run.json", kind="run")
+    refuse_other_run(folders.out)
     around = Surroundings(folders, open_model, bar, usable_device(device))
     return StudyRun(prepared, name, around).run(plan, folders.out)
 

@@ -89,3 +89,9 @@ def test_what_a_killed_run_left_beside_the_costs_is_removed_when_they_are_read(t
         path.write_text("{")
     assert read_steps(tmp_path / "cost.json") == {}
     assert [p.name for p in tmp_path.iterdir()] == [other.name]
+
+
+def test_it_is_removed_too_where_no_question_is_left_to_score(tmp_path: Path) -> None:
+    (tmp_path / ".cost.json.649e3abb.tmp").write_text("{")
+    add_scoring(tmp_path, Cost(0, 0.1, 0.1))
+    assert list(tmp_path.iterdir()) == []

@@ -130,8 +130,8 @@ def read_steps(path: Path) -> dict[str, Cost | None]:
 
 def add_scoring(folder: Path, cost: Cost) -> None:
     """Add the cost of scoring some more questions of a store to what its other questions took."""
+    known = scoring_cost(folder)  # also removes what a killed run left on the way to it
     if cost.questions:
-        known = scoring_cost(folder)
         write_steps(folder / FILE, {"scoring": known + cost if known else cost})
 
 

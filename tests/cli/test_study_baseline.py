@@ -146,8 +146,10 @@ def test_a_run_that_was_killed_before_its_record_was_written_goes_on(baseline: B
     shutil.rmtree(tmp_path / "run")
     (tmp_path / "run").mkdir()
     (tmp_path / "kept").rename(tmp_path / "run" / "predictions")
+    (tmp_path / "run" / ".run.json.649e3abb.tmp").write_bytes(whole[:9])
     assert baseline("isotonic")[0] == 0
     assert (tmp_path / "run" / "run.json").read_bytes() == whole
+    assert not [path.name for path in (tmp_path / "run").iterdir() if path.name.startswith(".")]
 
 
 def test_help_names_every_baseline_and_has_an_example() -> None:

@@ -224,7 +224,8 @@ def refuse_other_run(folder: Path) -> None:
 def is_begun(folder: Path) -> bool:
     """Return whether a folder holds nothing but what a run writes before its record: it was killed then."""
     names = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    return bool(names) and names <= {"predictions", "views"}
+    # the record itself may be there under the name that it has while it is written
+    return bool(names) and {n for n in names if not n.startswith(".run.json.")} <= {"predictions", "views"}
 
 
 def is_page(path: Path) -> bool:

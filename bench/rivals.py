@@ -17,6 +17,7 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -153,7 +154,11 @@ def print_rates(rivals: Sequence[Rival], rounds: int, n_questions: int, n_tokens
     """Let all take turns, and print their rates, ours in the same arithmetic relative to theirs, and how far scores differ."""
     exact = rivals[0].score()
     assert exact is not None
-    differences = {rival.name: difference(rival.score(), exact) for rival in rivals}  # warms up too
+    differences = {}
+    for rival in rivals:
+        start = time.perf_counter()
+        differences[rival.name] = difference(rival.score(), exact)
+        print(f"warmed up: {rival.name}, {time.perf_counter() - start:.1f} s", file=sys.stderr, flush=True)
     seconds: dict[str, list[float]] = {rival.name: [] for rival in rivals}
     for i in range(rounds):
         for rival in rivals[i % len(rivals) :] + rivals[: i % len(rivals)]:

@@ -21,6 +21,7 @@ WIDTH = 118
 GROUPS = (
     ("From questions to answers", "load_model load_questions fit predict evaluate calibrate adapt"),
     ("What they give", "Lens Answer Answers Run Metrics Predictions"),
+    ("Open questions", "load_open_questions fit_open ask OpenAnswer OpenAnswers OpenQuestion Sampling"),
     ("Texts into classes", "CoralClassifier"),
     ("Anyone's probabilities", "audit_probabilities write_audit load_maps apply_maps AuditSettings"),
     ("Loading and saving", "load_lens load_run wrap"),

@@ -9,6 +9,9 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # threads that wait must sleep: on a busy machine spinning makes the real model five times slower
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Ray then listens on the loopback address only; it looks when it is imported
+os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 from collections.abc import Iterator
 

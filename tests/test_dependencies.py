@@ -88,7 +88,8 @@ def test_everything_declared_is_imported() -> None:
 def test_the_table_of_extras_is_that_of_the_package() -> None:
     modules = {extra: {distribution(module) for module in listed} for extra, listed in EXTRAS.items()}
     assert modules == {extra: set(listed) for extra, listed in OURS.items()}
-    assert OPTIONAL["all"]["coral-lens"].extras == set(OURS)
+    # Ray is as large as all others together, and one machine does not need it
+    assert OPTIONAL["all"]["coral-lens"].extras == set(OURS) - {"ray"}
 
 
 def test_what_an_extra_installs_is_imported_inside_functions_only() -> None:

@@ -17,8 +17,9 @@ import coral_lens
 from coral_lens.engine.model import Model
 
 TAKES_PATHS = {"ActivationStore", "Answers.save", "apply_maps", "audit_probabilities", "load_maps", "write_audit",
-               "Lens.adapt", "Lens.predict", "Lens.predictions", "Lens.save", "Lens.scored", "TaskOptions",
-               "adapt", "calibrate", "evaluate", "extract", "fit", "load_lens", "load_model", "load_questions", "load_run",
+               "Lens.adapt", "Lens.ask", "Lens.predict", "Lens.predictions", "Lens.save", "Lens.scored", "TaskOptions",
+               "adapt", "ask", "calibrate", "evaluate", "extract", "fit", "fit_open", "load_lens", "load_model",
+               "load_open_questions", "load_questions", "load_run",
                "load_study", "predict", "run_study"}  # fmt: skip
 
 

@@ -22,20 +22,24 @@ if TYPE_CHECKING:
     from coral_lens.audit.page import write_audit
     from coral_lens.audit.probabilities import audit_probabilities
     from coral_lens.audit.settings import AuditSettings
+    from coral_lens.data.open_questions import OpenQuestion, load_open_questions
     from coral_lens.data.questions import load_questions
     from coral_lens.data.settings import Style, TableOptions, TaskOptions
     from coral_lens.engine.activations import ActivationStore
     from coral_lens.engine.extract import Extraction, extract
     from coral_lens.engine.loading import load_model
     from coral_lens.engine.model import Model, wrap
+    from coral_lens.engine.settings import Sampling
     from coral_lens.errors import CoralError
     from coral_lens.lens.adapt import adapt
     from coral_lens.lens.answers import Answer, Answers
     from coral_lens.lens.artefact import Lens, predict
+    from coral_lens.lens.asking import ask, fit_open
     from coral_lens.lens.calibrate import calibrate
     from coral_lens.lens.classifier import CoralClassifier
     from coral_lens.lens.fit import fit
     from coral_lens.lens.folder import load_lens
+    from coral_lens.lens.open_answers import OpenAnswer, OpenAnswers
     from coral_lens.lens.settings import FitSettings, Guarantees, NetworkSearch
     from coral_lens.metrics.scores import Metrics, measure
     from coral_lens.ragged import Options
@@ -59,11 +63,15 @@ _HOMES = {
     "lens.settings": ("FitSettings", "Guarantees", "NetworkSearch"),
     "lens.answers": ("Answer", "Answers"),
     "lens.artefact": ("Lens", "predict"),
+    "lens.asking": ("ask", "fit_open"),
+    "lens.open_answers": ("OpenAnswer", "OpenAnswers"),
     "lens.folder": ("load_lens",),
     "engine.loading": ("load_model",),
     "metrics.scores": ("Metrics", "measure"),
     "engine.model": ("Model", "wrap"),
+    "data.open_questions": ("OpenQuestion", "load_open_questions"),
     "data.questions": ("load_questions",),
+    "engine.settings": ("Sampling",),
     "ragged": ("Options",),
     "records": ("OptionTable", "Predictions", "Question"),
     "report.runs": ("Run", "load_run"),
@@ -90,25 +98,32 @@ __all__ = [
     "Metrics",
     "Model",
     "NetworkSearch",
+    "OpenAnswer",
+    "OpenAnswers",
+    "OpenQuestion",
     "OptionTable",
     "Options",
     "Predictions",
     "Question",
     "Run",
+    "Sampling",
     "Study",
     "Style",
     "TableOptions",
     "TaskOptions",
     "adapt",
     "apply_maps",
+    "ask",
     "audit_probabilities",
     "calibrate",
     "evaluate",
     "extract",
     "fit",
+    "fit_open",
     "load_lens",
     "load_maps",
     "load_model",
+    "load_open_questions",
     "load_questions",
     "load_run",
     "load_study",

@@ -15,6 +15,7 @@ EXTRAS = {
     "tables": ("pyarrow",),
     "excel": ("openpyxl",),
     "adapter": ("peft",),
+    "ray": ("ray",),
     "serve": ("fastapi", "uvicorn", "prometheus_client"),
 }
 """What each extra of the package installs, by the names that it is imported by."""

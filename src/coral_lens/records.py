@@ -102,6 +102,10 @@ def listed_parts(text: str, options: Sequence[str]) -> tuple[str, str, tuple[str
     return stem, mark, tuple(listed)
 
 
+NONE = "none of these"
+"""The last option of a question whose options the model wrote itself: that it is none of them."""
+
+
 class Columns(dict[str, Sequence[Any]]):
     """The columns of a table, or of a part of it, by their names."""
 
@@ -143,6 +147,9 @@ class Question:
     """All right options in their order, where there are several; empty where there is one."""
     soft: tuple[float, ...] = ()
     """The share of each option, where the answer is a distribution, such as that of annotators who disagree; else empty."""
+    counts: tuple[int, ...] = ()
+    """Where the options are candidates that the model wrote itself: how often it wrote each. The last option is then `NONE`, and
+    its count is of what was written and is no candidate. Empty where the options were given."""
     shots: tuple[Question, ...] = field(default=(), compare=False, repr=False)
     """Worked examples that a Style puts before it."""
     table: Mapping[str, Sequence[Any]] | None = field(default=None, compare=False, repr=False)
@@ -154,6 +161,11 @@ class Question:
     def wording(self) -> Wording:
         """Its text taken apart, once."""
         return take_apart(self.text, self.options)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it came without options, and those that it has were written by the model."""
+        return bool(self.counts)
 
     @property
     def is_soft(self) -> bool:
@@ -188,6 +200,7 @@ class Question:
                 raise CoralError(f"{where} has an empty option (number {j + 1}); give it a text or remove it.")
         if not (self.answer == UNKNOWN or 0 <= self.answer < n):
             raise CoralError(f"{where} has answer {self.answer}, but its options are numbered 0 to {n - 1}.")
+        assert len(self.counts) in (0, n), "a count for each option, or none"
         if self.kind != "choice" or self.descriptions:
             self._check_decision(where)
         if self.is_soft:
@@ -229,7 +242,7 @@ class Question:
 
 KEPT = ("id", "group", "text", "options", "answer", "passage", "task", "version", "split")
 """What is always kept of a question on the disk."""
-KEPT_IF_SET = ("instructions", "descriptions", "kind", "right", "soft")
+KEPT_IF_SET = ("instructions", "descriptions", "kind", "right", "soft", "counts")
 """What is kept of it where it is not the default: the records, and therefore the digests, of other questions never change."""
 
 
@@ -277,6 +290,13 @@ def targets_of(questions: Sequence[Question]) -> Float[np.ndarray, " row"] | Non
     return np.array([share for target in nothing for share in target])
 
 
+def counts_of(questions: Sequence[Question]) -> Int[np.ndarray, " row"] | None:
+    """Return how often the options of all questions were written, or None where any question came with its options."""
+    if not questions or not all(q.is_open for q in questions):
+        return None
+    return np.array([count for q in questions for count in q.counts], dtype=np.int64)
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """A question as token ids: for each option its context and its own tokens.
@@ -289,6 +309,9 @@ class Prompt:
     contexts: tuple[tuple[int, ...], ...]
     options: tuple[tuple[int, ...], ...]
     truncated: bool = False
+    listed: tuple[tuple[int, int], ...] = ()
+    """For each option, from and up to which token of its context its text stands listed; empty where none is, or where nobody
+    has asked (see `engine.listings`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,6 +328,10 @@ class OptionTable:
     """Index of the correct option within its question, or UNKNOWN."""
     targets: Float[np.ndarray, " row"] | None = None
     """The share of each option where answers are soft or several are right; None: all of it is on the answer."""
+    neutral: Float[np.ndarray, " row"] | None = None
+    """Summed log-probability of the option's tokens after a context that says nothing of the question, if it was scored."""
+    counts: Int[np.ndarray, " row"] | None = None
+    """How often the model wrote each option, where the options of all questions are its own; None where they were given."""
 
     def __len__(self) -> int:
         return len(self.answers)
@@ -415,8 +442,8 @@ class Scored(Protocol):
     def table(self) -> OptionTable:
         """Their scores."""
 
-    def layer(self, layer: int) -> Float[np.ndarray, "row width"]:
-        """Return one layer's pooled states."""
+    def layer(self, layer: int, place: str = "answer") -> Float[np.ndarray, "row width"]:
+        """Return one layer's pooled states, read at the options' own tokens or at another place (`engine.settings`)."""
 
 
 def predictions_of(method: str, scored: Scored, probs: Float[np.ndarray, " row"]) -> Predictions:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.audits import Row, rows
 
 from coral_lens.audit.reading import read_audited
-from coral_lens.audit.systems import distribution_of, joined
+from coral_lens.audit.systems import joined
 from coral_lens.errors import CoralError
 
 
@@ -51,11 +49,3 @@ def test_a_column_that_is_not_there_is_named() -> None:
     gaps = rows(4)
     gaps[1]["topic"] = ""
     assert read_audited([gaps]).column("topic") == ["even", "(none)", "even", "odd"]
-
-
-@given(st.floats(0, 1))
-def test_the_answer_is_the_only_likeliest_of_a_confidence_alone(confidence: float) -> None:
-    made = distribution_of(confidence)
-    assert made.sum() == pytest.approx(1)
-    assert made[0] == max(confidence, 1e-3)
-    assert (made[1:] < made[0]).all()

@@ -1,71 +1,17 @@
-"""`coral extract`, `fit` and `calibrate`: what their options stand for, and that wrong values are refused before any work."""
+"""Commands that make lenses."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from support.models import make_model
 from typer.testing import CliRunner
 
 from coral_lens.cli import app
-from coral_lens.cli.fit import KeptStates, parse_blocks
-from coral_lens.data.settings import Style
-from coral_lens.errors import CoralError
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def run(*arguments: object) -> str:
-    return CliRunner().invoke(app, list(map(str, arguments)), catch_exceptions=False).output
-
-
-def test_by_default_all_layers_and_no_heads_are_kept() -> None:
-    extraction = KeptStates().extraction(make_model("llama"))
-    assert extraction.layers == (0, 1, 2, 3)
-    assert extraction.readings is None
-    assert extraction.style == Style()
-
-
-def test_layers_heads_and_style_are_kept_as_asked() -> None:
-    model = make_model("llama")
-    extraction = KeptStates(layers=(2,), heads=(1, 3), style=Style("letters")).extraction(model)
-    assert (extraction.layers, extraction.style.kind) == ((2,), "letters")
-    assert extraction.readings is not None
-    assert extraction.readings.about == {"heads": [1, 3]}
-    everything = KeptStates(heads=None).extraction(model)
-    assert everything.readings is not None
-    assert everything.readings.about == {"heads": [1, 2, 3]}
-
-
-def test_blocks_are_numbers_ranges_or_all() -> None:
-    assert parse_blocks("1-3,5", "--heads") == (1, 2, 3, 5)
-    assert parse_blocks("all", "--heads") is None
-    with pytest.raises(CoralError, match=r"--heads must look like 0,16 or 12-20. Got 'every' instead"):
-        parse_blocks("every", "--heads")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        (["extract", "q.jsonl", "--out", "OUT", "--heads", "some"], "--heads must look like 0,16 or 12-20"),
-        (["extract", "q.jsonl", "--out", "OUT", "--num-fewshot", "-1"], "num_fewshot must be at least 0. Got -1"),
-        (["fit", "--train", "q.jsonl", "--out", "OUT", "--top-layers", "9"], "top_layers must lie between 1 and 8"),
-        (["fit", "--train", "q.jsonl", "--out", "OUT", "--criterion", "briar"], "Unknown criterion 'briar'.*'brier'"),
-        (["fit", "--train", "q.jsonl", "--out", "OUT", "--search", "all"], "Unknown search 'all'; use one of halving"),
-        (["fit", "--train", "q.jsonl", "--out", "OUT", "--weight-decay", "1;45"], "--weight-decay must look like 0.1"),
-        (["fit", "--train", "q.jsonl", "--out", "OUT", "--lens", "mlp", "--hidden", "0"], "hidden must be at least 1"),
-        (["fit", "--train", "q.jsonl", "--out", "OUT", "--hidden", "8"], "A listwise lens has no network to search"),
-        (["fit", "--train", "q.jsonl", "--out", "OUT", "--seed", "-1"], "seed must lie between 0 and 4294967295"),
-        (
-            ["calibrate", "--lens", "OUT", "--questions", "q.jsonl", "--coverage", "1"],
-            "coverage must lie between 0 and 1",
-        ),
-        (["calibrate", "--lens", "OUT", "--questions", "q.jsonl", "--sets", "rasp"], "Unknown sets 'rasp'.*'raps'"),
-        (["calibrate", "--lens", "OUT", "--questions", "q.jsonl", "--risk", "0"], "risk must lie between 0 and 1"),
-    ],
-)
-def test_a_wrong_value_is_refused_before_a_file_is_opened(tmp_path: Path, arguments: list[str], said: str) -> None:
-    with pytest.raises(CoralError, match=said):
-        run(*[tmp_path / "out" if word == "OUT" else word for word in arguments])
+def test_the_lens_that_ships_is_not_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["calibrate", "--lens", "general", "--questions", "none.jsonl"])
+    assert "The lens general comes with the package" in str(result.exception)
     assert list(tmp_path.iterdir()) == []

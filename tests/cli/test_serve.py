@@ -12,7 +12,6 @@ from coral_lens.cli.options import Machine
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("", "There is no lens to serve: fit one on your labelled questions"),
         ("--lens none", "none is not a lens: it has no lens.json"),
         ("--lens none --host 0.0.0.0", "can be reached by others: give --api-key-env NAME"),
         ("--lens none --api-key-env NO_SUCH_KEY", "The environment variable NO_SUCH_KEY is not set"),
@@ -28,3 +27,15 @@ def test_a_mistake_is_one_sentence_before_a_model_is_loaded(
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
     result = CliRunner().invoke(app, ["serve", *line.split()])
     assert sentence in str(result.exception)
+
+
+def test_without_a_lens_the_one_that_ships_is_served_with_the_embedded_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = []
+
+    def note(self: Machine, name: str, *, dtype: str | None = None) -> None:
+        opened.append((name, dtype))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Machine, "open", note)
+    CliRunner().invoke(app, ["serve", "--port", "0"])
+    assert opened == [("smollm2", "float32")]

@@ -13,7 +13,7 @@ from support.commands import ROOT, files_on_the_page
 
 from coral_lens.data.cache import KINDS
 
-TWICE = ("adapted/", "other/", "base/", "base.work/")
+TWICE = ("adapted/", "openlens/", "other/", "base/", "base.work/")
 """Folders like `lens`, `run`, `study` and `states`, of which the page says that they hold the same."""
 
 

@@ -124,7 +124,7 @@ every_page = pytest.mark.parametrize("page", [*DOCUMENTS, *NOTEBOOKS], ids=lambd
 
 
 @every_page
-@pytest.mark.filterwarnings("default:With a lens:UserWarning")
+@pytest.mark.filterwarnings("default:With a lens:UserWarning", "default:.*left out:UserWarning")
 def test_a_page_does_what_it_says(page: Path, reader: Reader) -> None:
     reader.follow(page)
 

@@ -133,7 +133,7 @@ def test_a_node_sees_itself_and_its_past(drawn: Pieces) -> None:
 
 def test_the_chain_of_an_option_is_its_whole_sequence() -> None:
     tree = build_tree(BRANCHING)
-    chain = chain_of(tree, tree.stems[1], tree.paths[1])
+    chain = chain_of(tree, 1)
     assert chain.tokens.tolist() == [1, 2, 5, 7, 8]
     assert chain.parents.tolist() == [-1, 0, 1, 2, 3]
     assert chain.depths.tolist() == [0, 1, 2, 3, 4]
@@ -145,8 +145,8 @@ def test_the_chain_of_an_option_is_its_whole_sequence() -> None:
 def test_chains_are_the_trees_of_single_options(drawn: Pieces) -> None:
     prompt = made(drawn)
     tree = build_tree(prompt)
-    for j, (stem, path) in enumerate(zip(tree.stems, tree.paths, strict=True)):
-        chain = chain_of(tree, stem, path)
+    for j in range(len(tree.paths)):
+        chain = chain_of(tree, j)
         alone = build_tree(Prompt("alone", (prompt.contexts[j],), (prompt.options[j],)))
         assert chain.tokens.tolist() == alone.tokens.tolist() == list(sequences_of(prompt)[j])
         assert chain.paths[0].tolist() == alone.paths[0].tolist()

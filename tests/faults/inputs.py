@@ -156,8 +156,9 @@ def hostile_names(shop: Workshop, n: int) -> Tally:
     for name in TEXTS[:n]:
         folder = shop.bench(shop.steps[0].before)
         (folder / "named.toml").write_text(NAMED.format(name=as_json(name).replace("\\u001b", "\\u001B")), "utf-8")
+        before = {p.name for p in folder.parent.iterdir()}
         outcome = coral(folder, "run", "named.toml", "--out", "study", "--work", "states")
-        outside = sorted(p.name for p in folder.parent.iterdir() if not p.name.startswith(("at-", "now")))
+        outside = sorted({p.name for p in folder.parent.iterdir()} - before)
         tally.judge(f"name {name[:40]!r}", outcome, difference=", ".join(f"{p} is outside" for p in outside))
     return tally
 

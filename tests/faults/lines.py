@@ -27,7 +27,8 @@ from faults.hostile import NUMBERS, TEXTS
 from faults.outcomes import PATIENCE, Outcome, Tally, at_most, coral
 from faults.workshop import Workshop
 
-HEAVY = ("cli.options.Machine.open", "lens.fit.fit", "lens.artefact.Lens.predict", "analysis.layers.analyse_layers",
+HEAVY = ("cli.options.Machine.open", "lens.fit.fit", "lens.artefact.Lens.predict", "lens.asking.fit_open",
+         "lens.asking.ask", "analysis.layers.analyse_layers",
          "analysis.dimensions.analyse_dimensions", "analysis.heads.analyse_heads", "analysis.heads.time_step",
          "analysis.data.analyse_curves", "analysis.probes.analyse_probes", "sae.train.train_on_store",
          "study.run.run_prepared", "study.run.run_alone")  # fmt: skip

@@ -20,7 +20,9 @@ from coral_lens.errors import CoralError
 End = Literal["same bytes", "one sentence", "traceback", "silent"]
 ENDS: tuple[End, ...] = ("same bytes", "one sentence", "traceback", "silent")
 PATIENCE, SHORT = 60, 10
-"""Seconds after which a command, or a call, counts as hanging."""
+"""Seconds of processor time after which a command, or a call, counts as hanging."""
+WAITING = 10
+"""It counts as hanging after so many times these seconds on the clock too: beside busy neighbours, all commands take long."""
 STOPPED = tuple(128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
 """Codes of a command that a signal ended."""
 
@@ -57,13 +59,17 @@ def at_most(seconds: int, end: type[BaseException] = TookTooLong) -> Iterator[No
     def stop(*_: Any) -> None:
         raise end(f"still at work after {seconds} seconds")
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(seconds)
+    timers = {signal.ITIMER_PROF: (signal.SIGPROF, seconds), signal.ITIMER_REAL: (signal.SIGALRM, WAITING * seconds)}
+    before = {number: signal.signal(number, stop) for number, _ in timers.values()}
+    for timer, (_, after) in timers.items():
+        signal.setitimer(timer, after)
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        for timer in timers:
+            signal.setitimer(timer, 0)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def coral(folder: Path, *arguments: str, patience: contextlib.AbstractContextManager[None] | None = None) -> Outcome:

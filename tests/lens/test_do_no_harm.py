@@ -161,7 +161,7 @@ def test_tasks_that_lie_apart_show_their_distance_and_the_reach_is_as_far() -> N
     reaches = []
     for apart in (0.0, 3.0):
         data = data_of(PlantedStore(80, signal={1: 2.0}, tasks=TASKS, apart=apart))
-        _, trust, shown = fit_do_no_harm(data, chosen_of(data), 1.0, temper=True, seed=0)
+        _, trust, shown, _ = fit_do_no_harm(data, chosen_of(data), 1.0, temper=True, seed=0)
         assert [row.part for row in shown] == ["without a", "without b", "without c"]
         assert [row.questions for row in shown] == [80, 80, 80]
         assert trust is not None
@@ -173,7 +173,7 @@ def test_tasks_that_lie_apart_show_their_distance_and_the_reach_is_as_far() -> N
 def test_clusters_of_one_task_tell_nothing_of_what_lies_far_off() -> None:
     data = data_of(PlantedStore(160, signal={1: 2.0}))
     data.layer(1)[: data.options.n_rows // 2] += 20.0
-    _, trust, shown = fit_do_no_harm(data, chosen_of(data), 1.0, temper=True, seed=0)
+    _, trust, shown, _ = fit_do_no_harm(data, chosen_of(data), 1.0, temper=True, seed=0)
     assert max(row.shift for row in shown) > 3.0
     assert trust is not None
     assert 0.0 < trust.elsewhere <= ONE_TASK
@@ -184,9 +184,10 @@ def test_clusters_of_one_task_tell_nothing_of_what_lies_far_off() -> None:
 
 def test_a_lens_that_is_not_to_be_tempered_simulates_nothing_but_knows_the_shift() -> None:
     data = data_of(PlantedStore(60, signal={1: 2.0}))
-    shift, trust, shown = fit_do_no_harm(data, chosen_of(data), 1.0, temper=False, seed=0)
+    shift, trust, shown, checks = fit_do_no_harm(data, chosen_of(data), 1.0, temper=False, seed=0)
     assert trust is None
     assert shown == ()
+    assert not checks
     assert np.median(shift.of(question_places(data.layer(1), data.table.options))) == pytest.approx(1.0, abs=0.3)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -10,12 +11,14 @@ import scipy.special
 from hypothesis import given
 from hypothesis import strategies as st
 
+from coral_lens.errors import CoralError
 from coral_lens.lens.rules import (
     BASE_SCORES,
     RULES,
     ProbeScores,
     RuleName,
     base_probs,
+    choose_base,
     correct_rows,
     log_of,
     residuals,
@@ -53,6 +56,30 @@ def test_the_base_rules_score_by_sum_by_token_and_by_character(rule: str, scores
     assert BASE_SCORES[rule](RAGGED).tolist() == scores
     first, second = scipy.special.softmax(scores[:2]), scipy.special.softmax(scores[2:])
     np.testing.assert_allclose(base_probs(RAGGED, rule), [*first, *second], rtol=1e-14)  # type: ignore[arg-type]
+
+
+def test_pmi_is_what_the_question_adds_to_a_neutral_context() -> None:
+    scored = replace(RAGGED, neutral=np.array([-1.0, -6.0, -3.0, -1.0, -1.0]))
+    assert BASE_SCORES["pmi"](scored).tolist() == [-1.0, 0.0, 2.0, 0.0, -3.0]
+    with pytest.raises(CoralError, match="--neutral"):
+        base_probs(RAGGED, "pmi")
+
+
+def test_the_base_that_is_best_by_its_own_temperature_is_chosen() -> None:
+    """Options of frequent words: their neutral log-probability drowns what the question says, and pmi takes it out."""
+    rng = np.random.default_rng(0)
+    n = 300
+    said, often = rng.normal(size=4 * n), 4.0 * rng.normal(size=4 * n)
+    options = Options.of_sizes([4] * n)
+    ones = np.ones(4 * n, dtype=np.int64)
+    scored = OptionTable(said + often, ones, ones, ones, options.edges, options.top(said), neutral=often)
+
+    def brier(probs: np.ndarray) -> float:
+        return float(((probs - options.one_hot(scored.answers)) ** 2).sum())
+
+    assert choose_base(scored, brier) == "pmi"
+    assert choose_base(replace(scored, logprobs=said), brier) == "sum"
+    assert choose_base(replace(scored, logprobs=2.0 * said, n_tokens=ones + 1), brier) in ("sum", "token")
 
 
 def test_options_with_equal_scores_share_the_probability() -> None:

@@ -9,17 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.models import make_model
 from support.questions import toy_questions
 
-from coral_lens.engine.extract import Extraction, extract
+from coral_lens.engine.extract import Extraction, all_layers, extract
 from coral_lens.engine.model import Model, untrained_copy
 from coral_lens.errors import CoralError
 from coral_lens.lens.rules import base_probs
 from coral_lens.lens.settings import FitSettings
-from coral_lens.methods.controls import base_only, random_states, untrained_states
+from coral_lens.methods import controls
+from coral_lens.methods.controls import base_only, other_states, random_states, text_states, untrained_states
 from coral_lens.methods.entry import MethodEntry
 from coral_lens.methods.interface import FitContext, QuestionSet
 from coral_lens.methods.registry import METHODS, read_method
+from coral_lens.methods.text_states import fit_vectors
+from coral_lens.records import Question
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -51,6 +55,7 @@ def read(kind: str, **options: Any) -> FitSettings:
         ("control-untrained", "listwise"),
         ("control-base", "ensemble"),
         ("control-base", "mlp"),
+        ("control-text", "listwise"),
     ],
 )
 def test_every_control_takes_any_lens_and_is_the_same_again(
@@ -113,6 +118,51 @@ def test_base_probabilities_alone_are_their_logarithm_and_ranks(
     for start, end in zip(table.offsets[:-1], table.offsets[1:], strict=True):
         assert rows[start:end, 1].argmin() == p[start:end].argmax()
         assert sorted(rows[start:end, 1]) == pytest.approx(np.linspace(0, 1, end - start))
+
+
+def test_words_alone_are_the_words_of_question_and_option(sets: tuple[QuestionSet, QuestionSet]) -> None:
+    asked = [
+        Question("1", "1", "Where does a fish swim?", ("fish in water", "sand"), 0),
+        Question("2", "2", "Question: What is dry?\nA. sand\nB. water\nAnswer:", ("A", "B"), 0),
+    ]
+    vectors = fit_vectors([*asked, *sets[0].states.questions], seed=0)
+    rows = vectors.states(asked)
+    half = rows.shape[1] // 2
+    np.testing.assert_allclose(rows[1, :half], rows[2, :half], atol=1e-6)  # sand, as an option and as listed under A
+    own = [row[:half] / np.linalg.norm(row[:half]) for row in rows]
+    assert own[0] @ own[3] > own[0] @ own[1]  # both are of water
+    assert rows[0, half:].sum() > rows[1, half:].sum() + 0.1  # the question names the fish
+    again = fit_vectors([*asked, *sets[0].states.questions], seed=0).states(asked)
+    np.testing.assert_allclose(rows, again, atol=1e-6)
+
+
+def test_words_are_learned_from_training_questions_alone(
+    context: FitContext, sets: tuple[QuestionSet, QuestionSet]
+) -> None:
+    found = text_states(context)(sets[1])
+    by_hand = fit_vectors(sets[0].states.questions, seed=5).states(sets[1].states.questions)
+    np.testing.assert_allclose(found.layer(0), by_hand, atol=1e-6)
+    assert found.table is sets[1].states.table
+
+
+def test_the_states_of_another_model_stand_beside_the_models_own_scores(
+    context: FitContext, sets: tuple[QuestionSet, QuestionSet], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    other = make_model("gpt2", seed=4)
+    monkeypatch.setattr(controls, "load_model", lambda name: {"another": other}[name])
+    found = other_states(context, "another")(sets[1])
+    by_hand = extract(other, sets[1].prompted(), tmp_path / "by hand", extraction=Extraction(all_layers(other)))
+    assert found.layers == all_layers(other)
+    assert np.array_equal(found.layer(2), by_hand.layer(2))
+    assert found.table is sets[1].states.table
+    settings = read("control-other", lens="ridge", model="another")
+    assert settings.record()["model"] == "another"
+    assert set(METHODS["control-other"].fit(context, settings)(sets[1])) == {""}
+    monkeypatch.setattr(controls, "load_model", lambda _: context.model())
+    with pytest.raises(CoralError, match="is the model itself"):
+        other_states(context, "the same")(sets[1])
+    with pytest.raises(CoralError, match="model"):
+        read("control-other", model="")
 
 
 def test_a_control_takes_the_options_of_its_lens_and_no_others() -> None:

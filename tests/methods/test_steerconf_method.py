@@ -15,17 +15,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.questions import toy_questions
 
+from coral_lens.engine import texts as texts_module
 from coral_lens.engine.extract import Extraction, extract
 from coral_lens.engine.generation import Generated
 from coral_lens.engine.model import Model
 from coral_lens.engine.settings import GenerationSettings
+from coral_lens.engine.texts import read_piece, write_piece
 from coral_lens.errors import CoralError
 from coral_lens.lens.settings import FitSettings
 from coral_lens.methods.entry import MethodEntry
 from coral_lens.methods.interface import FitContext, QuestionSet
 from coral_lens.methods.registry import read_method
 from coral_lens.methods.steerconf import method as method_module
-from coral_lens.methods.steerconf import texts as texts_module
 from coral_lens.methods.steerconf.answers import StatedAnswer, read_answer
 from coral_lens.methods.steerconf.method import (
     AGGREGATIONS,
@@ -43,7 +44,7 @@ from coral_lens.methods.steerconf.method import (
     weighted_confidence,
 )
 from coral_lens.methods.steerconf.prompts import STEERING, instruction, option_texts, shown_question, verbal_prompt
-from coral_lens.methods.steerconf.texts import load_or_generate, read_piece, write_piece
+from coral_lens.methods.steerconf.texts import load_or_generate
 from coral_lens.records import Question, Rendered
 
 

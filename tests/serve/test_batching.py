@@ -98,7 +98,7 @@ def test_questions_that_cannot_be_asked_are_refused_and_their_tokens_are_told(sh
     queue = JobQueue(100)
     job = put(queue, shop, *questions)
     assert cut(shop, queue, replace(RULE, longest=50)) == [[(job, 1)]]
-    reason = job._outcomes[0].reason  # type: ignore[union-attr]
+    reason = job._scored[0].outcome.reason  # type: ignore[union-attr]
     assert reason == "Question 'long' has 81 tokens with its options, and 50 are allowed; shorten it."
 
 
@@ -107,10 +107,10 @@ def test_an_error_while_prompts_are_made_is_that_of_its_request(shop: Shop, monk
     bad, good = put(queue, shop, Question("bad", "g", "x", ("a", "b"))), put(queue, shop, *toy_questions(1))
     prepare = batching.prepare_any
 
-    def failing(questions: tuple[Question, ...], *rest: object) -> object:
+    def failing(questions: tuple[Question, ...], *rest: object, **other: bool) -> object:
         if questions[0].id == "bad":
             raise RuntimeError("of a tokenizer")
-        return prepare(questions, *rest)  # type: ignore[arg-type]
+        return prepare(questions, *rest, **other)  # type: ignore[arg-type]
 
     monkeypatch.setattr(batching, "prepare_any", failing)
     assert cut(shop, queue) == [[(good, 0)]]

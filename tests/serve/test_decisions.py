@@ -67,13 +67,17 @@ def test_the_asynchronous_client_gets_the_same(server: Running) -> None:
 
 
 def test_probabilities_are_those_of_the_lens_for_the_question_that_is_asked(server: Running, shop: Shop) -> None:
-    text = "What is the tone?\n- angry: An upset message"
-    (wanted,) = shop.lens("first").predict(
-        shop.model, [Question("tone", "tone", text, ("angry", "calm", "glad"), passage=STATE)]
-    )
+    """As those of a file of decisions that says the same."""
+    choice = Question(
+        "tone", "tone", "What is the tone?", ("angry", "calm", "glad"), passage=STATE,
+        descriptions=("An upset message", "", ""),
+    )  # fmt: skip
+    statement = Question("b", "b", PREDICATE["instructions"], ("no", "yes"), passage=STATE, kind="yes-no")
+    of_choice, of_statement = shop.lens("first").predict(shop.model, [choice, statement])
     with client_of(server) as client:
-        (found,) = client.decisions.create(model="first", input=STATE, questions=[CHOICE]).answers
-    assert [p.probability for p in found.probabilities] == pytest.approx(list(wanted.probs), abs=1e-4)
+        found, predicate = client.decisions.create(model="first", input=STATE, questions=[CHOICE, PREDICATE]).answers
+    assert [p.probability for p in found.probabilities] == pytest.approx(list(of_choice.probs), abs=1e-4)
+    assert predicate.probability == pytest.approx(of_statement.p_true, abs=1e-4)
 
 
 def test_a_boolean_and_a_text_that_reads_alike_are_different_values(server: Running) -> None:

@@ -6,7 +6,7 @@ import pytest
 from support.questions import toy_questions
 from support.servers import Shop
 
-from coral_lens.serve.queue import FullError, Job, JobQueue, Refusal
+from coral_lens.serve.queue import FullError, Job, JobQueue, Refusal, Scored
 
 
 def job_of(shop: Shop, n: int, *, seconds: float = 60.0) -> Job:
@@ -41,9 +41,8 @@ def test_a_request_is_done_with_its_last_question_and_in_their_order(shop: Shop)
     job = job_of(shop, 3)
     for number in (2, 0, 1):
         assert not job.done.done()
-        job.settle(number, Refusal(str(number)), n_tokens=10)
-    assert job.done.result().outcomes == (Refusal("0"), Refusal("1"), Refusal("2"))
-    assert job.done.result().n_tokens == 30
+        job.settle(number, Scored(Refusal(str(number)), n_tokens=10))
+    assert job.done.result() == tuple(Scored(Refusal(str(number)), n_tokens=10) for number in range(3))
     assert job.is_dropped
 
 
@@ -51,7 +50,7 @@ def test_a_client_that_has_gone_is_not_an_error_when_the_answer_comes(shop: Shop
     job = job_of(shop, 1)
     job.done.cancel()
     assert job.is_dropped
-    job.settle(0, Refusal("late"))
+    job.settle(0, Scored(Refusal("late")))
     job.fail(ValueError("late"))
     assert job.done.cancelled()
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.models import make_model, rewrapped
 from support.questions import toy_questions
-from support.servers import PATIENCE, Shop, settings
+from support.servers import Shop, settings
 
 from coral_lens.engine.model import Model
 from coral_lens.errors import CoralError
@@ -17,7 +17,7 @@ from coral_lens.lens.answers import Answer
 from coral_lens.records import Question
 from coral_lens.serve import worker
 from coral_lens.serve.metrics import ServeMetrics
-from coral_lens.serve.queue import Job, JobQueue, Refusal
+from coral_lens.serve.queue import Job, JobQueue, Outcome, Refusal
 from coral_lens.serve.worker import ModelThread
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -34,6 +34,10 @@ def run(shop: Shop, jobs: Sequence[Job], model: Model | None = None) -> ModelThr
     thread.join()
     assert queue.waiting == 0 or thread.failure
     return thread
+
+
+def outcomes_of(job: Job) -> list[Outcome]:
+    return [scored.outcome for scored in job.done.result(0)]
 
 
 def job_of(shop: Shop, *questions: Question, lens: str = "first") -> Job:
@@ -53,7 +57,7 @@ def test_one_pass_reads_the_layers_of_all_lenses(shop: Shop, monkeypatch: pytest
     assert len(planned.prepared.prompts) == 8
     for job in jobs:
         wanted = job.lens.lens.predict(shop.model, questions)
-        for given, answer in zip(job.done.result(PATIENCE).outcomes, wanted, strict=True):
+        for given, answer in zip(outcomes_of(job), wanted, strict=True):
             assert isinstance(given, Answer)
             assert given.id == answer.id
             assert given.probs == pytest.approx(answer.probs, abs=1e-4)
@@ -71,8 +75,8 @@ def test_an_error_in_a_batch_is_that_of_its_own_request(shop: Shop, monkeypatch:
     good, last = job_of(shop, *toy_questions(3)), job_of(shop, *toy_questions(1), lens="second")
     bad = job_of(shop, *toy_questions(1), Question("bad", "bad", "a bad one", ("a", "b")))
     run(shop, [good, bad, last])
-    assert [type(o) for o in good.done.result(0).outcomes] == [Answer] * 3
-    assert isinstance(last.done.result(0).outcomes[0], Answer)
+    assert [type(o) for o in outcomes_of(good)] == [Answer] * 3
+    assert isinstance(outcomes_of(last)[0], Answer)
     assert isinstance(bad.done.exception(0), RuntimeError)
 
 
@@ -88,8 +92,8 @@ def test_a_question_whose_states_are_not_finite_is_refused_alone(shop: Shop) -> 
     alone = job_of(adopted, broken, lens="second")
     run(adopted, [together, alone], model)
     sentence = "Question 'b': the model gives scores or states that are not finite."
-    assert [isinstance(o, Answer) for o in together.done.result(0).outcomes] == [False, True, True]
-    assert together.done.result(0).outcomes[0] == alone.done.result(0).outcomes[0] == Refusal(sentence)
+    assert [isinstance(o, Answer) for o in outcomes_of(together)] == [False, True, True]
+    assert outcomes_of(together)[0] == outcomes_of(alone)[0] == Refusal(sentence)
 
 
 def test_a_lens_of_another_model_fails_the_self_check(shop: Shop) -> None:

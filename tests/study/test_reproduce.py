@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from coral_lens.analysis.settings import DimensionSettings, LayerPlan, ProbePlan
 from coral_lens.cli import app
 from coral_lens.engine.model import Model
+from coral_lens.engine.reckoning import shared_beginning
 from coral_lens.errors import CoralError
 from coral_lens.report.figures.style import Picture
 from coral_lens.sae.settings import AblationPlan, SteerPlan, TrainingSettings
@@ -28,7 +29,7 @@ from coral_lens.study.config import Source, Study, load_study
 from coral_lens.study.folders import Folders
 from coral_lens.study.reproduce import run as run_module
 from coral_lens.study.reproduce.parts import PARTS, Part
-from coral_lens.study.reproduce.plan import plan_parts, shared_beginning
+from coral_lens.study.reproduce.plan import plan_parts
 from coral_lens.study.reproduce.run import Undertaking, parts_of, reproduce
 from coral_lens.study.reproduce.scale import SCALES, SaeScale, Scale, limited, smaller_study
 from coral_lens.study.reproduce.settings import PARTS as NAMES

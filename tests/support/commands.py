@@ -33,6 +33,8 @@ eval --lens lens --task test.jsonl --out run
 eval --lens lens --task test.jsonl --out other
 audit answered.jsonl --out audit
 predict --lens lens --questions test.jsonl --out answers.jsonl
+fit --model model --open open.jsonl --out openlens --candidates 8 --temperature 1 --max-tokens 64 --examples 0 --layers 1
+ask --lens openlens --questions open.jsonl --out opened.jsonl
 report run other --out compared
 analyse confidence run
 analyse layers --store store --out analysis
@@ -67,7 +69,7 @@ WITHOUT_WORK = {
 """The other commands, and why they are not among the lines above."""
 
 DRAWN = {"png": lambda self: b"\x89PNG", "svg": lambda self: "<svg></svg>"}
-ON_THE_PAGE = {"ANSWERS": "answers.jsonl", "WORK": "states"}
+ON_THE_PAGE = {"ANSWERS": "answers.jsonl", "OPENED": "opened.jsonl", "WORK": "states"}
 """What the lines call a folder of the page, where it is not its name in small letters."""
 
 
@@ -100,6 +102,8 @@ def furnish(folder: Path, *, large: bool) -> Path:
         for i in range(60)
     ]
     (folder / "more.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    asked = [{"question": f"{i}: how many?", "answers": [str(i), "none"]} for i in range(40)]
+    (folder / "open.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked), "utf-8")
     answered = [row | {"probs": [0.5 + i / 150, 0.3 - i / 300, 0.2 - i / 300]} for i, row in enumerate(rows)]
     (folder / "answered.jsonl").write_text("".join(json.dumps(row) + "\n" for row in answered), "utf-8")
     (folder / "study.toml").write_text(study_text(keeping=large, sae="sae/4x"), "utf-8")

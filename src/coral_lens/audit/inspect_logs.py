@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile, ZipFile, ZipInfo
 
-from coral_lens.audit.systems import CONFIDENCE_ONLY, AuditedSet, distribution_of, predictions_of_rows
+from coral_lens.audit.systems import CONFIDENCE_ONLY, AuditedSet, predictions_of_rows
 from coral_lens.errors import CoralError, need
+from coral_lens.metrics.answered import distribution_of
 from coral_lens.records import Columns, Question
 from coral_lens.storage.lines import EXPANSION, UNHARMED, opened, parse_json
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
-from math import ceil
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 
 from coral_lens.errors import CoralError
 from coral_lens.ragged import Options
@@ -17,8 +16,6 @@ from coral_lens.records import Predictions, Question, groups_of, ordered_of, tar
 
 CONFIDENCE_ONLY = ("the answer", "another")
 """The options of a question of which only a confidence is known."""
-LEAST_SURE = 1e-3
-"""A confidence below this counts as this: the answer would need a thousand others to be the likeliest."""
 MOST_OFF = 0.01
 """By so much probabilities may miss a sum of 1, as rounded ones do; they are then divided by their sum."""
 
@@ -87,17 +84,6 @@ def refuse_no_distribution(probs: Any, where: str) -> list[float]:
             f"{[round(x, 4) for x in values][:8]}, which sum to {total:.4g}."
         )
     return values
-
-
-def distribution_of(confidence: float) -> Float[np.ndarray, " option"]:
-    """Return a distribution over an answer and others that are each less likely: enough of them for the answer to be the top.
-
-    So a confidence alone goes the way of all probabilities; accuracy, ECE and all else that looks at the answer alone is then
-    right, and scores of the whole distribution mean nothing (`AuditedSet.top_only`).
-    """
-    sure = max(confidence, LEAST_SURE)
-    n_others = 1 if sure > 0.5 else ceil((1.0 - sure) / sure + 1e-9) + 1
-    return np.array([sure, *[(1.0 - sure) / n_others] * n_others])
 
 
 def joined(sets: Sequence[AuditedSet]) -> AuditedSet:

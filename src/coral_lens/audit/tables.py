@@ -14,7 +14,6 @@ from coral_lens.audit.decisions import flattened
 from coral_lens.audit.systems import (
     CONFIDENCE_ONLY,
     AuditedSet,
-    distribution_of,
     predictions_of_rows,
     refuse_no_distribution,
 )
@@ -25,6 +24,7 @@ from coral_lens.data.settings import KIND_WORDS, TableOptions
 from coral_lens.data.sources import open_table
 from coral_lens.data.tables import Batch, Refusals, Table
 from coral_lens.errors import CoralError
+from coral_lens.metrics.answered import distribution_of
 from coral_lens.records import Columns, Question
 
 PARTS: dict[str, tuple[str, ...]] = {

@@ -19,13 +19,13 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from coral_lens.cli import analyse, audit, cache, check, evaluate, fit, reproduce, sae, serve, study
+from coral_lens.cli import analyse, ask, audit, cache, check, evaluate, extract, fit, reproduce, sae, serve, study
 from coral_lens.errors import CoralError
 from coral_lens.storage.escape import for_terminal
 
 PANELS = {
     "First steps": "demo tasks show doctor assets cache",
-    "A lens": "fit eval predict adapt calibrate serve push",
+    "A lens": "fit eval predict ask adapt calibrate serve push",
     "Anyone's probabilities": "audit",
     "Experiments": "run reproduce baseline report lm-eval",
     "Inside a model": "extract analyse sae",
@@ -112,8 +112,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Steer and calibrate a frozen language model's answers to multiple-choice questions. Start with `coral demo`.",
 )
+app.add_typer(extract.app)
 app.add_typer(fit.app)
 app.add_typer(evaluate.app)
+app.add_typer(ask.app)
 app.add_typer(audit.app)
 app.add_typer(serve.app)
 app.add_typer(study.app)

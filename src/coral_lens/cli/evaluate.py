@@ -152,11 +152,17 @@ def worked_examples(task: str, asking: Asking) -> list[Question]:
 @app.command()
 @flat
 def predict(
-    lens: Annotated[str, typer.Option(help="Folder of a lens made by `coral fit`, or a hub id.")],
     questions: Annotated[
         str, typer.Option(help="A file of questions (.jsonl, .csv, .parquet, ...); answers are not needed.")
     ],
     out: Annotated[Path, typer.Option(help="File to write: .jsonl, .csv or .parquet, one row per question.")],
+    lens: Annotated[
+        str,
+        typer.Option(
+            help="Folder of a lens made by `coral fit`, or a hub id. By default the one that ships with the package, for the "
+            "embedded model."
+        ),
+    ] = "general",
     *,
     asking: Asking,
     model: OtherModelChoice,
@@ -165,7 +171,7 @@ def predict(
 
     The columns of the input come first. After `coral calibrate` each answer also says which options the prediction set holds,
     and whether to abstain.
-    Example: `coral predict --lens my-lens --questions new.jsonl --out answers.jsonl`
+    Example: `coral predict --questions new.jsonl --out answers.jsonl`, or with `--lens my-lens`
     """
     from coral_lens.lens.answers import holds_answers
     from coral_lens.lens.folder import load_lens

@@ -1,90 +1,46 @@
-"""Commands that make lenses: extract, fit, adapt, calibrate, push."""
+"""Commands that make lenses: fit, adapt, calibrate, push."""
 
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from coral_lens.cli.ask import gather_open
 from coral_lens.cli.options import Asking, LensModelChoice, ModelChoice, beside, flat, refuse_unwritable, work_for
-from coral_lens.data.settings import Style
+from coral_lens.engine.settings import Sampling
+from coral_lens.errors import CoralError
 from coral_lens.lens.settings import FitSettings, Guarantees
-from coral_lens.storage.settings import Layers, Option, Settings, parse_layers
 
 if TYPE_CHECKING:
-    from coral_lens.engine.extract import Extraction
+    from collections.abc import Sequence
+
+    from coral_lens.data.open_questions import OpenQuestion
     from coral_lens.engine.model import Model
+    from coral_lens.lens.artefact import Lens
 
 app = typer.Typer()
-
-
-def parse_blocks(text: str, option: str) -> tuple[int, ...] | None:
-    """Return the blocks of `1-30`, or None for `all`."""
-    return None if text == "all" else parse_layers(text, option)
-
-
-@dataclass(frozen=True)
-class KeptStates(Settings):
-    """What is kept of each option."""
-
-    layers: Layers = None
-    """Layers to keep, such as `12-20` or `0,16`; by default all."""
-    heads: Annotated[tuple[int, ...] | None, Option(read=parse_blocks)] = ()
-    """Keep the heads of these blocks too, such as `1-30`, or `all`; by default none."""
-    style: Style = Style()  # noqa: RUF009  (frozen)
-    """How questions without a template of their own are asked."""
-
-    def extraction(self, model: Model) -> Extraction:
-        """Return what is extracted of a model."""
-        from coral_lens.engine.extract import Extraction, all_blocks, all_layers, head_outputs, refuse_layers
-
-        refuse_layers(model, self.layers or ())
-        blocks = all_blocks(model) if self.heads is None else self.heads
-        readings = head_outputs(model, blocks) if blocks else None
-        return Extraction(self.layers or all_layers(model), self.style, readings=readings)
-
-
-@app.command()
-@flat
-def extract(
-    source: Annotated[
-        list[str], typer.Argument(help="TASK[:SPLIT], or a file of questions (.jsonl, .csv, .parquet, ...).")
-    ],
-    out: Annotated[Path, typer.Option(help="Folder for the activation store.")],
-    *,
-    kept: KeptStates,
-    asking: Asking,
-    model: ModelChoice,
-) -> None:
-    """Score questions and keep the pooled hidden states of each option.
-
-    Example: `coral extract commonsense_qa_cloze:validation --out states/csqa --layers 12-20`
-    """
-    from coral_lens.engine.extract import extract as run
-    from coral_lens.storage.progress import questions_bar
-
-    loaded = model.opener(folder=out)
-    questions = asking.gather(source, chat=loaded if kept.style.chat else None)
-    extraction = kept.extraction(loaded())
-    with questions_bar("extracting", len(questions)) as advance:
-        store = run(loaded(), questions, out, extraction=extraction, progress=advance)
-    size = sum(f.stat().st_size for f in out.iterdir()) / 2**20
-    parts = f"{len(extraction.layers)} layers"
-    if extraction.readings:
-        parts += f", the heads of {len(extraction.readings.about['heads'])} blocks"
-    typer.echo(f"{len(store.questions)} questions, {parts}, {size:,.0f} MiB in {out}")
 
 
 @app.command()
 @flat
 def fit(
-    train: Annotated[list[str], typer.Option("--train", help="TASK[:SPLIT] or a file; may be given several times.")],
     out: Annotated[Path, typer.Option(help="Folder for the lens. Activations are kept beside it, in OUT.work.")],
+    train: Annotated[
+        list[str] | None, typer.Option("--train", help="TASK[:SPLIT] or a file; may be given several times.")
+    ] = None,
+    open_files: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--open", metavar="SOURCE", help="Instead: a file of questions without options, each with its `answers`."
+        ),
+    ] = None,
     *,
     settings: FitSettings,
+    sampling: Sampling,
     asking: Asking,
     model: ModelChoice,
 ) -> None:
@@ -92,7 +48,9 @@ def fit(
 
     Layer and strength are chosen on a fifth of the questions, which nothing is fitted on. Hundreds of questions are needed,
     better thousands; the same command goes on where it was stopped.
-    Example: `coral fit --train train.jsonl --out my-lens`, or `coral fit --train commonsense_qa_cloze:validation --out my-lens`
+    With `--open` the model writes answers to questions without options, and the lens learns which of them are right.
+    Example: `coral fit --train train.jsonl --out my-lens`, or `coral fit --train commonsense_qa_cloze:validation --out my-lens`,
+    or `coral fit --open open.jsonl --out my-lens`
     """
     from coral_lens.cli.printing import print_fit
     from coral_lens.lens.fit import check_questions
@@ -100,8 +58,16 @@ def fit(
     from coral_lens.lens.folder import refuse_other_folder
     from coral_lens.storage.progress import shown
 
+    if bool(train) == bool(open_files):
+        raise CoralError("Give --train with questions that have options, or --open with questions that have none.")
     refuse_other_folder(out)
     work = beside(out)
+    if open_files:
+        fit_on_open(open_files, out, settings=settings, sampling=sampling, asking=asking, model=model)
+        return
+    if sampling != replace(Sampling(), seed=sampling.seed):
+        raise CoralError("How candidates are written is for open questions; give --open, or leave these options out.")
+    assert train, "one of the two is given"
     loaded = model.opener(folder=work)
     questions = asking.gather(train, chat=loaded if settings.style.chat else None, own_shots=True)
     check_questions(questions)
@@ -109,6 +75,35 @@ def fit(
     fitted.save(out)
     print_fit(fitted)
     typer.echo(f"Lens in {out}. The activations in {work} make a second fit fast; delete them when you like.")
+
+
+def fit_on_open(
+    files: list[str], out: Path, *, settings: FitSettings, sampling: Sampling, asking: Asking, model: ModelChoice
+) -> None:
+    """Fit a lens on open questions, and on what the model writes to them."""
+    from coral_lens.cli.printing import print_fit
+    from coral_lens.lens.asking import STATES, check_open_questions, fit_open
+    from coral_lens.storage.progress import shown
+
+    work = beside(out)
+    loaded = model.opener(folder=work / STATES)
+    questions = gather_open(files, asking)
+    check_open_questions(questions, settings)
+    fitted = fit_open(loaded(), questions, settings, sampling=sampling, work_dir=work, bar=shown)
+    fitted.save(out)
+    print_fit(fitted)
+    typer.echo(f"Lens in {out}, for `coral ask`. What the model wrote is in {work}; delete it when you like.")
+
+
+def refuse_shipped(lens: Path) -> None:
+    """Refuse to write a lens that comes with the package."""
+    from coral_lens.lens.publish import SHIPPED
+
+    if str(lens) in SHIPPED and not lens.exists():
+        raise CoralError(
+            f"The lens {lens} comes with the package and is calibrated already; to make it your own, use `coral adapt --lens "
+            f"{lens}`, or calibrate a copy of {SHIPPED[str(lens)]}."
+        )
 
 
 @app.command()
@@ -133,11 +128,15 @@ def calibrate(
     from coral_lens.lens.folder import load_lens
     from coral_lens.storage.progress import questions_bar
 
+    refuse_shipped(lens)
     refuse_unwritable(lens)
     fitted = load_lens(lens)
     # what was promised before is replaced
     fitted = replace(fitted, sets=None, abstention=None).at_home() if home else fitted
     loaded = model.opener(fitted.model)
+    if fitted.open:
+        calibrate_on_open(fitted, loaded(), gather_open(questions, asking), lens, guarantees)
+        return
     labelled = asking.gather(questions, chat=loaded if fitted.style.chat else None)
     fresh_of(fitted, labelled)
     target = beside(lens).with_suffix(".calibration")  # in .work are the activations of the fit
@@ -148,7 +147,33 @@ def calibrate(
         ):
             calibrated, left_out = calibrate_on(fitted, store, guarantees)
         calibrated.save(lens)
-    for promise in (calibrated.sets, calibrated.abstention):
+    show_promises(calibrated, left_out)
+
+
+def calibrate_on_open(
+    fitted: Lens, model: Model, questions: Sequence[OpenQuestion], folder: Path, guarantees: Guarantees
+) -> None:
+    """Calibrate a lens for open questions: when to abstain, and which candidates a set holds, with none of them as one more."""
+    from coral_lens.lens.asking import remove_work, scored_open
+    from coral_lens.lens.calibrate import calibrate_on
+    from coral_lens.storage.progress import shown
+
+    unlabelled = [q.id for q in questions if not q.answers]
+    if unlabelled:
+        raise CoralError(
+            f"Question {unlabelled[0]!r} has no answer; to calibrate a lens takes the right answer of each."
+        )
+    work = beside(folder).with_suffix(".calibration")
+    with scored_open(fitted, model, questions, work_dir=work, bar=shown) as store:
+        calibrated, left_out = calibrate_on(fitted, store, guarantees)
+    calibrated.save(folder)
+    remove_work(work)
+    show_promises(calibrated, left_out)
+
+
+def show_promises(lens: Lens, left_out: int) -> None:
+    """Print what is promised of a lens, and how many questions it had seen before."""
+    for promise in (lens.sets, lens.abstention):
         if promise:
             typer.echo(f"{promise}")
     if left_out:

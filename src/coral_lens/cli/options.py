@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     from coral_lens.engine.model import Model
     from coral_lens.lens.artefact import Lens
     from coral_lens.records import Question
+    from coral_lens.scale.settings import RaySettings
+    from coral_lens.scale.worker import ModelSource
+    from coral_lens.study.states import Helpers
 
 # ------------------------------------------------------------------------------------------------------------ options
 
@@ -148,7 +151,7 @@ class Written:
     def inner(self) -> type | None:
         """Settings inside settings, which have options of their own."""
         kind = bare(self.hint)
-        return kind if isinstance(kind, type) and is_dataclass(kind) else None
+        return kind if isinstance(kind, type) and is_dataclass(kind) and self.option.read is None else None
 
     @property
     def default(self) -> Any:
@@ -320,6 +323,16 @@ class Machine(Settings):
 
         return cache(load)
 
+    def source(self, name: str, *, like: Mapping[str, Any] | None = None) -> ModelSource:
+        """Return how others load a model; `like` is as in `opener`."""
+        from coral_lens.engine.precision import recorded_precision
+        from coral_lens.scale.worker import ModelSource
+
+        dtype = self.dtype or recorded_precision(like or {}, device=self.device)
+        path = Path(name).expanduser()
+        place = str(path.absolute()) if path.exists() else ""
+        return ModelSource(name, place, self.device, dtype, self.device_map, self.adapter)
+
 
 @dataclass(frozen=True)
 class ModelChoice(Settings):
@@ -336,6 +349,13 @@ class ModelChoice(Settings):
 
         manifest = kept_record(folder / "manifest.json") if folder else None
         return self.machine.opener(self.model, like=(manifest or {}).get("model"))
+
+    def source(self, folder: Path | None = None) -> ModelSource:
+        """Return how others load the model; as it was for the store in a folder, if any."""
+        from coral_lens.storage.files import kept_record
+
+        manifest = kept_record(folder / "manifest.json") if folder else None
+        return self.machine.source(self.model, like=(manifest or {}).get("model"))
 
 
 @dataclass(frozen=True)
@@ -443,3 +463,16 @@ def work_for(folder: Path, lens: Lens, model: Model, questions: Sequence[Questio
     else:
         yield folder
         remove_store(folder)
+
+
+@contextmanager
+def helpers_on(spread: RaySettings, machine: Machine) -> Iterator[Helpers | None]:
+    """Yield who computes states and fits on a cluster while the block runs; None where no cluster is named."""
+    if spread.ray is None:
+        yield None
+        return
+    from coral_lens.scale.cluster import connected
+    from coral_lens.scale.study import RayHelpers
+
+    with connected(spread) as cluster:
+        yield RayHelpers(cluster, machine.source, lambda said: typer.echo(for_terminal(said), err=True))

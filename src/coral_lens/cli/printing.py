@@ -18,6 +18,7 @@ from coral_lens.analysis.layers import LayerAnalysis
 from coral_lens.analysis.probes import GammaRow, ProbeAnalysis, ProbeRow
 from coral_lens.analysis.scores import SHOWN
 from coral_lens.lens.artefact import Lens
+from coral_lens.lens.publish import answer_sentences
 from coral_lens.lens.trace import LearningCurve
 from coral_lens.metrics.comparisons import Difference
 from coral_lens.metrics.scores import Score
@@ -56,10 +57,13 @@ def print_fit(lens: Lens) -> None:
     training, chosen = lens.training, lens.trace.chosen
     typer.echo(
         f"Chosen: {lens.name} (R2 {chosen.r2:.3f}), fitted on {training.n_train} questions and chosen on "
-        f"{training.n_validation}. The scores above (with 95 % intervals) flatter it; measure it with `coral eval`."
+        f"{training.n_validation}. The scores above (with 95 % intervals) flatter it; measure it with "
+        f"`coral {'ask --questions FILE' if lens.open else 'eval'}`."
     )
     if chosen.gamma == 0:
         typer.echo(NOTHING[lens.correction.rule])
+    for sentence in answer_sentences(lens.trace):
+        typer.echo(in_one_line(sentence))
     print_flatness(lens)
     if lens.trace.learning_curve:
         print_curve(lens.trace.learning_curve)

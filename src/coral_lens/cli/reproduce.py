@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import typer
 
-from coral_lens.cli.options import Machine, beside, flat, folder_of_data
+from coral_lens.cli.options import Machine, beside, flat, folder_of_data, helpers_on
 from coral_lens.errors import need
+from coral_lens.scale.settings import RaySettings
 from coral_lens.study.reproduce.settings import Reproducing
 
 if TYPE_CHECKING:
@@ -18,7 +20,7 @@ app = typer.Typer()
 
 @app.command()
 @flat
-def reproduce(*, reproducing: Reproducing, machine: Machine) -> None:
+def reproduce(*, reproducing: Reproducing, spread: RaySettings, machine: Machine) -> None:
     """Reproduce the paper on your model: every table and figure on one page, ours beside the paper's, a sentence to each claim.
 
     Parts run one after another; the same command goes on where it was stopped, and tries a part that failed once more. `--check`
@@ -29,7 +31,10 @@ def reproduce(*, reproducing: Reproducing, machine: Machine) -> None:
     if reproducing.check:
         return print_plans(undertaking_of(reproducing, machine))
     need("report", by="coral reproduce")
-    page = run(undertaking_of(reproducing, machine), tell=lambda said: typer.echo(said, err=True))
+    spread.refuse_without_ray()
+    with helpers_on(spread, machine) as helpers:
+        undertaking = replace(undertaking_of(reproducing, machine), helpers=helpers)
+        page = run(undertaking, tell=lambda said: typer.echo(said, err=True))
     typer.echo(f"Page: {page}")
 
 

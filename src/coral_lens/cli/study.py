@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from coral_lens.cli.options import Machine, ModelChoice, beside, flat, folder_of_data, refuse_unwritable
+from coral_lens.cli.options import Machine, ModelChoice, beside, flat, folder_of_data, helpers_on, refuse_unwritable
 from coral_lens.data.settings import Style
 from coral_lens.errors import CoralError, need
 from coral_lens.lens.settings import BaseRule
+from coral_lens.scale.settings import RaySettings
+from coral_lens.storage.parts import Part, parse_part
 from coral_lens.storage.settings import Count, CountOrZero, Option, Seed, Settings
 
 if TYPE_CHECKING:
@@ -40,6 +42,8 @@ class Running(Settings):
     """Folder with TASK/SPLIT.jsonl[.gz] or .parquet, looked into before the embedded data and the hub."""
     check: bool = False
     """Say which questions it would use and stop before a model is loaded."""
+    part: Annotated[Part | None, Option(read=parse_part)] = None
+    """Compute this share of the states and fits alone, such as 3/16; other processes compute the others in the same folders."""
     listed: Annotated[bool, Option("--list")] = False
     """List the ready-made studies and stop."""
 
@@ -52,6 +56,7 @@ def run(
     ] = None,
     *,
     running: Running,
+    spread: RaySettings,
     machine: Machine,
 ) -> None:
     """Run the models, mixtures, tests and methods of a study to a report; go on where it was if it was stopped.
@@ -77,8 +82,22 @@ def run(
     typer.echo("reading questions ...", err=True)
     prepared = prepare_study(wanted, data)
     print_plan(prepared.record())
+    spread.refuse_without_ray()
+    if running.part and spread.ray is not None:
+        raise CoralError("--part is for processes of your own, --ray has workers of its own; leave one of them out.")
+    if running.part and not running.check:
+        from coral_lens.study.parts import run_study_part
+
+        done = run_study_part(
+            prepared, folders, running.part, open_model=machine.open, bar=shown, device=machine.device
+        )
+        return typer.echo(done.words)
     if not running.check:
-        print_study(run_prepared(prepared, folders, open_model=machine.open, bar=shown, device=machine.device))
+        with helpers_on(spread, machine) as helpers:
+            page = run_prepared(
+                prepared, folders, open_model=machine.open, bar=shown, device=machine.device, helpers=helpers
+            )
+        print_study(page)
 
 
 @app.command()
@@ -164,7 +183,8 @@ def this_command() -> str:
 
 NAMES = (
     "`isotonic`, `vector-scaling`; for options under letters `contextual-calibration`, `batch-calibration`, `pride`, `cyclic`; "
-    "`iti`, `ccps`, `steerconf`, `corrsteer`; controls `control-random`, `control-untrained`, `control-base`; or a lens"
+    "`iti`, `ccps`, `steerconf`, `corrsteer`; controls `control-random`, `control-untrained`, `control-base`, "
+    "`control-text`; or a lens"
 )
 
 

@@ -159,9 +159,10 @@ def normalised(question: Question) -> str:
     """Return what is asked and the options, to find repeated questions.
 
     Without case, accents, punctuation, order of options, and what a template adds: `Question:`, `Answer:`, a list of the
-    options under letters. So it is the same however a task or a file asks it.
+    options under letters. So it is the same however a task or a file asks it, and an open one whatever the model wrote to it.
     """
     text, options = without_template(question)
+    options = () if question.is_open else options
     return "\n".join([plain(f"{question.passage} {text}"), *sorted(map(plain, options))])
 
 

@@ -28,9 +28,10 @@ from torch import Tensor
 
 from coral_lens.engine.fingerprints import identity_difference
 from coral_lens.engine.readers import heads_name, layer_name
+from coral_lens.engine.settings import STATE_PLACES, StatePlace
 from coral_lens.errors import CoralError
 from coral_lens.ragged import Options
-from coral_lens.records import OptionTable, Question, question_from, question_record, targets_of
+from coral_lens.records import OptionTable, Question, counts_of, question_from, question_record, targets_of
 from coral_lens.storage.arrays import allocate, release, row_chunks
 from coral_lens.storage.files import digest, disk_errors
 from coral_lens.storage.resumable import read_manifest
@@ -39,6 +40,12 @@ from coral_lens.storage.shards import Journal, read_tensor, shard_path
 FORMAT = 1
 NEEDED = ("model", "questions", "style", "layers", "n_questions")
 """Keys of a manifest without which a store cannot be read."""
+
+
+def places_of(manifest: Mapping[str, Any]) -> tuple[StatePlace, ...]:
+    """Return the places whose states a store holds, by its manifest."""
+    named = str(manifest.get("read", "answer")).split()
+    return tuple(place for place in STATE_PLACES if place in named)
 
 
 # --------------------------------------------------------------------------------------------------------- reading
@@ -66,12 +73,13 @@ class ScoredShards(ABC):
     def _column(self, name: str, shard: int) -> np.ndarray:
         """Return a tensor of a shard."""
 
+    @cached_property
     def _n_scored(self) -> int:
         return sum(len(self._column("question", i)) for i in self._shards)
 
     def _refuse_unscored(self, elsewhere: str = "") -> None:
         """Refuse scores of no question at all; `elsewhere` ends the remedy."""
-        if not self._n_scored():
+        if not self._n_scored:
             raise UnscoredError(
                 f"The model {self.manifest['model']['name']!r} gives scores or states that are not finite for every question, "
                 f"first {self.broken[0]!r}: its weights or dtype are broken; try --dtype float32{elsewhere}."
@@ -80,6 +88,11 @@ class ScoredShards(ABC):
     @property
     def layers(self) -> tuple[int, ...]:
         return tuple(self.manifest["layers"])
+
+    @property
+    def places(self) -> tuple[StatePlace, ...]:
+        """The places whose states can be read."""
+        return places_of(self.manifest)
 
     @cached_property
     def questions(self) -> list[Question]:
@@ -108,17 +121,24 @@ class ScoredShards(ABC):
             offsets=self._options.edges,
             answers=answers,
             targets=targets_of(self.questions),
+            neutral=self._gather("neutral") if "neutral" in self.manifest else None,
+            counts=counts_of(self.questions),
         )
 
-    def layer(self, layer: int) -> Float[np.ndarray, "row width"]:
+    def layer(self, layer: int, place: str = "answer") -> Float[np.ndarray, "row width"]:
         """Return one layer's pooled states in float32, reading and checking that layer only, a shard at a time."""
+        if place not in self.places:
+            raise CoralError(
+                f"{self.name} holds states read at {' and '.join(self.places)}, not at {place}; make a store that does: "
+                f"`coral extract TASK --out NEW_FOLDER --read {','.join((*self.places, place))}`."
+            )
         if layer not in self.layers:
             raise CoralError(
                 f"{self.name} holds layers {list(self.layers)}, not {layer}; extract again with --layers {layer}."
             )
         out = None
         for shard, rows in self._places.items():
-            states = self._column(layer_name(layer), shard)
+            states = self._column(layer_name(layer, place), shard)
             out = allocate(self._options.n_rows, states.shape[1]) if out is None else out
             out[rows] = states
             release(out)
@@ -185,7 +205,7 @@ class ActivationStore(ScoredShards):
         read_manifest(folder / "manifest.json", needs=NEEDED)
         self.name, self._digests = str(folder), Journal(folder).entries
         self._shards = self._digests
-        if self._n_scored() + len(self._broken) != self.manifest["n_questions"]:
+        if self._n_scored + len(self._broken) != self.manifest["n_questions"]:
             raise CoralError(
                 f"{folder} is not finished; run the same `coral` command again and it goes on where it was."
             )
@@ -230,7 +250,7 @@ def is_store(folder: Path) -> bool:
 def remove_store(folder: Path) -> None:
     """Remove the files of a store, and its folder unless somebody has put something else there."""
     with disk_errors(folder):
-        for pattern in ("shard-*.safetensors", "journal.jsonl", "questions.jsonl", "manifest.json"):
+        for pattern in ("shard-*.safetensors", "journal*.jsonl", "questions.jsonl", "manifest.json"):
             for path in folder.glob(pattern):
                 path.unlink()
         with suppress(OSError):
@@ -294,6 +314,11 @@ class JoinedStore:
         return tuple(sorted(set.intersection(*(set(p.store.layers) for p in self.parts))))
 
     @cached_property
+    def places(self) -> tuple[StatePlace, ...]:
+        """The places that were read in every part."""
+        return tuple(place for place in STATE_PLACES if all(place in p.store.places for p in self.parts))
+
+    @cached_property
     def questions(self) -> list[Question]:
         return [q for p in self.parts for q, kept in zip(p.store.questions, p.keep, strict=True) if kept]
 
@@ -312,13 +337,15 @@ class JoinedStore:
             offsets=Options.of_sizes([len(q.options) for q in self.questions]).edges,
             answers=np.array([q.answer for q in self.questions], dtype=np.int64),
             targets=targets_of(self.questions),
+            neutral=None if any(table.neutral is None for table, _ in tables) else column("neutral"),
+            counts=counts_of(self.questions),
         )
 
-    def layer(self, layer: int) -> Float[np.ndarray, "row width"]:
+    def layer(self, layer: int, place: str = "answer") -> Float[np.ndarray, "row width"]:
         """Return one layer's pooled states of all parts."""
         out, done = None, 0
         for part in self.parts:
-            states = part.store.layer(layer)
+            states = part.store.layer(layer, place)
             rows = np.flatnonzero(part.store.table.options.rows(part.keep))
             out = allocate(self.table.options.n_rows, states.shape[1]) if out is None else out
             for chunk in row_chunks(len(rows), states.shape[1]):

@@ -49,6 +49,8 @@ class Batch:
     """Token id of each answer token."""
     stems: Int[Tensor, " option"]
     """Flat position of each option's last context token."""
+    listed: tuple[Int[np.ndarray, " _"], ...] = ()
+    """Flat positions of each option's text where it stands listed, or of its own tokens; empty where all are the latter."""
     prefixes: tuple[tuple[int, ...], ...] = ()
     """Distinct token prefixes that rows attend to through a cache."""
     row_prefix: tuple[int, ...] = ()
@@ -138,8 +140,8 @@ def collate_plain(trees: Sequence[Tree], order: Sequence[int]) -> Batch:
     """Lay every option into a row of its own, padded on the right, under the model's own causal mask."""
     chains, numbers = [], []
     for tree in trees:
-        for stem, path in zip(tree.stems, tree.paths, strict=True):
-            chains.append(chain_of(tree, stem, path))
+        for option in range(len(tree.paths)):
+            chains.append(chain_of(tree, option))
             numbers.append(len(chains) - 1)
     width = max(len(c) for c in chains)
     ids = np.zeros((len(chains), width), dtype=np.int64)
@@ -164,7 +166,7 @@ def place(
 ) -> Batch:
     """Shift the nodes of each tree to where it starts in the batch."""
     ids, positions, allowed = arrays
-    answer, before, lengths, stems, sizes = [], [], [], [], []
+    answer, before, lengths, stems, sizes, listed = [], [], [], [], [], []
     filled = torch.zeros(len(ids), dtype=torch.int64)
     for tree, start in zip(trees, starts, strict=True):
         sizes.append(len(tree.paths))
@@ -175,6 +177,8 @@ def place(
             before.append(np.concatenate([[stem], path[:-1]]) + start)
             lengths.append(len(path))
             stems.append(stem + start)
+        # an option that is listed nowhere is read where it is scored
+        listed += [nodes + start for nodes in tree.listed or tree.paths]
     tokens = torch.from_numpy(np.concatenate(answer))
     input_ids = torch.from_numpy(ids)
     return Batch(
@@ -190,6 +194,7 @@ def place(
         before_tokens=torch.from_numpy(np.concatenate(before)),
         targets=input_ids.reshape(-1)[tokens],
         stems=torch.tensor(stems),
+        listed=tuple(listed) if any(tree.listed for tree in trees) else (),
     )
 
 

@@ -7,32 +7,36 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from coral_lens.data.settings import Style
 from coral_lens.data.wording import asked_as
-from coral_lens.engine.activations import FORMAT, ActivationStore, MemoryStore, ScoredShards
+from coral_lens.engine.activations import FORMAT, ActivationStore, MemoryStore, ScoredShards, places_of
 from coral_lens.engine.budget import choose_budget
 from coral_lens.engine.hooks import Edit, Reader
+from coral_lens.engine.neutral import neutral_prompts
 from coral_lens.engine.packing import Packing, Plan, plan_for, tree_size
 from coral_lens.engine.prompts import Prepared, prepare
 from coral_lens.engine.readers import HeadInputs, PooledResidual, layer_name
-from coral_lens.engine.scoring import TOKEN_BUDGET, score
+from coral_lens.engine.scoring import TOKEN_BUDGET, PrefixTable, score
 from coral_lens.engine.self_check import packing_of
+from coral_lens.engine.settings import StatePlace
 from coral_lens.engine.trees import build_tree
 from coral_lens.errors import CoralError
 from coral_lens.records import Prompt, Question, question_record
 from coral_lens.storage.files import canonical, digest, versions
+from coral_lens.storage.parts import Part
 from coral_lens.storage.progress import Progress
 from coral_lens.storage.resumable import Resumable, read_manifest
-from coral_lens.storage.shards import Journal, compact
+from coral_lens.storage.shards import Journal, PartJournal, compact
 from coral_lens.storage.temporary import temporary_folder
 
 if TYPE_CHECKING:
@@ -83,8 +87,14 @@ class Extraction:
     """None: the model as it is."""
     readings: Readings | None = None
     """None: nothing else is read."""
+    read: tuple[StatePlace, ...] = ("answer",)
+    """The places whose states are kept."""
+    neutral: bool = False
+    """Score options after a neutral context too."""
     exits: bool = False
     """Run no block above the highest layer, and no vocabulary head: options then have states and no scores."""
+    mixed: bool = False
+    """Go on with a store that was begun on another kind of device, which rounds in another way. No part of its identity."""
 
     @property
     def last(self) -> int | None:
@@ -94,14 +104,23 @@ class Extraction:
     def row_bytes(self, width: int) -> int:
         """Return the size of an option in a shard, for a model of this width."""
         least = 0 if self.layers else BARE_ROW_BYTES
-        return max(least, 2 * width * len(self.layers) + (self.readings.row_bytes if self.readings else 0))
+        states = 2 * width * len(self.layers) * len(self.read)
+        return max(least, states + (self.readings.row_bytes if self.readings else 0))
 
     @property
     def about(self) -> dict[str, str]:
-        """What edits and readings depend on, as text."""
+        """What is kept beside scores and pooled states, and what it depends on, as text."""
         parts = {"edited": self.edited, "readings": self.readings}
         found = {name: canonical(part.about) for name, part in parts.items() if part}
+        found |= {} if self.read == ("answer",) else {"read": " ".join(self.read)}
+        found |= {"neutral": "scored"} if self.neutral else {}
         return found | ({"exit": f"after layer {self.last}"} if self.exits else {})
+
+    @property
+    def readers(self) -> list[Reader]:
+        """What reads the states that are kept."""
+        pooled = [PooledResidual(self.layers, place) for place in self.read]
+        return [*pooled, *(self.readings.readers if self.readings else ())]
 
 
 def all_layers(model: Model) -> tuple[int, ...]:
@@ -161,7 +180,7 @@ def score_in_memory(
     """Score the questions and return what `extract` would keep of them, as soon as the machine can."""
     planned = plan_questions(model, questions, extraction)
     store = score_planned(planned, evenly=extraction.token_budget is None, progress=progress)
-    warn_broken(model, store.broken)
+    warn_broken(model.name, store.broken)
     return store
 
 
@@ -202,22 +221,44 @@ def extract(
     scores or states are not finite is left out with a warning that names it.
     """
     folder, asked = Path(folder), extraction.layers
-    refuse_layers(model, asked)
-    extraction = replace(extraction, layers=stored_layers(folder, asked))
-    planned = plan_questions(model, questions, extraction, folder=folder)
-    Resumable(
+    planned = plan_store(model, questions, folder, extraction)
+    store_work(planned, plan_shards(planned), folder).run(progress)
+    store = ActivationStore(folder, layers=asked)
+    warn_broken(model.name, store.broken)
+    return store
+
+
+def plan_store(model: Model, questions: Sequence[Question], folder: Path, extraction: Extraction) -> PlannedQuestions:
+    """Plan questions whose results will be kept in a folder, by what is there already."""
+    refuse_layers(model, extraction.layers)
+    return plan_questions(model, questions, as_stored(folder, extraction), folder=folder)
+
+
+def store_work(
+    planned: PlannedQuestions, plan: StorePlan, folder: Path, *, part: Part | None = None
+) -> Resumable[Plan, dict[str, Tensor]]:
+    """Return the work that fills a store, or a part of it."""
+    work = planned_work(plan, folder, lambda shard, advance: compute_shard(planned, shard, advance))
+    if part is None:
+        return work
+    return replace(work, part=part, form=lambda place: PartJournal(place, part, len(plan.shards)))
+
+
+def planned_work(
+    plan: StorePlan, folder: Path, compute: Callable[[Plan, Progress], dict[str, Tensor]]
+) -> Resumable[Plan, dict[str, Tensor]]:
+    """Return the work that fills a store, whoever computes its shards."""
+    return Resumable(
         folder,
-        planned.manifest,
-        cut_shards(planned),
-        lambda shard, advance: compute_shard(planned, shard, advance),
+        plan.manifest,
+        plan.shards,
+        compute,
         size=count_questions,
         form=Journal,
-        other_files={"questions.jsonl": question_lines(planned.prepared.questions)},
+        other_files={"questions.jsonl": question_lines(plan.prepared.questions)},
         differing=DIFFERING,
-    ).run(progress)
-    store = ActivationStore(folder, layers=asked)
-    warn_broken(model, store.broken)
-    return store
+        mixed=plan.extraction.mixed,
+    )
 
 
 DIFFERING = {
@@ -228,19 +269,35 @@ DIFFERING = {
     "style": "the states of questions that were asked in another style",
     "prompts": "the states of the same questions in other prompts",
     "layers": "the states of other layers than are asked for",
+    "read": "the states of other tokens than are asked for",
+    "neutral": "options that were not scored after a neutral context",
     "exit": "states with scores where none are asked for, or states that end at another layer",
 }
 """What a store holds that is not the one asked for, by what differs; the first that applies is said."""
 
 
-def stored_layers(folder: Path, asked: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the layers of the store in a folder if those that are asked for are among them, else the latter."""
+def as_stored(folder: Path, asked: Extraction) -> Extraction:
+    """Return what the store in a folder keeps if what is asked for is among it, else the latter."""
     path = folder / "manifest.json"
-    stored = read_manifest(path).get("layers") if path.exists() else None
-    return tuple(stored) if isinstance(stored, list) and set(asked) <= set(stored) else asked
+    stored = read_manifest(path) if path.exists() else {}
+    layers, read, neutral = stored.get("layers"), places_of(stored), "neutral" in stored
+    if not isinstance(layers, list) or not set(asked.layers) <= set(layers):
+        return asked
+    if not set(asked.read) <= set(read) or neutral < asked.neutral:
+        return replace(asked, layers=tuple(layers))
+    return replace(asked, layers=tuple(layers), read=read, neutral=neutral)
 
 
 # ---------------------------------------------------------------------------------------------------------- planning
+
+
+@dataclass(frozen=True)
+class KeptPrefixes:
+    """The starts of prompts that are computed once and kept for prompts that come later."""
+
+    table: PrefixTable
+    lengths: tuple[int, ...]
+    """Of each prompt, how many tokens; 0: nothing of it."""
 
 
 @dataclass(frozen=True)
@@ -251,6 +308,8 @@ class PlannedQuestions:
     prepared: Prepared
     extraction: Extraction
     """With nothing left open."""
+    kept: KeptPrefixes | None = None
+    """What is kept from one call to the next; None: nothing."""
 
     @property
     def packing(self) -> Packing:
@@ -267,6 +326,7 @@ class PlannedQuestions:
             token_budget=budget,
             packing=self.packing,
             border=self.model.rope_border,
+            kept=self.kept.lengths if self.kept and prompts is None else None,
         )
 
     @property
@@ -275,13 +335,29 @@ class PlannedQuestions:
         return describe(self.model, self.prepared, self.extraction)
 
 
+@dataclass(frozen=True)
+class StorePlan:
+    """What is known of a store before it is filled; a process that has no model can hand out its shards."""
+
+    manifest: dict[str, Any]
+    prepared: Prepared
+    extraction: Extraction
+    shards: tuple[Plan, ...]
+
+
+def plan_shards(planned: PlannedQuestions, shard_bytes: int | None = None) -> StorePlan:
+    """Cut planned questions into shards, of another size than the usual one if that is said."""
+    shards = cut_shards(planned, shard_bytes or SHARD_BYTES)
+    return StorePlan(planned.manifest, planned.prepared, planned.extraction, tuple(shards))
+
+
 def plan_questions(
     model: Model, questions: Sequence[Question], extraction: Extraction, *, folder: Path | None = None
 ) -> PlannedQuestions:
     """Prepare questions, and say which are left out; what is open is filled in by the results in `folder`, if there are any."""
     refuse_layers(model, extraction.layers)
     filled = fill_defaults(model, folder, extraction, len(questions))
-    prepared = prepare(asked_as(questions, filled.style), filled.style, model)
+    prepared = prepare(asked_as(questions, filled.style), filled.style, model, listed="listed" in filled.read)
     warn_left_out(prepared)
     return PlannedQuestions(model, prepared, filled)
 
@@ -298,10 +374,10 @@ def warn_left_out(prepared: Prepared) -> None:
         warnings.warn(message, stacklevel=4)
 
 
-def warn_broken(model: Model, ids: Sequence[str]) -> None:
-    """Say once which questions the model cannot score."""
+def warn_broken(model: str, ids: Sequence[str]) -> None:
+    """Say once which questions the model of this name cannot score."""
     if ids:
-        warn_of([f"Question {name!r}: {model.name!r} gives scores or states that are not finite." for name in ids])
+        warn_of([f"Question {name!r}: {model!r} gives scores or states that are not finite." for name in ids])
 
 
 def warn_of(reasons: Sequence[str]) -> None:
@@ -329,6 +405,7 @@ def describe(model: Model, prepared: Prepared, extraction: Extraction) -> dict[s
         "left_out": prepared.left_out,
         "n_truncated": sum(p.truncated for p in prompts),
         "versions": versions(),
+        "device": model.device_kind,
         **extraction.about,
     }
 
@@ -361,7 +438,7 @@ def question_lines(questions: Sequence[Question]) -> bytes:
 # ---------------------------------------------------------------------------------------------------------- shards
 
 
-def cut_shards(planned: PlannedQuestions) -> list[Plan]:
+def cut_shards(planned: PlannedQuestions, shard_bytes: int) -> list[Plan]:
     """Cut the plan of questions into shards of whole batches."""
     plan, prompts = planned.plan(), planned.prepared.prompts
     row_bytes = planned.extraction.row_bytes(planned.model.width)
@@ -369,7 +446,7 @@ def cut_shards(planned: PlannedQuestions) -> list[Plan]:
     for batch in plan.batches:
         batches.append(batch)
         size += row_bytes * sum(len(prompts[q].options) for q in batch.questions)
-        if size >= SHARD_BYTES:
+        if size >= shard_bytes:
             shards.append(Plan(tuple(batches), plan.packing))
             batches, size = [], 0
     return [*shards, Plan(tuple(batches), plan.packing)] if batches else shards
@@ -388,22 +465,23 @@ def compute_shard(
     With `divide` a single batch is divided over all threads.
     """
     model, prompts, extraction = planned.model, planned.prepared.prompts, planned.extraction
-    readings, edited = extraction.readings, extraction.edited
-    readers: list[Reader] = [PooledResidual(extraction.layers), *(readings.readers if readings else ())]
+    edited = extraction.edited
     # an empty part of each, so that a shard of which nothing is left has its columns too
     parts = {"question": [torch.zeros(0, dtype=torch.int64)], "logprob": [torch.zeros(0, dtype=torch.float64)]}
-    parts |= {layer_name(layer): [torch.zeros(0, model.width, dtype=torch.float32)] for layer in extraction.layers}
+    names = [layer_name(layer, place) for place in extraction.read for layer in extraction.layers]
+    parts |= {name: [torch.zeros(0, model.width, dtype=torch.float32)] for name in names}
     broken: list[int] = []
     edits = edited.edits if edited else ()
     batches = score(
         model,
         prompts,
         shard,
-        readers=readers,
+        readers=extraction.readers,
         edits=edits,
         on_broken=broken.append,
         divide=divide,
         last=extraction.last,
+        table=planned.kept.table if planned.kept else None,
     )
     for scored in batches:
         parts["question"].append(torch.tensor(scored.batch.questions))
@@ -415,7 +493,27 @@ def compute_shard(
     if broken:
         tensors["broken"] = torch.tensor(broken)
         progress(len(broken))
-    return tensors | lengths_of(planned.prepared, tensors["question"].tolist())
+    asked = tensors["question"].tolist()
+    if extraction.neutral:
+        neutral = neutral_prompts(
+            [planned.prepared.questions[q].id for q in asked], [planned.prepared.rendered[q] for q in asked], model
+        )
+        tensors["neutral"] = score_once(model, neutral, planned.plan, edits=edits)
+    return tensors | lengths_of(planned.prepared, asked)
+
+
+def score_once(
+    model: Model, prompts: Sequence[Prompt], plan: Callable[[Sequence[Prompt]], Plan], *, edits: Sequence[Edit] = ()
+) -> Float[Tensor, " option"]:
+    """Return the log-probabilities of the options of prompts; prompts that are alike are computed once."""
+    known = {(p.contexts, p.options): p for p in prompts}
+    distinct, scores = list(known.values()), dict[int, Tensor]()
+    for scored in score(model, distinct, plan(distinct), edits=edits):
+        edges = scored.batch.option_offsets
+        scores |= {q: scored.logprobs[edges[i] : edges[i + 1]] for i, q in enumerate(scored.batch.questions)}
+    number = {key: i for i, key in enumerate(known)}
+    none = torch.zeros(0, dtype=torch.float64)
+    return torch.cat([none, *(scores[number[p.contexts, p.options]] for p in prompts)])
 
 
 def lengths_of(prepared: Prepared, questions: Sequence[int]) -> dict[str, Tensor]:

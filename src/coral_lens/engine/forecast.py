@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from coral_lens.engine.extract import Extraction, PlannedQuestions, plan_questions
 from coral_lens.engine.packing import tree_size
-from coral_lens.engine.readers import PooledResidual
 from coral_lens.engine.scoring import score
 from coral_lens.engine.trees import build_tree
 from coral_lens.records import Prompt, Question
@@ -95,9 +94,9 @@ def spread(prompts: Sequence[Prompt], sizes: Sequence[int], tokens: int) -> list
 
 def time_tokens(planned: PlannedQuestions, prompts: Sequence[Prompt]) -> tuple[int, float]:
     """Score prompts for a while, and return how many tokens were done in how many seconds."""
-    plan, reader = planned.plan(prompts), PooledResidual(planned.extraction.layers)
+    plan, readers = planned.plan(prompts), planned.extraction.readers
     tokens, start = 0, time.perf_counter()
-    for scored in score(planned.model, prompts, plan, readers=[reader], on_broken=lambda _: None):
+    for scored in score(planned.model, prompts, plan, readers=readers, on_broken=lambda _: None):
         tokens += sum(tree_size(build_tree(prompts[q]), plan.packing) for q in scored.batch.questions)
         if time.perf_counter() - start > SAMPLE_SECONDS:
             break

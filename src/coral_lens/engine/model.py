@@ -103,6 +103,13 @@ class Model:
         return next(self.hf.get_input_embeddings().parameters()).device
 
     @property
+    def device_kind(self) -> str:
+        """What computes, for people: devices of one kind round alike, as far as can be known."""
+        if self.device.type == "cuda":
+            return f"cuda: {torch.cuda.get_device_name(self.device)}"
+        return f"cpu: {torch.backends.cpu.get_cpu_capability()}" if self.device.type == "cpu" else self.device.type
+
+    @property
     def precision(self) -> Precision:
         """The arithmetic that it computes in."""
         return precision_of(self.hf)
@@ -351,6 +358,11 @@ class PrefixCache:
     layers: list[tuple[Tensor, Tensor]]
     positions: Tensor
     """Position ids of the tokens, [prefix, token]."""
+
+    @property
+    def n_bytes(self) -> int:
+        """How large it is."""
+        return sum(tensor.nbytes for layer in self.layers for tensor in layer)
 
     def for_rows(self, row_prefix: Sequence[int], width: int) -> PrefixCache:
         """Return the cache with one entry per row, cut to `width` tokens."""

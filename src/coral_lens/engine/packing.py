@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from coral_lens.engine.trees import PrefixGroup, Tree, build_tree, find_prefixes, shared_context
+from coral_lens.engine.trees import PrefixGroup, Tree, build_tree, find_prefixes, shareable_context
 from coral_lens.records import Prompt
 
 Packing = Literal["tree", "plain"]
@@ -43,9 +43,17 @@ class Plan:
 
 
 def plan_for(
-    prompts: Sequence[Prompt], *, token_budget: int, packing: Packing = "tree", border: int | None = None
+    prompts: Sequence[Prompt],
+    *,
+    token_budget: int,
+    packing: Packing = "tree",
+    border: int | None = None,
+    kept: Sequence[int] | None = None,
 ) -> Plan:
-    """Return the packing plan of prompts; it depends on their token ids alone.
+    """Return the packing plan of prompts; it depends on their token ids alone, and on what is kept of them.
+
+    `kept` says of each prompt how many tokens at its start are to be kept from one call to the next, mostly 0: they are a
+    prefix even where nobody shares it, and a batch has one prefix.
 
     A question with an option beyond `border` gets a batch of its own, for models (LongRoPE) in which the longest sequence
     of a batch changes how all of it is computed; if its options lie on both sides, each of them has a row of its own.
@@ -56,12 +64,24 @@ def plan_for(
         for q in sorted(crossing, key=lambda q: -longest(prompts[q]))
     ]
     alone = set(crossing) if packing == "tree" else set(range(len(prompts)))
-    groups = find_prefixes([None if q in alone else shared_context(p) for q, p in enumerate(prompts)])
-    rows = [(g, row) for g in groups if g.length for row in pack_rows(g, prompts)]
+    known = [] if kept is None else kept_groups(prompts, {q: n for q, n in enumerate(kept) if n and q not in alone})
+    alone |= {q for group in known for q in group.members}
+    groups = find_prefixes([None if q in alone else shareable_context(p) for q, p in enumerate(prompts)])
     single = {q for g in groups if not g.length for q in g.members} - set(crossing)
+    single -= {q for group in known for q in group.members}
     sizes = {q: tree_size(build_tree(prompts[q]), packing) for q in sorted(single)}
-    shared = batch_rows(rows, prompts, token_budget=token_budget)
+    rows = [[(g, row) for row in pack_rows(g, prompts)] for g in (*known, *groups) if g.length]
+    together = [[row for group in rows for row in group]] if kept is None else rows
+    shared = [batch for some in together for batch in batch_rows(some, prompts, token_budget=token_budget)]
     return Plan((*own, *shared, *batch_questions(sizes, token_budget=token_budget, packing=packing)), packing)
+
+
+def kept_groups(prompts: Sequence[Prompt], lengths: Mapping[int, int]) -> list[PrefixGroup]:
+    """Return the groups of questions whose first tokens, so many of each, are the same and are to be kept."""
+    members: dict[tuple[int, ...], list[int]] = {}
+    for q, n in lengths.items():
+        members.setdefault((shareable_context(prompts[q]) or ())[:n], []).append(q)
+    return [PrefixGroup(len(prefix), tuple(found)) for prefix, found in members.items() if prefix]
 
 
 def longest(prompt: Prompt) -> int:

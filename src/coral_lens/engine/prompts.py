@@ -61,19 +61,19 @@ class Prepared:
     """By question id, the reason in one sentence."""
 
 
-def prepare(questions: Sequence[Question], style: Style, model: Model) -> Prepared:
+def prepare(questions: Sequence[Question], style: Style, model: Model, *, listed: bool = False) -> Prepared:
     """Render and tokenise questions; one that cannot be asked is left out by name, and does not stop the others.
 
-    Where none is left, that is an error.
+    Where none is left, that is an error. `listed`: prompts also say where they list their options.
     """
-    prepared = prepare_any(questions, style, model)
+    prepared = prepare_any(questions, style, model, listed=listed)
     if not prepared.questions:
         reason = next(iter(prepared.left_out.values()), "check the file, the split and the limit.")
         raise CoralError(f"There are no questions to score: {reason}")
     return prepared
 
 
-def prepare_any(questions: Sequence[Question], style: Style, model: Model) -> Prepared:
+def prepare_any(questions: Sequence[Question], style: Style, model: Model, *, listed: bool = False) -> Prepared:
     """Render and tokenise questions as `prepare` does; where none can be asked, none is left."""
     asked: list[tuple[Question, Rendered]] = []
     left_out: dict[str, str] = {}
@@ -88,7 +88,19 @@ def prepare_any(questions: Sequence[Question], style: Style, model: Model) -> Pr
             kept.append((question, rendered, fit_length(question.id, pairs, model.max_length)))
         except CoralError as error:
             left_out[question.id] = str(error)
-    return Prepared(tuple(k[0] for k in kept), tuple(k[1] for k in kept), tuple(k[2] for k in kept), left_out)
+    prepared = Prepared(tuple(k[0] for k in kept), tuple(k[1] for k in kept), tuple(k[2] for k in kept), left_out)
+    return with_listings(prepared, model) if listed else prepared
+
+
+def with_listings(prepared: Prepared, model: Model) -> Prepared:
+    """Return the same with the places of listed options; a question whose list does not fit is left out."""
+    from coral_lens.engine.listings import find_listings, last_listed
+
+    last = [last_listed(question) for question in prepared.questions]
+    found, left_out = find_listings(last, prepared.rendered, prepared.prompts, model)
+    kept = [i for i, q in enumerate(prepared.questions) if q.id not in left_out]
+    questions, rendered = tuple(prepared.questions[i] for i in kept), tuple(prepared.rendered[i] for i in kept)
+    return Prepared(questions, rendered, tuple(found), prepared.left_out | left_out)
 
 
 def tokenize(questions: Sequence[Question], rendered: Sequence[Rendered], model: Model) -> list[Prompt]:
@@ -130,21 +142,25 @@ def shift_space(context: str, continuation: str) -> tuple[str, str]:
 
 def encode(texts: list[str], model: Model, *, special: bool | None = None) -> dict[str, tuple[int, ...]]:
     """Encode texts in batches, with the tokenizer's default special tokens unless the text already begins with BOS."""
-    tokenizer = model.tokenizer
-    bos = str(tokenizer.decode([prefix_token(model)]))
     ids_of: dict[str, tuple[int, ...]] = {}
     seen: dict[int, int] = {}
+    for batch, extra in tokenizer_calls(texts, model, special=special):
+        encoded = model.tokenizer(batch, return_attention_mask=False, verbose=False, **extra)["input_ids"]
+        # one object for each number that occurs, however often it does: a tuple then takes a fifth of the memory
+        ids_of.update((text, tuple(map(seen.setdefault, ids, ids))) for text, ids in zip(batch, encoded, strict=True))
+    return ids_of
+
+
+def tokenizer_calls(
+    texts: list[str], model: Model, *, special: bool | None = None
+) -> Iterator[tuple[list[str], dict[str, bool]]]:
+    """Yield the texts that the tokenizer is given at once, and how they are encoded."""
+    bos = str(model.tokenizer.decode([prefix_token(model)]))
     for marked in (False, True):
         alike = [t for t in texts if (special is None and t.startswith(bos)) == marked]
         extra = {"add_special_tokens": False} if marked or special is False else {}
         for start in range(0, len(alike), TOKENIZER_BATCH):
-            batch = alike[start : start + TOKENIZER_BATCH]
-            encoded = tokenizer(batch, return_attention_mask=False, verbose=False, **extra)["input_ids"]
-            # one object for each number that occurs, however often it does: a tuple then takes a fifth of the memory
-            ids_of.update(
-                (text, tuple(map(seen.setdefault, ids, ids))) for text, ids in zip(batch, encoded, strict=True)
-            )
-    return ids_of
+            yield alike[start : start + TOKENIZER_BATCH], extra
 
 
 def prefix_token(model: Model) -> int:

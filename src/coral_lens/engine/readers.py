@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -17,7 +18,7 @@ from torch import Tensor
 from coral_lens.engine.batches import Batch
 from coral_lens.engine.hooks import Site
 from coral_lens.engine.in_use import in_use
-from coral_lens.engine.settings import TokenPlace
+from coral_lens.engine.settings import StatePlace, TokenPlace
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
@@ -49,14 +50,32 @@ def at_stem(flat: Float[Tensor, "position width"], batch: Batch) -> Float[Tensor
     return flat[batch.stems.to(flat.device)].float()
 
 
+def at_listed(flat: Float[Tensor, "position width"], batch: Batch) -> Float[Tensor, "option width"]:
+    """Return the mean of the states over each option's text where it stands listed; else over its own tokens."""
+    if not batch.listed:
+        return at_mean(flat, batch)
+    places = torch.from_numpy(np.concatenate(batch.listed)).to(flat.device)
+    lengths = torch.tensor([len(one) for one in batch.listed], device=flat.device)
+    return torch.segment_reduce(flat[places].float(), "mean", lengths=lengths, axis=0)
+
+
 POOLS: dict[OptionPlace, Callable[[Tensor, Batch], Tensor]] = {"last": at_last, "mean": at_mean, "stem": at_stem}
+STATES: dict[StatePlace, Callable[[Tensor, Batch], Tensor]] = {
+    "answer": at_mean,
+    "listed": at_listed,
+    "context": at_stem,
+}
 
 
 @dataclass
 class PooledResidual:
-    """Reads the mean residual state over each option's own tokens, at the given layers (the paper's Eq. 2)."""
+    """Reads a residual state of each option at the given layers: the mean over its own tokens (the paper's Eq. 2).
+
+    Other places are read in the same way, and have names of their own.
+    """
 
     layers: tuple[int, ...]
+    place: StatePlace = "answer"
     _states: dict[str, Tensor] = field(default_factory=dict, repr=False)
 
     @property
@@ -64,19 +83,20 @@ class PooledResidual:
         return tuple(Site("residual", layer) for layer in self.layers)
 
     def fresh(self) -> PooledResidual:
-        return PooledResidual(self.layers)
+        return PooledResidual(self.layers, self.place)
 
     def read(self, site: Site, states: Tensor, batch: Batch) -> None:
-        self._states[layer_name(site.layer)] = at_mean(states.reshape(-1, states.shape[-1]), batch)
+        rows = STATES[self.place](states.reshape(-1, states.shape[-1]), batch)
+        self._states[layer_name(site.layer, self.place)] = rows
 
     def take(self) -> dict[str, Tensor]:
         states, self._states = self._states, {}
         return states
 
 
-def layer_name(layer: int) -> str:
+def layer_name(layer: int, place: str = "answer") -> str:
     """Return the name under which a layer's pooled states are kept."""
-    return f"layer.{layer}"
+    return f"layer.{layer}" if place == "answer" else f"{place}.{layer}"
 
 
 @dataclass

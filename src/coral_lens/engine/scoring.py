@@ -55,6 +55,7 @@ def score(
     on_broken: OnBroken | None = None,
     divide: bool = False,
     last: int | None = None,
+    table: PrefixTable | None = None,
 ) -> Iterator[ScoredBatch]:
     """Yield the scores and readings of each batch of the plan, in its order.
 
@@ -66,9 +67,11 @@ def score(
 
     `last` is the layer after which the pass ends: no block above it runs, nor the vocabulary head, readers read nothing beyond
     it, and every option has the log-probability 0.
+
+    `table` keeps the caches of prefixes from one call to the next; without it they are gone at the end.
     """
     n = n_workers(model, len(plan.batches))
-    table = PrefixTable()
+    table = table or PrefixTable()
 
     def caches(of: Model) -> PrefixCaches:
         return PrefixCaches(of, edits, table, last=last)
@@ -194,23 +197,42 @@ def companies(prompts: Sequence[Prompt], plan: Plan) -> list[Company]:
 
 
 class PrefixTable:
-    """Key-value caches that threads share: each is computed once, by the thread that wants it first, while others wait."""
+    """Key-value caches that threads share: each is computed once, by the thread that wants it first, while others wait.
 
-    MOST = 3
-    """Caches that are kept: threads may be at the end of one company and at the beginning of the next."""
+    Those that were used last are kept: a few of them, or as many as `most_bytes` hold, and always the very last.
+    """
 
-    def __init__(self) -> None:
+    FEW = 3
+    """Caches that are kept where no number of bytes is said: threads may be at the end of one company and at the beginning of
+    the next."""
+
+    def __init__(self, most_bytes: int | None = None) -> None:
+        self._most_bytes = most_bytes
         self._caches: dict[Company, PrefixCache] = {}
         self._lock = Lock()
 
     def get(self, company: Company, compute: Callable[[Company], PrefixCache]) -> PrefixCache:
         """Return the cache of a company."""
         with self._lock:
-            if company not in self._caches:
-                self._caches[company] = compute(company)
-            while len(self._caches) > self.MOST:
+            cache = self._caches.pop(company, None) or compute(company)
+            self._caches[company] = cache
+            while len(self._caches) > 1 and self._is_full:
                 del self._caches[next(iter(self._caches))]
-            return self._caches[company]
+            return cache
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._caches) > self.FEW if self._most_bytes is None else self.n_bytes > self._most_bytes
+
+    @property
+    def n_bytes(self) -> int:
+        """How large all caches are together."""
+        return sum(cache.n_bytes for cache in self._caches.values())
+
+    def longest(self, context: tuple[int, ...]) -> int:
+        """Return how many tokens at the start of a context are known, but for its last one, which predicts the options."""
+        alone = [company[0] for company in tuple(self._caches) if len(company) == 1]
+        return max((len(p) for p in alone if len(p) < len(context) and context[: len(p)] == p), default=0)
 
 
 class PrefixCaches:

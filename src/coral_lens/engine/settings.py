@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from coral_lens.errors import CoralError
-from coral_lens.storage.settings import Count, Range, Seed, Settings
+from coral_lens.storage.settings import Count, OneOf, Option, Range, Seed, Settings, parse_names
 
 TokenPlace = Literal["answer", "context", "all"]
 """The tokens of options, those before them, or both."""
+StatePlace = Literal["answer", "listed", "context"]
+"""Where the states of an option are read: the mean over its own tokens, which are scored; the mean over its text where that
+stands listed in the prompt (an option that is not listed is read at its own tokens); the last token before it."""
+STATE_PLACES: tuple[StatePlace, ...] = get_args(StatePlace)
+
+
+def parse_places(text: str, option: str) -> tuple[str, ...]:
+    """Return the places of `answer,listed`, in the order in which they are kept."""
+    named = parse_names(text, option)
+    return tuple(place for place in STATE_PLACES if place in named) + tuple(n for n in named if n not in STATE_PLACES)
+
+
+StatePlaces = Annotated[tuple[Annotated[StatePlace, OneOf(lambda: STATE_PLACES)], ...], Option(read=parse_places)]
 
 
 @dataclass(frozen=True)
@@ -31,3 +44,29 @@ class GenerationSettings(Settings):
         super().__post_init__()
         if self.temperature == 0 and self.n_samples > 1:
             raise CoralError("At temperature 0 all samples are alike; set n_samples to 1 or raise the temperature.")
+
+
+MOST_EXAMPLES = 4
+"""Worked examples that there are of open questions."""
+
+
+@dataclass(frozen=True)
+class Sampling(Settings):
+    """How the model writes candidates for an open question."""
+
+    candidates: Annotated[int, Range(1, 64)] = 8
+    """Answers that the model writes to each open question; equal ones are one candidate."""
+    temperature: Annotated[float, Range(above=0, most=5)] = 0.7
+    """The temperature at which they are drawn."""
+    max_tokens: Annotated[int, Range(1, 1024)] = 32
+    """An answer that has not ended by then is no candidate."""
+    examples: Annotated[int, Range(0, MOST_EXAMPLES)] = MOST_EXAMPLES
+    """Worked examples before each open question, which show that an answer is a few words."""
+    seed: Seed = 0
+    """Seed of the split into training and validation questions, of networks, and of what the model writes."""
+
+    def generation(self) -> GenerationSettings:
+        """Return how answers are written."""
+        return GenerationSettings(
+            max_new_tokens=self.max_tokens, temperature=self.temperature, n_samples=self.candidates, seed=self.seed
+        )

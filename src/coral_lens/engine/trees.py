@@ -42,6 +42,8 @@ class Tree:
     """For each option, the node of the last context token, which predicts the option's first token."""
     name: str = ""
     """Id of the question."""
+    listed: tuple[Int[np.ndarray, " _"], ...] = ()
+    """For each option, the nodes of its text where the context lists it; empty where nobody reads them."""
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -51,6 +53,14 @@ def shared_context(prompt: Prompt) -> tuple[int, ...] | None:
     """Return the context of all options, or None where they differ."""
     first = prompt.contexts[0]
     return first if all(c is first or c == first for c in prompt.contexts) else None
+
+
+def shareable_context(prompt: Prompt) -> tuple[int, ...] | None:
+    """Return what other questions may share of the context of all options: where listed options are read, not their list."""
+    context = shared_context(prompt)
+    if context is None or not prompt.listed:
+        return context
+    return context[: min(start for start, _ in prompt.listed) + 1]
 
 
 def build_tree(prompt: Prompt, *, skip: int = 0) -> Tree:
@@ -72,11 +82,14 @@ def build_tree(prompt: Prompt, *, skip: int = 0) -> Tree:
             nodes.append(node)
         return nodes
 
-    paths, stems = [], []
-    for context, option in zip(prompt.contexts, prompt.options, strict=True):
-        stem = len(trunk) - 1 if trunk else walk(-1, context)[-1]
-        stems.append(stem)
-        paths.append(np.array(walk(stem, option), dtype=np.int64))
+    paths, stems, listed = [], [], []
+    for j, (context, option) in enumerate(zip(prompt.contexts, prompt.options, strict=True)):
+        before = range(-skip, len(trunk)) if trunk else walk(-1, context)
+        stems.append(before[-1])
+        paths.append(np.array(walk(stems[-1], option), dtype=np.int64))
+        if prompt.listed:
+            listed.append(np.array(before[slice(*prompt.listed[j])], dtype=np.int64))
+            assert listed[-1].min() >= 0, "what is read is in no prefix that is computed apart"
     return Tree(
         tokens=np.array(tokens, dtype=np.int64),
         parents=np.array(parents, dtype=np.int64),
@@ -85,6 +98,7 @@ def build_tree(prompt: Prompt, *, skip: int = 0) -> Tree:
         paths=tuple(paths),
         stems=tuple(stems),
         name=prompt.id,
+        listed=tuple(listed),
     )
 
 
@@ -100,16 +114,19 @@ def ancestors(tree: Tree) -> Bool[np.ndarray, "node node"]:
     return allowed
 
 
-def chain_of(tree: Tree, stem: int, path: Int[np.ndarray, " token"]) -> Tree:
+def chain_of(tree: Tree, option: int) -> Tree:
     """Return one option's whole sequence as a tree without branches."""
-    nodes, node = [], stem
+    path = tree.paths[option]
+    nodes, node = [], tree.stems[option]
     while node >= 0:
         nodes.append(node)
         node = int(tree.parents[node])
     nodes = [*nodes[::-1], *path.tolist()]
     n = len(nodes)
     own = np.arange(n - len(path), n)
-    return Tree(tree.tokens[nodes], np.arange(-1, n - 1), np.arange(n), n, (own,), (int(own[0]) - 1,))
+    # the nodes of a path ascend, so that their places in it are found by bisection
+    listed = (np.searchsorted(nodes, tree.listed[option]),) if tree.listed else ()
+    return Tree(tree.tokens[nodes], np.arange(-1, n - 1), np.arange(n), n, (own,), (int(own[0]) - 1,), listed=listed)
 
 
 # ---------------------------------------------------------------------------------------- prefixes that questions share

@@ -179,7 +179,16 @@ class CoralLM(HFLM):  # type: ignore[misc]
         lens = self.lens if task is not None else None
         layers = lens.layers if lens else ()
         exits = lens is not None and lens.exits
-        scored = score_requests(self.coral, questions, self._shape, layers=layers, exits=exits, progress=advance)
+        scored = score_requests(
+            self.coral,
+            questions,
+            self._shape,
+            layers=layers,
+            read=lens.places if lens else ("answer",),
+            neutral=lens is not None and lens.base == "pmi",
+            exits=exits,
+            progress=advance,
+        )
         if lens and task is not None:
             asked = tuple(question_of(requests, name, task) for requests, name in questions.items())
             scored = replace(scored, questions=asked)

@@ -7,7 +7,7 @@ context here, and it is computed once. Never decides what to answer: see `model`
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -17,13 +17,18 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from coral_lens.engine.budget import WORTH_TIMING, choose_budget
+from coral_lens.engine.extract import score_once
 from coral_lens.engine.hooks import Reader
 from coral_lens.engine.in_use import in_use
-from coral_lens.engine.packing import Packing, plan_for
+from coral_lens.engine.listings import find_listings
+from coral_lens.engine.neutral import neutral_prompts
+from coral_lens.engine.packing import Packing, Plan, plan_for
 from coral_lens.engine.prompts import encode_pairs, fit_length
 from coral_lens.engine.readers import FinalStates, PooledResidual, layer_name
 from coral_lens.engine.scoring import TOKEN_BUDGET, ScoredBatch, score
 from coral_lens.engine.self_check import packing_of
+from coral_lens.engine.settings import StatePlace
+from coral_lens.errors import CoralError
 from coral_lens.harness.requests import Pair, choices_of
 from coral_lens.ragged import Options
 from coral_lens.records import UNKNOWN, OptionTable, Prompt, Question, Rendered
@@ -45,18 +50,15 @@ class ScoredRequests:
     """Answers are unknown: requests do not tell them."""
     greedy: Bool[np.ndarray, " row"]
     """Whether the model itself, taking the likeliest token each time, would write the option."""
-    states: Mapping[int, Float[np.ndarray, "row width"]]
-    """By layer."""
+    states: Mapping[str, Float[np.ndarray, "row width"]]
+    """By layer and place, as a store names them."""
+    layers: tuple[int, ...] = ()
     manifest: dict[str, Any] = field(default_factory=dict)
     questions: tuple[Question, ...] = ()
 
-    @property
-    def layers(self) -> tuple[int, ...]:
-        return tuple(self.states)
-
-    def layer(self, layer: int) -> Float[np.ndarray, "row width"]:
+    def layer(self, layer: int, place: str = "answer") -> Float[np.ndarray, "row width"]:
         """Return one layer's pooled states."""
-        return self.states[layer]
+        return self.states[layer_name(layer, place)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,8 @@ def score_requests(
     shape: Shape,
     *,
     layers: tuple[int, ...] = (),
+    read: tuple[StatePlace, ...] = ("answer",),
+    neutral: bool = False,
     exits: bool = False,
     progress: Callable[[int], None] | None = None,
 ) -> ScoredRequests:
@@ -91,20 +95,23 @@ def score_requests(
     rendered = [rendered_requests(requests) for requests in questions]
     encoded = zip(questions.values(), encode_pairs(rendered, model), strict=True)
     prompts = [fit_length(name, pairs, model.max_length) for name, pairs in encoded]
+    if "listed" in read:
+        prompts = with_lists(prompts, rendered, model)
     warn_truncated(prompts)
     plan = plan_for(prompts, token_budget=shape.token_budget, packing=shape.packing, border=model.rope_border)
     options = Options.of_sizes([len(p.options) for p in prompts])
     logprobs, greedy = np.zeros(options.n_rows), np.zeros(options.n_rows, dtype=bool)
-    states = {layer: torch.zeros(options.n_rows, model.width) for layer in layers}
-    pooled: list[Reader] = [PooledResidual(layers)] if layers else []
+    names = [layer_name(layer, place) for place in read for layer in layers]
+    states = {name: torch.zeros(options.n_rows, model.width) for name in names}
+    pooled: list[Reader] = [PooledResidual(layers, place) for place in read] if layers else []
     readers = pooled if exits else [FinalStates(), *pooled]
     for scored in score(model, prompts, plan, readers=readers, last=max(layers) if exits else None):
         rows = options.rows_of(scored.batch.questions)
         logprobs[rows] = scored.logprobs.numpy()
         if not exits:
             greedy[rows] = greedy_options(model, scored)
-        for layer in layers:
-            states[layer][torch.from_numpy(rows)] = scored.readings[layer_name(layer)]
+        for name in names:
+            states[name][torch.from_numpy(rows)] = scored.readings[name]
         if progress:
             progress(len(scored.batch.questions))
     choices = [choice for r in rendered for choice in r.choices]
@@ -115,8 +122,28 @@ def score_requests(
         n_bytes=np.array([len(choice.encode()) for choice in choices]),
         offsets=options.edges,
         answers=np.full(len(prompts), UNKNOWN),
+        neutral=score_neutral(model, questions.values(), rendered, shape) if neutral else None,
     )
-    return ScoredRequests(table, greedy, {layer: compact(s).float().numpy() for layer, s in states.items()})
+    return ScoredRequests(table, greedy, {name: compact(s).float().numpy() for name, s in states.items()}, layers)
+
+
+def score_neutral(
+    model: Model, names: Iterable[str], rendered: Sequence[Rendered], shape: Shape
+) -> Float[np.ndarray, " row"]:
+    """Return the log-probabilities of options after a neutral context."""
+
+    def plan(prompts: Sequence[Prompt]) -> Plan:
+        return plan_for(prompts, token_budget=shape.token_budget, packing=shape.packing, border=model.rope_border)
+
+    return score_once(model, neutral_prompts(list(names), rendered, model), plan).numpy()
+
+
+def with_lists(prompts: Sequence[Prompt], rendered: Sequence[Rendered], model: Model) -> list[Prompt]:
+    """Return the prompts with the places of their listed options; one whose list does not fit is an error."""
+    found, broken = find_listings(["" for _ in prompts], rendered, prompts, model)
+    for reason in broken.values():
+        raise CoralError(reason)
+    return found
 
 
 def rendered_requests(requests: OptionRequests) -> Rendered:

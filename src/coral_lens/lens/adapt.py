@@ -20,8 +20,9 @@ from coral_lens.data.leaks import question_keys
 from coral_lens.errors import CoralError
 from coral_lens.lens.artefact import Lens
 from coral_lens.lens.calibrate import fresh_of
+from coral_lens.lens.keep_answers import answer_worth, check_answers
 from coral_lens.lens.rules import correct_rows, log_of
-from coral_lens.lens.trace import Adaptation, CurvePoint, LearningCurve
+from coral_lens.lens.trace import ALL, Adaptation, AnswerCheck, CurvePoint, LearningCurve
 from coral_lens.lens.trust import Trust, log_floored
 from coral_lens.metrics.scores import Score
 from coral_lens.ragged import Options
@@ -99,6 +100,10 @@ def adapt_on(lens: Lens, store: Scored, *, with_curve: bool = False) -> Lens:
         log_of(probs["temperature"]), log_floored(probs[lens.plain_method]), table.options, correct_rows(table)
     ).take(fresh)
     found = adaptation_of(data, before_of(lens))
+    answered = lens.trust.answers.get(ALL, True) if lens.trust else True
+    if not lens.exits and len(data.options) >= ENOUGH_TO_TELL:
+        found = replace(found, answers=check_labels(data, found, answered))
+        answered = found.answers.used if found.answers else answered
     if with_curve:
         found = replace(found, curve=learning_curve(data, found.before))
     known = lens.trust or Trust(found.weight, FAR, FAR, 1.0)
@@ -109,6 +114,7 @@ def adapt_on(lens: Lens, store: Scored, *, with_curve: bool = False) -> Lens:
         temperature=found.temperature,
         adapted=True,
         everywhere=False,
+        answers={} if lens.exits else {ALL: answered},
     )
     used = np.union1d(lens.calibrated_on, question_keys(store.questions, version=lens.keys)[fresh])
     return replace(
@@ -133,6 +139,13 @@ def adaptation_of(data: Labelled, before: float) -> Adaptation:
         return Adaptation(len(data.options), 0.0, before, fit_mixture(data, 0.0, at_most=0.0)[1], gain)
     weight, temperature = fit_mixture(data, before)
     return Adaptation(len(data.options), weight, before, temperature, gain)
+
+
+def check_labels(data: Labelled, found: Adaptation, before: bool) -> AnswerCheck:
+    """Return whether the adapted lens answers better than the base; where labels cannot tell, what held before them holds."""
+    probs = data.probs(found.weight, found.temperature)
+    lens, base = (answer_worth(one, data.y, data.options) for one in (probs, data.base))
+    return check_answers(lens, base, before)
 
 
 def fit_mixture(data: Labelled, before: float, *, at_most: float = LARGEST_LAMBDA) -> tuple[float, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float
@@ -125,10 +125,40 @@ RENAMED = "input_{}"
 """What a column of the input is called that has the name of one of ours."""
 
 
-class Answers(list[Answer]):
+@runtime_checkable
+class Asked(Protocol):
+    """A question that came from a row of a table, or from none."""
+
+    @property
+    def id(self) -> str:
+        """Its own."""
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The row; empty where it comes from none."""
+
+
+@runtime_checkable
+class Identified(Protocol):
+    """An answer: a dataclass that knows its question."""
+
+    @property
+    def id(self) -> str:
+        """That of its question."""
+
+
+Given = TypeVar("Given", bound=Identified)
+
+
+class Answers(list[Given]):
     """Answers with the rows that their questions came from: `to_frame()`, or `save("answers.csv")`."""
 
-    def __init__(self, answers: Sequence[Answer], questions: Sequence[Question] = ()) -> None:
+    always: ClassVar[tuple[str, ...]] = OURS
+    """The columns of every answer, in their order."""
+    sometimes: ClassVar[tuple[str, ...]] = OF_KINDS
+    """Columns that only some answers have."""
+
+    def __init__(self, answers: Sequence[Given], questions: Sequence[Asked] = ()) -> None:
         super().__init__(answers)
         self._questions = {question.id: question for question in questions}
 
@@ -136,16 +166,15 @@ class Answers(list[Answer]):
         """Return for each answer the columns of its input, then our own."""
         return [self.row(answer) for answer in self]
 
-    def row(self, answer: Answer) -> dict[str, Any]:
+    def row(self, answer: Given) -> dict[str, Any]:
         """Return the columns of the input, then those of an answer."""
         question = self._questions.get(answer.id)
         given: Mapping[str, Any] = question.columns if question else {}
-        values = asdict(answer)
-        row = {
-            name if name == "id" or name not in (*OURS, *OF_KINDS) else RENAMED.format(name): v
-            for name, v in given.items()
-        }
-        return row | {name: values[name] for name in OURS} | {n: values[n] for n in OF_KINDS if values[n] is not None}
+        values = asdict(answer)  # type: ignore[call-overload]
+        ours = (*self.always, *self.sometimes)
+        row = {name if name == "id" or name not in ours else RENAMED.format(name): v for name, v in given.items()}
+        row |= {name: values[name] for name in self.always}
+        return row | {name: values[name] for name in self.sometimes if values[name] is not None}
 
     def to_frame(self) -> pd.DataFrame:
         """Return the answers as a pandas frame: the columns of the input, then answer, confidence and all else."""

@@ -21,32 +21,38 @@ from coral_lens.data.settings import Style
 from coral_lens.data.shots import n_shots
 from coral_lens.engine.extract import Extraction, score_questions
 from coral_lens.engine.fingerprints import identity_difference
+from coral_lens.engine.settings import StatePlace
 from coral_lens.errors import CoralError
 from coral_lens.lens.answers import Answer, Answers, answer_of, by_question
 from coral_lens.lens.correction import Correction
 from coral_lens.lens.layer_view import LayerView
+from coral_lens.lens.open_part import OpenPart
 from coral_lens.lens.publish import public_name, training_sentence, without_paths
+from coral_lens.lens.readouts import READ_OUTS
 from coral_lens.lens.rules import RULES, apply_temperature, base_probs, scale_corrected, uniform_probs
 from coral_lens.lens.settings import BaseRule
 from coral_lens.lens.shift import ShiftModel
 from coral_lens.lens.tempering import Tempering, evidence_of
 from coral_lens.lens.trace import Adaptation, Trace, Training
 from coral_lens.lens.trust import Trust
+from coral_lens.lens.weighing import Weighing
 from coral_lens.metrics.conformal import Abstention, Conformal, abstains, prediction_sets
 from coral_lens.metrics.display import Shown, Table
 from coral_lens.ragged import Options
 from coral_lens.records import UNNAMED, OptionTable, Predictions, Question, Scored, predictions_of
 from coral_lens.storage.arrays import side_by_side
-from coral_lens.storage.progress import Progress
+from coral_lens.storage.progress import Bar, Progress
 
 if TYPE_CHECKING:
+    from coral_lens.data.open_questions import OpenQuestion
     from coral_lens.engine.model import Model
+    from coral_lens.lens.open_answers import OpenAnswers
 
 
 FORMAT = 2
-KEYS_IN_ORDER = ("format", "kind", "rule", "layers", "inputs", "gamma", "base_weight", "base", "base_temperature",
+KEYS_IN_ORDER = ("format", "kind", "rule", "layers", "read", "inputs", "gamma", "base_weight", "base", "base_temperature",
                  "then_temperature", "style", "probe", "tempering", "trust", "adaptation", "exits", "temperature", "sets",
-                 "abstention", "keys", "model", "training", "trace")  # fmt: skip
+                 "abstention", "keys", "open", "model", "training", "trace")  # fmt: skip
 """The keys of lens.json. What is not of the correction is a field of the lens, as it is or by `RECORDS`."""
 SAVED_AS = {"steered_temperature": "then_temperature", "control_temperature": "temperature"}
 """Fields whose key in lens.json is another word than their name, because earlier versions wrote it."""
@@ -57,6 +63,7 @@ RECORDS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "adaptation": (Adaptation.to_json, Adaptation.from_json),
     "sets": (Conformal.to_dict, Conformal.from_dict),
     "abstention": (Abstention.to_dict, Abstention.from_dict),
+    "open": (OpenPart.to_json, OpenPart.from_json),
     "training": (Training.to_json, Training.from_json),
     "trace": (Trace.to_json, Trace.from_json),
 }
@@ -130,6 +137,8 @@ class Lens(Shown):
     """What labels of a task have shown, from `coral adapt`."""
     exits: bool = False
     """Whether it starts from no base probabilities, so that no block above its layers need run, nor the vocabulary head."""
+    open: OpenPart | None = None
+    """What a lens for open questions has beside all others; None for one that was fitted on questions with options."""
 
     def table(self) -> Table:
         """Return how it did on its validation questions, beside its controls."""
@@ -155,6 +164,7 @@ class Lens(Shown):
         noun = RULES[self.correction.rule].noun
         where = f"layer {self.layers[0]}" if len(self.layers) == 1 else f"layers {', '.join(map(str, self.layers))}"
         exits = f", exits after layer {max(self.layers)}" if self.exits else ""
+        where += "" if self.correction.reading.name == "answer" else f" read as {self.correction.reading.name}"
         tempered = ", tempered" if self.trust else ", tempered by shift" if self.tempering else ""
         return f"{self.kind} {noun}, {where}, gamma {self.gamma:g}{tempered}{exits}"
 
@@ -173,11 +183,16 @@ class Lens(Shown):
         """Whether it is believed less on some questions than on others."""
         return self.tempering is not None or self.trust is not None
 
+    @property
+    def base_rule(self) -> BaseRule | Weighing:
+        """The score whose softmax is the base probability: of options as they are, of candidates as they are weighed."""
+        return self.open.weighing if self.open else self.base
+
     def base_probs(self, table: OptionTable) -> Float[np.ndarray, " row"]:
         """Return the probabilities that it starts from: all alike where it exits before there are any."""
         if self.exits:
             return uniform_probs(table.options)
-        p = base_probs(table, self.base)
+        p = base_probs(table, self.base_rule)
         if self.base_temperature == 1.0:
             return p
         return apply_temperature(p, table.options, temperature=self.base_temperature)
@@ -199,7 +214,8 @@ class Lens(Shown):
 
     def shifts(self, store: Scored) -> Float[np.ndarray, " question"]:
         """Return how far each question lies from the training questions."""
-        return self.shift(store.layer(self.layers[0]), store.table.options)
+        store = self.open.states(store) if self.open else store
+        return self.shift(self.correction.layer(store, self.layers[0]), store.table.options)
 
     def is_home(self, questions: Sequence[Question]) -> Bool[np.ndarray, " question"]:
         """Return which questions are of a task that it was fitted on, by its name, or are themselves such as it was fitted on.
@@ -240,15 +256,19 @@ class Lens(Shown):
 
     def read(self, store: Scored) -> LensOutput:
         """Return what it makes of the questions of a store. Each layer is read once."""
+        store = self.open.states(store) if self.open else store
         table, options = store.table, store.table.options
-        raw, p = base_probs(table, self.base), self.base_probs(table)
-        first = store.layer(self.layers[0])
+        raw, p = base_probs(table, self.base_rule), self.base_probs(table)
+        first = self.correction.layer(store, self.layers[0])
         shifts = self.shift(first, options)
-        states = side_by_side(lambda layer: first if layer == self.layers[0] else store.layer(layer), self.layers)
+        states = side_by_side(
+            lambda layer: first if layer == self.layers[0] else self.correction.layer(store, layer), self.layers
+        )
         plain = self.steered(p, states, options)
         cooled = apply_temperature(raw, options, temperature=self.control_temperature)
         if self.trust:
-            fallback = p if self.exits else cooled
+            # what is weighed was fitted already, and is what it claims to be; it has nothing to gain from a temperature
+            fallback = p if self.exits or self.open else cooled
             believed = self.trust.believed(store.questions, shifts, self.is_home(store.questions))
             weights, tempered = believed.weights, believed.blend(fallback, plain, options)
         else:
@@ -268,7 +288,14 @@ class Lens(Shown):
     @property
     def extraction(self) -> Extraction:
         """What it needs to know of questions."""
-        return Extraction(layers=self.layers, style=self.style, exits=self.exits)
+        return Extraction(
+            layers=self.layers, style=self.style, exits=self.exits, read=self.places, neutral=self.base == "pmi"
+        )
+
+    @property
+    def places(self) -> tuple[StatePlace, ...]:
+        """Where the model is read for it."""
+        return READ_OUTS[self.correction.reading.name].places
 
     @contextmanager
     def scored(
@@ -296,13 +323,26 @@ class Lens(Shown):
         *,
         work_dir: str | Path | None = None,
         progress: Progress | None = None,
-    ) -> Answers:
+    ) -> Answers[Answer]:
         """Answer questions; they need no labels. One that cannot be asked is left out with a warning."""
         with self.scored(model, questions, work_dir=work_dir, progress=progress) as store:
             answers = self.answers(store)
         if self.style.kind == "p-true":
             answers = by_question(answers, questions)
         return Answers(answers, questions)
+
+    def ask(
+        self,
+        model: Model,
+        questions: str | Sequence[str | OpenQuestion],
+        *,
+        work_dir: str | Path | None = None,
+        bar: Bar | bool = False,
+    ) -> OpenAnswers:
+        """Answer open questions: the model writes candidates, and the lens, which was fitted on such, weighs them."""
+        from coral_lens.lens.asking import ask
+
+        return ask(self, model, questions, work_dir=work_dir, bar=bar)
 
     def answers(self, store: Scored) -> list[Answer]:
         """Answer the questions of a store."""
@@ -354,6 +394,8 @@ class Lens(Shown):
                 "tokenizer are known to be the same.",
                 stacklevel=3,
             )
+        for is_open in {q.is_open for q in questions}:
+            self.check_kind(is_open=is_open)
         fitted_in, computes_in = str(self.model.get("dtype", "")).removeprefix("torch."), model.precision
         if fitted_in and fitted_in != computes_in:
             warnings.warn(
@@ -373,9 +415,23 @@ class Lens(Shown):
                     f"{self.training.shots}; give --num-fewshot {self.training.shots} and --fewshot-from FILE."
                 )
 
+    def check_kind(self, *, is_open: bool) -> None:
+        """Refuse open questions where the lens was fitted on questions with options, and the reverse."""
+        if is_open and self.open is None:
+            raise CoralError(
+                "This lens was fitted on questions with options, and cannot weigh what the model writes; use it with `coral "
+                "predict`, or fit one with `coral fit --open FILE`."
+            )
+        if not is_open and self.open is not None:
+            raise CoralError(
+                "This lens was fitted on open questions, and these questions come with options; ask them without (`coral ask`), "
+                "or fit a lens on such questions with `coral fit --train FILE`."
+            )
+
     def _check_shapes(self, model: Model) -> None:
         """Refuse a model that has not the layers, or not the width, that it reads."""
-        width, wanted = int(model.hf.config.get_text_config().hidden_size), len(self.shift.standardiser.mean)
+        width = int(model.hf.config.get_text_config().hidden_size)
+        wanted = len(self.shift.standardiser.mean) - (1 if self.open else 0)  # of open questions there is an intercept
         if max(self.layers) > model.n_layers or width != wanted:
             raise CoralError(
                 f"The lens reads layer {max(self.layers)} of width {wanted}, but {model.name!r} has {model.n_layers} layers of "
@@ -417,7 +473,7 @@ class Lens(Shown):
         for name, key in keys_of_fields().items():
             value, (write, _) = getattr(self, name), RECORDS.get(name, AS_IT_IS)
             record[key] = None if value is None else write(value)
-        return {key: record[key] for key in KEYS_IN_ORDER}
+        return {key: record[key] for key in KEYS_IN_ORDER if key in record}
 
     @staticmethod
     def from_record(record: dict[str, Any], tensors: dict[str, torch.Tensor], view: LayerView | None) -> Lens:
@@ -426,8 +482,12 @@ class Lens(Shown):
         for name, key in keys_of_fields().items():
             value, (_, read) = record[key], RECORDS.get(name, AS_IT_IS)
             values[name] = None if value is None else read(value)
+        correction = Correction.from_json(record, tensors)
+        if (part := values["open"]) is not None:
+            reference = dict(zip(correction.layers, tensors["open.reference"].numpy(), strict=True))
+            values["open"] = replace(part, reference=reference)
         return Lens(
-            correction=Correction.from_json(record, tensors),
+            correction=correction,
             shift=ShiftModel.from_tensors(tensors),
             seen=tensors["training.seen"].numpy(),
             # lenses of older versions have the keys of both among those seen
@@ -450,6 +510,6 @@ def predict(
     *,
     work_dir: str | Path | None = None,
     progress: Progress | None = None,
-) -> Answers:
+) -> Answers[Answer]:
     """Answer questions with a lens; the same as `lens.predict(model, questions)`."""
     return lens.predict(model, questions, work_dir=work_dir, progress=progress)

@@ -14,6 +14,7 @@ from coral_lens.data.leaks import question_keys
 from coral_lens.data.wording import asked_as
 from coral_lens.errors import CoralError
 from coral_lens.lens.artefact import Lens
+from coral_lens.lens.open_part import chosen_options
 from coral_lens.lens.rules import correct_rows
 from coral_lens.lens.settings import Guarantees
 from coral_lens.metrics.conformal import fit_abstention, fit_conformal
@@ -75,7 +76,8 @@ def calibrate_on(lens: Lens, store: Scored, guarantees: Guarantees) -> tuple[Len
         sets = fit_conformal(p, options, answers, coverage=guarantees.coverage, kind=guarantees.kind)
     if guarantees.risk is not None:
         y = correct_rows(table)[table.options.rows(fresh)]
-        right = y[options.row(options.top(p))] == options.max(y)
-        abstention = fit_abstention(options.max(p), right, risk=guarantees.risk, delta=guarantees.delta)
+        chosen = options.row(chosen_options(p, options, is_open=lens.open is not None))
+        right = y[chosen] == options.max(y)
+        abstention = fit_abstention(p[chosen], right, risk=guarantees.risk, delta=guarantees.delta)
     calibrated_on = np.union1d(lens.calibrated_on, question_keys(questions, version=lens.keys)[fresh])
     return replace(lens, sets=sets, abstention=abstention, calibrated_on=calibrated_on), int((~fresh).sum())

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from coral_lens.data.leaks import NORMALISED
 from coral_lens.data.templates import MOST_TEMPLATE
+from coral_lens.engine.settings import MOST_EXAMPLES
 from coral_lens.errors import CoralError
 from coral_lens.lens.features import N_RANKS
 from coral_lens.lens.publish import COLUMNS
@@ -74,6 +75,7 @@ class TrustRecord(Exact):
     least: Annotated[float, Field(ge=0, le=1)]
     temperature: PositiveFloat
     adapted: bool
+    answers: dict[Name, bool] = {}
 
 
 class PenaltyRecord(Exact):
@@ -103,6 +105,33 @@ class AbstentionRecord(Exact):
     n_questions: NonNegativeInt
     n_answered: NonNegativeInt
     n_wrong: NonNegativeInt
+
+
+class SamplingRecord(Exact):
+    """`open.sampling`: how candidates are written."""
+
+    candidates: Annotated[int, Field(ge=1, le=64)]
+    temperature: Annotated[float, Field(gt=0, le=5)]
+    max_tokens: Annotated[int, Field(ge=1, le=1024)]
+    examples: Annotated[int, Field(ge=0, le=MOST_EXAMPLES)]
+    seed: NonNegativeInt
+
+
+class WeighingRecord(Exact):
+    """`open.weighing`: five numbers."""
+
+    bias: float
+    token: float
+    sum: float
+    share: float
+    spread: float
+
+
+class OpenRecord(Exact):
+    """`open`: what a lens for open questions has beside all others."""
+
+    sampling: SamplingRecord
+    weighing: WeighingRecord
 
 
 class ModelRecord(Checked):
@@ -170,6 +199,16 @@ class SimulatedRecord(Exact):
     shift: float
 
 
+class AnswerRecord(Exact):
+    """An entry of `trace.answers`."""
+
+    questions: NonNegativeInt
+    base: float
+    lens: float
+    error: float
+    used: bool
+
+
 class CurvePointRecord(Checked):
     """Scores after so many questions."""
 
@@ -193,6 +232,7 @@ class AdaptationRecord(Exact):
     temperature: PositiveFloat
     gain: ScoreRecord
     curve: CurveRecord | None = None
+    answers: AnswerRecord | None = None
 
 
 class TraceRecord(Checked):
@@ -209,6 +249,7 @@ class TraceRecord(Checked):
     simulated: list[SimulatedRecord] = []
     learning_curve: CurveRecord | None = None
     own_layers: bool = False
+    answers: dict[Name, AnswerRecord] = {}
 
     @field_validator("validation")
     @classmethod
@@ -227,6 +268,7 @@ class LensRecord(Checked):
     rule: Literal["residual", "listwise"]
     layers: Annotated[list[Annotated[int, Field(ge=0, le=100_000)]], Field(min_length=1, max_length=1000)]
     inputs: list[Literal["centred", "rank"]]
+    read: Literal["answer", "less-letter", "listed", "context"] = "answer"
     gamma: float
     base_weight: float
     base: BaseRule
@@ -242,6 +284,7 @@ class LensRecord(Checked):
     sets: SetsRecord | None
     abstention: AbstentionRecord | None
     keys: Annotated[int, Field(ge=1, le=max(NORMALISED))]
+    open: OpenRecord | None
     model: ModelRecord
     training: TrainingRecord
     trace: TraceRecord
@@ -297,7 +340,10 @@ def check_tensors(tensors: Mapping[str, Tensor], record: Mapping[str, Any], path
         "shift.rest": (1,),
         "shift.typical": (n_domains,),
         **probe_shapes(tensors, record["probe"], n_inputs),
+        **({"open.reference": (len(record["layers"]), width)} if record["open"] else {}),
     }
+    if record.get("read") == "less-letter":
+        shapes["letters"] = (len(record["layers"]), shape_of(tensors, "letters", 1), width)
     for name, shape in shapes.items():
         refuse_tensor(tensors.get(name), name, shape, path)
     for name in ("standardiser.scale", "shift.scale", "shift.variances", "shift.rest", "shift.typical"):

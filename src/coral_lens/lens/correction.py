@@ -20,6 +20,7 @@ from coral_lens.lens.features import build_inputs
 from coral_lens.lens.probes.mlp import NetworkProbe
 from coral_lens.lens.probes.ridge import LinearProbe
 from coral_lens.lens.probes.standardise import Probe, Standardiser, predict_states
+from coral_lens.lens.readouts import Reading
 from coral_lens.lens.rules import RULES, ProbeScores, RuleName, log_of
 from coral_lens.ragged import Options
 from coral_lens.records import Scored
@@ -49,9 +50,16 @@ class Correction:
     scale: float = 1.0
     """Scale of the probe's output: gamma counts in units of it."""
 
+    reading: Reading = Reading()  # noqa: RUF009  (frozen)
+    """Which states of a layer stand for an option."""
+
+    def layer(self, store: Scored, layer: int) -> Float[np.ndarray, "row width"]:
+        """Return the states of one of its layers."""
+        return self.reading.states(store, layer, self.layers.index(layer))
+
     def states(self, store: Scored) -> Float[np.ndarray, "row width"]:
         """Return the states that it reads, side by side."""
-        return side_by_side(store.layer, self.layers)
+        return side_by_side(lambda layer: self.layer(store, layer), self.layers)
 
     def apply(
         self, p: Float[np.ndarray, " row"], states: Float[np.ndarray, "row width"], options: Options, *, gamma: float
@@ -98,14 +106,17 @@ class Correction:
             "inputs": list(self.inputs),
             "base_weight": self.base_weight,
             "probe": self.probe.kind,
+            **({} if self.reading.name == "answer" else {"read": self.reading.name}),
         }
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what a lens keeps of it in its tensors."""
+        letters = self.reading.letters
         return {
             "standardiser.mean": torch.from_numpy(self.standardiser.mean),
             "standardiser.scale": torch.from_numpy(self.standardiser.scale),
             **self.probe.tensors(),
+            **({} if letters is None else {"letters": torch.from_numpy(letters)}),
         }
 
     @staticmethod
@@ -118,6 +129,11 @@ class Correction:
             standardiser=Standardiser(tensors["standardiser.mean"].numpy(), tensors["standardiser.scale"].numpy()),
             probe=PROBES[record["probe"]](tensors),
             base_weight=record["base_weight"],
+            reading=Reading(
+                record.get("read", "answer"),
+                tensors["letters"].numpy() if "letters" in tensors else None,
+                lettered=record.get("style", {}).get("kind") == "letters",
+            ),
         )
 
 

@@ -6,7 +6,7 @@ questions of its own tasks, how its confidence is to be scaled there. Test tasks
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -16,10 +16,11 @@ from jaxtyping import Bool, Float
 from coral_lens.errors import CoralError
 from coral_lens.lens.choose import Candidate, fit_recipe, predict_all, predict_rounds
 from coral_lens.lens.domains import CLUSTER, FEWEST_IN_PART, domains_of
+from coral_lens.lens.keep_answers import answer_worth, answers_of, check_tasks
 from coral_lens.lens.probes.registry import LENSES
 from coral_lens.lens.rules import apply_temperature, correct_rows, temperature_on
 from coral_lens.lens.shift import ShiftModel, fit_shift, question_places
-from coral_lens.lens.trace import SimulatedShift
+from coral_lens.lens.trace import AnswerCheck, SimulatedShift
 from coral_lens.lens.training_data import TrainingData, fold_masks
 from coral_lens.lens.trust import FADE, Believed, Trust, log_floored
 from coral_lens.ragged import Options
@@ -73,27 +74,37 @@ class PlacedQuestions:
         return int((others & ~held_out).sum()) >= FEWEST_IN_PART and bool((others & held_out).any())
 
 
-def fit_do_no_harm(
-    data: TrainingData, chosen: Candidate, gamma: float, *, temper: bool, seed: int
-) -> tuple[ShiftModel, Trust | None, tuple[SimulatedShift, ...]]:
-    """Fit the shift model and, if the lens is to be tempered, its trust; also say what was simulated."""
+class DoNoHarm(NamedTuple):
+    """What keeps a lens from doing harm, and what that was learned from."""
+
+    shift: ShiftModel
+    trust: Trust | None = None
+    simulated: tuple[SimulatedShift, ...] = ()
+    answers: Mapping[str, AnswerCheck] = {}
+    """Whether it answers better than the model itself."""
+
+
+def fit_do_no_harm(data: TrainingData, chosen: Candidate, gamma: float, *, temper: bool, seed: int) -> DoNoHarm:
+    """Fit the shift model and, if the lens is to be tempered, its trust; also say what was simulated and found."""
     places = question_places(data.layer(chosen.recipe.layers[0]), data.options)
     mixture = PlacedQuestions(data, places, np.array(domains_of(data.questions, places, seed=seed)))
     held_out = data.rounds[0]
     shift = mixture.shift(~held_out, held_out)
     if not temper:
-        return shift, None, ()
+        return DoNoHarm(shift)
     names = [name for name in sorted(set(mixture.domains)) if mixture.can_spare(name)]
     parts = [simulate_without(mixture, chosen, gamma, name) for name in names]
-    pooled, scales = fit_scales(*predict_home(data, chosen, seed=seed), gamma)
+    folded, at_home = predict_home(data, chosen, seed=seed)
+    pooled, scales = fit_scales(folded, at_home, gamma)
+    checks = check_home(folded, at_home.probs(gamma))
     home_reach = max(FAR, float(shift.of(places, np.flatnonzero(held_out)).max()))
     elsewhere, reach = fit_elsewhere(names, parts)
-    trust = Trust(elsewhere, reach, home_reach, pooled, scales)
+    trust = Trust(elsewhere, reach, home_reach, pooled, scales, answers=answers_of(checks))
     record = (
         SimulatedShift(f"without {name}", len(part.options), float(np.median(part.shifts)))
         for name, part in zip(names, parts, strict=True)
     )
-    return shift, trust, tuple(record)
+    return DoNoHarm(shift, trust, tuple(record), checks)
 
 
 # ------------------------------------------------------------------------------------------------------------- elsewhere
@@ -158,6 +169,13 @@ def predict_home(data: TrainingData, chosen: Candidate, *, seed: int) -> tuple[T
     except CoralError:
         return data, chosen
     return folded, predict_rounds(folded, chosen.recipe, "brier")
+
+
+def check_home(data: TrainingData, lens: Float[np.ndarray, " row"]) -> dict[str, AnswerCheck]:
+    """Return whether the lens answers held-out questions better than the base does, of all tasks and of each."""
+    y, held_out = correct_rows(data.table), data.is_validation
+    found, own = (answer_worth(probs, y, data.options)[held_out] for probs in (lens, data.p))
+    return check_tasks(found, own, np.array([q.task for q in data.questions])[held_out])
 
 
 def fit_scales(data: TrainingData, chosen: Candidate, gamma: float) -> tuple[float, dict[str, float]]:

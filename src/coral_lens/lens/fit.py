@@ -26,26 +26,30 @@ from coral_lens.errors import CoralError
 from coral_lens.lens.artefact import Lens
 from coral_lens.lens.choose import SHOWN, Candidate, Work, choose_candidate, fit_recipe, single_lens, try_singles
 from coral_lens.lens.correction import Correction
-from coral_lens.lens.do_no_harm import fit_do_no_harm
+from coral_lens.lens.do_no_harm import DoNoHarm, fit_do_no_harm
 from coral_lens.lens.folder import load_lens
 from coral_lens.lens.layer_view import view_of
 from coral_lens.lens.learning_curve import brier_by_question, learning_curve
+from coral_lens.lens.open_part import CandidateStates, OpenPart
 from coral_lens.lens.probes.registry import AUTO, LENSES
+from coral_lens.lens.readouts import available, places_of, reading_of, training_layers
 from coral_lens.lens.rules import (
     FLOOR,
     apply_temperature,
     base_probs,
+    choose_base,
     residuals,
     scale_corrected,
     temperature_on,
     uniform_probs,
 )
-from coral_lens.lens.settings import FEWEST_QUESTIONS, FitSettings
+from coral_lens.lens.settings import FEWEST_QUESTIONS, BaseRule, FitSettings, ReadName
 from coral_lens.lens.trace import Choice, GammaPoint, LayerTrial, Trace, Training
 from coral_lens.lens.training_data import TrainingData, fold_masks
-from coral_lens.lens.trust import LEAST
-from coral_lens.metrics.scores import Score, measure
-from coral_lens.records import UNKNOWN, Question, Scored
+from coral_lens.lens.trust import LEAST, Trust
+from coral_lens.lens.weighing import Weighing, fit_weighing
+from coral_lens.metrics.scores import METRICS, Score, measure, score
+from coral_lens.records import UNKNOWN, Question, Scored, predictions_of
 from coral_lens.storage.files import digest, versions
 from coral_lens.storage.progress import Bar, bar_of, silent
 
@@ -76,7 +80,10 @@ def fit(
     questions = asked_as(questions, settings.style)
     check_questions(questions)
     refuse_layers(model, (*(settings.layers or ()), settings.exit_layer or 0))
-    extraction = Extraction(layers=settings.within_exit(settings.layers or all_layers(model)), style=settings.style)
+    layers = settings.within_exit(settings.layers or all_layers(model))
+    extraction = Extraction(
+        layers=layers, style=settings.style, read=places_of(settings.read), neutral=settings.neutral
+    )
     folder = Path(work_dir) if work_dir else None
     with ExitStack() as stack:
         with bar("extracting", len(questions), "questions") as advance:
@@ -115,8 +122,13 @@ def fit_store(
     """
     check_questions(store.questions)
     settings = with_layers(settings, store)
+    asked = settings.record()
+    if settings.base == "auto":
+        settings = replace(settings, base=choose_base_on(store, settings))
+    if settings.read == "auto":
+        settings = replace(settings, read=choose_read(store, settings, bar))
     data, base_temperature = training_data(store, settings)
-    data, asked = replace(data, device=device), settings.record()
+    data = replace(data, device=device)
     if settings.exit:
         settings = with_layers(replace(settings, exit=None, exit_layer=choose_exit(data, settings, bar)), store)
     choices: list[tuple[Candidate, list[Candidate]]] = []
@@ -141,9 +153,32 @@ def with_layers(settings: FitSettings, store: Scored) -> FitSettings:
 
 def choose_exit(data: TrainingData, settings: FitSettings, bar: Bar) -> int:
     """Return the lowest layer whose lens is within one standard error of the best layer's, but not the embeddings."""
+    singles = try_singles(data, closed_form(settings), settings, bar)
+    return max(1, min(as_good_layers(data, singles, settings.criterion)))
+
+
+def choose_read(store: Scored, settings: FitSettings, bar: Bar) -> ReadName:
+    """Return the read-out whose best layer is best on validation, of those that the store can give."""
+    found = {}
+    for name in available(store):
+        data, _ = training_data(store, replace(settings, read=name))
+        singles = try_singles(data, closed_form(settings), settings, bar)
+        found[name] = min(candidate.layer_cost(settings) for candidate in singles)
+    return min(found, key=lambda name: found[name])
+
+
+def choose_base_on(store: Scored, settings: FitSettings) -> BaseRule:
+    """Return the base rule that is best by the criterion of the fit."""
+    sign = -1.0 if METRICS[settings.criterion].higher_is_better else 1.0
+    return choose_base(
+        store.table, lambda probs: sign * score(predictions_of("base", store, probs), settings.criterion)
+    )
+
+
+def closed_form(settings: FitSettings) -> str:
+    """Return the lens of closed form that stands for the one asked for where layers or read-outs are compared."""
     is_closed = settings.lens != "auto" and not LENSES[settings.lens].network
-    kind = single_lens(settings.lens) if is_closed else "listwise"
-    return max(1, min(as_good_layers(data, try_singles(data, kind, settings, bar), settings.criterion)))
+    return single_lens(settings.lens) if is_closed else "listwise"
 
 
 def load_or_fit(store: Scored, settings: FitSettings, folder: Path, *, bar: Bar = silent, device: str = "cpu") -> Lens:
@@ -172,12 +207,16 @@ def training_data(store: Scored, settings: FitSettings) -> tuple[TrainingData, f
         rounds = (
             split_mask(questions, fraction=settings.validation, seed=settings.seed, stratified=settings.stratified),
         )
-    p, temperature = base_probs(table, settings.base) if not settings.exits else uniform_probs(table.options), 1.0
+    train = ~rounds[0] if folds == 1 else np.ones(len(questions), dtype=bool)
+    assert settings.base != "auto", "it was chosen before"
+    base = settings.base if table.counts is None else fit_weighing(table, train)
+    p, temperature = base_probs(table, base) if not settings.exits else uniform_probs(table.options), 1.0
     if settings.scale_base:
-        train = ~rounds[0] if folds == 1 else np.ones(len(questions), dtype=bool)
         temperature = temperature_on(p, table, train)
         p = apply_temperature(p, table.options, temperature=temperature)
-    return TrainingData(questions, table, p, residuals(table, p), store.layer, rounds), temperature
+    assert settings.read != "auto", "it was chosen before"
+    layer = training_layers(store, settings.read, lettered=settings.style.kind == "letters")
+    return TrainingData(questions, table, p, residuals(table, p), layer, rounds, base=base), temperature
 
 
 # ------------------------------------------------------------------------------------------------------------ the lens
@@ -204,12 +243,18 @@ class FitOutcome:
 def make_lens(store: Scored, data: TrainingData, correction: Correction, fit: FitOutcome) -> Lens:
     """Return the lens: the chosen correction with its controls and its record."""
     settings, chosen, gamma = fit.settings, fit.chosen, fit.best.gamma
+    assert settings.read != "auto", "it was chosen before"
+    assert settings.base != "auto", "it was chosen before"
+    reading = reading_of(store, settings.read, correction.layers, lettered=settings.style.kind == "letters")
     temper = settings.tempers(chosen.recipe.kind)
-    shift, trust, simulated = fit_do_no_harm(data, chosen, gamma, temper=temper, seed=settings.seed)
+    harmless = fit_do_no_harm(data, chosen, gamma, temper=temper, seed=settings.seed)
     floored = np.maximum(chosen.probs(gamma), FLOOR)
+    open_part = open_part_of(store, data, correction)
+    # one that exits early has no answers of the model to fall back on; candidates are the model's own answers
+    checked = not settings.exits and open_part is None
     lens = Lens(
         kind=chosen.recipe.kind,
-        correction=replace(correction, scale=1.0),
+        correction=replace(correction, scale=1.0, reading=reading),
         gamma=gamma * correction.scale,
         base=settings.base,
         base_temperature=fit.base_temperature,
@@ -217,19 +262,42 @@ def make_lens(store: Scored, data: TrainingData, correction: Correction, fit: Fi
         if settings.then_temperature
         else 1.0,
         style=settings.style,
-        shift=shift,
+        shift=harmless.shift,
         tempering=None,
-        trust=replace(trust, least=LEAST) if trust and settings.exits else trust,
+        trust=trust_of(harmless, settings, checked=checked),
         exits=settings.exits,
-        control_temperature=temperature_on(base_probs(data.table, settings.base), data.table, data.is_validation),
+        control_temperature=temperature_on(base_probs(data.table, data.base), data.table, data.is_validation),
         model={k: v for k, v in store.manifest["model"].items() if k in KEPT_OF_MODEL},
         training=training_of(store, data, fit),
         seen=np.unique(question_keys(store.questions)),
-        trace=replace(trace_of(data, fit), simulated=simulated),
+        trace=replace(
+            trace_of(data, fit),
+            simulated=harmless.simulated,
+            answers=dict(harmless.answers) if checked else {},
+        ),
         # the probes of single layers as they were fitted to choose among them; with folds there are none to keep
-        view=view_of([c.correction for c in fit.singles if c.correction is not None]),
+        view=None
+        if open_part or settings.read != "answer"
+        else view_of([c.correction for c in fit.singles if c.correction is not None]),
+        open=open_part,
     )
     return replace(lens, trace=replace(lens.trace, validation=validation_scores(lens, data, fit)))
+
+
+def trust_of(harmless: DoNoHarm, settings: FitSettings, *, checked: bool) -> Trust | None:
+    """Return how far the lens is believed, and where it answers: everywhere unless that was checked."""
+    if (trust := harmless.trust) is None:
+        return None
+    trust = replace(trust, least=LEAST) if settings.exits else trust
+    return trust if checked else replace(trust, answers={})
+
+
+def open_part_of(store: Scored, data: TrainingData, correction: Correction) -> OpenPart | None:
+    """Return what a lens for open questions has beside all others; None where the questions came with options."""
+    if not isinstance(store, CandidateStates):
+        return None
+    assert isinstance(data.base, Weighing), "candidates are weighed"
+    return OpenPart(store.sampling, data.base, store.reference(correction.layers))
 
 
 # ---------------------------------------------------------------------------------------------------------- the record
@@ -274,13 +342,13 @@ def as_good_layers(data: TrainingData, singles: Sequence[Candidate], criterion: 
 
 def validation_scores(lens: Lens, data: TrainingData, fit: FitOutcome) -> dict[str, dict[str, Score]]:
     """Return the shown scores of the lens and its controls on the validation questions, each with its 95 % interval."""
-    options, raw = data.options, base_probs(data.table, lens.base)
+    options, raw = data.options, base_probs(data.table, data.base)
     plain = scale_corrected(fit.chosen.probs(fit.best.gamma), options, temperature=lens.steered_temperature)
     shifts = lens.shift(data.layer(lens.layers[0]), options)
     cooled = apply_temperature(raw, options, temperature=lens.control_temperature)
     methods = {"base": raw, "temperature": cooled, lens.plain_method: plain}
     if lens.trust:
-        fallback = data.p if lens.exits else cooled
+        fallback = data.p if lens.exits or lens.open else cooled
         believed = lens.trust.believed(data.questions, shifts, np.ones(len(options), dtype=bool))
         methods[lens.method] = believed.blend(fallback, plain, options)
     return {method: with_intervals(data, probs) for method, probs in methods.items()}

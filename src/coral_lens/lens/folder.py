@@ -20,13 +20,15 @@ from coral_lens.errors import CoralError, nearest
 from coral_lens.lens.artefact import FORMAT, Lens
 from coral_lens.lens.checks import LARGEST_RECORD, check_record, check_tensors, load_tensors
 from coral_lens.lens.layer_view import VIEW_FILE, load_view
-from coral_lens.lens.publish import card, local_folder
+from coral_lens.lens.publish import SHIPPED, card, local_folder
 from coral_lens.storage.bundles import bundled, settle, write_bundle
 from coral_lens.storage.files import SEAL, digest_bytes, json_bytes, kept_record, read_record, sealed
 from coral_lens.storage.outputs import has_word
 from coral_lens.storage.temporary import remove_abandoned
 
 RECORD, TENSORS, CARD = "lens.json", "lens.safetensors", "README.md"
+GENERAL = SHIPPED["general"]
+"""The lens that ships; `make lens` makes it again."""
 REMEDY = "fit or copy it again"
 
 # -------------------------------------------------------------------------------------------------------------- writing
@@ -65,6 +67,7 @@ def tensors_of(lens: Lens) -> dict[str, torch.Tensor]:
         "training.calibrated_on": torch.from_numpy(lens.calibrated_on),
         **lens.correction.tensors(),
         **lens.shift.tensors(),
+        **({"open.reference": torch.from_numpy(lens.open.stacked(lens.layers))} if lens.open else {}),
     }
 
 
@@ -114,7 +117,7 @@ def load_lens(folder: str | Path) -> Lens:
     if record["format"] != FORMAT:
         raise CoralError(f"{source} has lens format {record['format']!r}, but this version reads {FORMAT}.")
     # lenses of older versions do not say which version of the keys they have: it is the first; and they know no trust
-    record = {"keys": 1, "trust": None, "adaptation": None, "exits": False} | record
+    record = {"keys": 1, "trust": None, "adaptation": None, "exits": False, "open": None} | record
     check_record(record, path)
     weights = bundled(source, TENSORS, record["tensors"])
     if weights is None:

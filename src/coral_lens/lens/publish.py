@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING
 
 from coral_lens.data.hub import OFFLINE, hub_session
 from coral_lens.errors import CoralError
-from coral_lens.lens.trace import Training
+from coral_lens.lens.trace import ALL, Trace, Training
 from coral_lens.metrics.scores import Score
 from coral_lens.storage.escape import for_markdown
 
@@ -36,12 +37,11 @@ base_model: {json.dumps(model, ensure_ascii=False)}
 
 # A CORAL lens for {for_markdown(model)}
 
-A {lens.name}. It corrects the probabilities that a frozen model gives to the options of a multiple-choice question, from the
-model's own hidden states. Use it with `coral predict --lens THIS-FOLDER --questions FILE --out answers.jsonl`.
+A {lens.name}. {purpose(lens)}
 
-- Base probabilities: softmax of the `{lens.base}` score{temperature_phrase(lens)}. Prompts: `{lens.style}`.
+{base_lines(lens)} Prompts: `{lens.style}`.
 - Layer 0 is the embedding output, layer l the residual stream after block l, before the final norm.
-- Inputs of the probe: {", ".join(["pooled states", *lens.correction.inputs])}.{exit_sentence(lens)}
+- Inputs of the probe: {", ".join(["pooled states", *lens.correction.inputs])}.{exit_sentence(lens)}{answer_lines(lens.trace)}
 - Fitted on {training.n_train} questions, {split_phrase(training)}.
 {override_lines(training)}
 | training data | questions | terms |
@@ -50,8 +50,8 @@ model's own hidden states. Use it with `coral predict --lens THIS-FOLDER --quest
 
 ## Scores on the validation questions
 
-Percent, with 95 % intervals. The lens was chosen on these questions, so they flatter it: measure it with `coral eval` on
-questions that it has never seen.
+Percent, with 95 % intervals. The lens was chosen on these questions, so they flatter it: measure it with
+`coral {"ask" if lens.open else "eval"}` on questions that it has never seen.
 
 | method | {" | ".join(COLUMNS.values())} |
 |---|{"---|" * len(COLUMNS)}
@@ -67,6 +67,31 @@ questions that it has never seen.
 - A lens can be fitted to any labels, wrong or biased ones too: it then makes the model confidently wrong. Look at the data.
 - The terms of the training data apply to what was learned from them.
 """
+
+
+def purpose(lens: Lens) -> str:
+    """Say what a lens is for, and how it is used."""
+    if lens.open:
+        return """It says how likely each answer is right that a frozen model writes to an open question, from the model's own
+hidden states, what it says of the answer, and how often it wrote it; or that none of them is right. Use it with
+`coral ask --lens THIS-FOLDER "Which river flows through Vienna?"`."""
+    return (
+        "It corrects the probabilities that a frozen model gives to the options of a multiple-choice question, from the\nmodel's "
+        "own hidden states. Use it with `coral predict --lens THIS-FOLDER --questions FILE --out answers.jsonl`."
+    )
+
+
+def base_lines(lens: Lens) -> str:
+    """Say what the lens starts from; of open questions also how candidates are written and labelled."""
+    if not lens.open:
+        return f"- Base probabilities: softmax of the `{lens.base}` score{temperature_phrase(lens)}."
+    s, weights = lens.open.sampling, asdict(lens.open.weighing)
+    shown = ", ".join(f"{name} {weight:.3g}" for name, weight in weights.items())
+    return f"""- Candidates: {s.candidates} answers at temperature {s.temperature:g}, seed {s.seed}, of at most {s.max_tokens}
+  tokens, after {s.examples} worked examples.
+- Fitted on the model's own candidates: one is right if it is a known answer but for case, accents, articles, punctuation
+  and the spelling of numbers; where none is, `none of these` is the right option.
+- Base probabilities: softmax of weighed facts about a candidate ({shown}){temperature_phrase(lens)}."""
 
 
 def temperature_phrase(lens: Lens) -> str:
@@ -121,6 +146,20 @@ def exit_sentence(lens: Lens) -> str:
     )
 
 
+def answer_lines(trace: Trace) -> str:
+    """Say whether the answers are the lens's or the model's own, in all tasks and in those that differ."""
+    return "".join(f"\n- {for_markdown(sentence)}" for sentence in answer_sentences(trace))
+
+
+def answer_sentences(trace: Trace) -> list[str]:
+    """Return what held-out questions say of the lens's answers, and of which tasks they say something else."""
+    if ALL not in trace.answers:
+        return []
+    everywhere = trace.answers[ALL]
+    others = {name: check for name, check in trace.answers.items() if check.used != everywhere.used}
+    return [str(everywhere), *(f"{name}: {check}" for name, check in others.items())]
+
+
 def shift_sentence(lens: Lens) -> str:
     """Say what the lens does about shift."""
     if lens.trust:
@@ -151,11 +190,15 @@ def without_paths(text: str) -> str:
 
 FILES = ("lens.json", "lens.safetensors", "README.md")
 OPTIONAL = ("layers.safetensors",)
+SHIPPED = {"general": Path(__file__).parent / "shipped" / "general"}
+"""Lenses that come with the package, by their names: `general` is for the embedded model."""
 
 
 def local_folder(source: str | Path) -> Path:
-    """Return the folder of a lens: the source itself, or a download if it is a hub id, `owner/name` or `owner/name@revision`."""
+    """Return the folder of a lens: the source itself, one that ships, or a download of a hub id, `owner/name[@revision]`."""
     folder = Path(source)
+    if str(source) in SHIPPED and not folder.exists():
+        return SHIPPED[str(source)]
     if folder.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+(@[\w./-]+)?", str(source)):
         return folder
     if any(part in ("", ".", "..") for part in str(source).split("@")[0].split("/")):

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from coral_lens.errors import CoralError
 from coral_lens.lens.settings import BaseRule
 from coral_lens.ragged import Options
 from coral_lens.records import UNKNOWN, OptionTable
@@ -33,13 +34,40 @@ BASE_SCORES: dict[str, Callable[[OptionTable], Float[np.ndarray, " row"]]] = {
     "sum": lambda t: t.logprobs,
     "token": lambda t: t.logprobs / t.n_tokens,
     "char": lambda t: t.logprobs / t.n_chars,
+    "pmi": lambda t: t.logprobs - neutral_of(t),
 }
-"""The score whose softmax is the base probability: lm-eval's acc, the mean per token, lm-eval's acc_norm."""
+"""The score whose softmax is the base probability: lm-eval's acc, the mean per token, lm-eval's acc_norm, and by how much the
+question makes an option likelier than a neutral context does (pointwise mutual information)."""
 
 
-def base_probs(table: OptionTable, rule: BaseRule) -> Float[np.ndarray, " row"]:
-    """Return the unsteered model's distribution over the options of each question."""
-    return table.options.softmax(BASE_SCORES[rule](table))
+def neutral_of(table: OptionTable) -> Float[np.ndarray, " row"]:
+    """Return the log-probabilities of options after a neutral context."""
+    if table.neutral is None:
+        raise CoralError(
+            "The base rule `pmi` needs options that were scored after a neutral context too; score the questions anew, for a "
+            "store with `coral extract --neutral`, for a study with `neutral = true`."
+        )
+    return table.neutral
+
+
+def base_probs(
+    table: OptionTable, rule: str | Callable[[OptionTable], Float[np.ndarray, " row"]]
+) -> Float[np.ndarray, " row"]:
+    """Return the unsteered model's distribution over the options of each question, by the name of a score or by the score."""
+    return table.options.softmax(BASE_SCORES[rule](table) if isinstance(rule, str) else rule(table))
+
+
+def choose_base(table: OptionTable, metric: Callable[[Float[np.ndarray, " row"]], float]) -> BaseRule:
+    """Return the rule whose probabilities, each by the temperature that suits them, have the lowest metric.
+
+    A temperature is one number: it is fitted and judged on the same labelled questions.
+    """
+    everything = np.ones(len(table), dtype=bool)
+    costs: dict[BaseRule, float] = {}
+    for rule in get_args(BaseRule):
+        p = base_probs(table, rule)
+        costs[rule] = metric(apply_temperature(p, table.options, temperature=temperature_on(p, table, everything)))
+    return min(costs, key=lambda rule: costs[rule])
 
 
 def uniform_probs(options: Options) -> Float[np.ndarray, " row"]:

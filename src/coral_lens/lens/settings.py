@@ -59,7 +59,9 @@ def set_kinds() -> Iterable[str]:
     return SCORES
 
 
-BaseRule = Literal["sum", "token", "char"]
+ReadName = Literal["answer", "less-letter", "listed", "context"]
+"""Which states stand for an option: an entry of `readouts.READ_OUTS`."""
+BaseRule = Literal["sum", "token", "char", "pmi"]
 LensName = Annotated[str, OneOf(lens_names)]
 Criterion = Annotated[str, OneOf(metric_names)]
 Share = Annotated[float, Range(above=0, below=1)]
@@ -100,14 +102,19 @@ class FitSettings(Settings):
     lens: LensName = "listwise"
     """`mlp` is the paper's; `ridge` and `linear` are its simpler forms. `listwise`, `listwise-mlp` and `ensemble` go beyond the
     paper. `auto` takes the one with the best cross-validated Brier score on the training questions."""
-    base: BaseRule = "token"
-    """Score whose softmax is the base probability: `sum`, `token` (mean per token) or `char` (lm-eval's acc_norm)."""
+    base: Literal["sum", "token", "char", "pmi", "auto"] = "token"
+    """Score whose softmax is the base probability: `sum`, `token` (mean per token), `char` (lm-eval's acc_norm) or `pmi` (the sum
+    less that after a neutral context, which takes one more short pass). `auto` takes the best on the labelled questions."""
     style: Style = Style()  # noqa: RUF009  (frozen)
     """How questions without a template of their own are asked."""
     criterion: Criterion = "brier"
     """Validation metric that chooses layer and gamma."""
     layers: Layers = None
     """Layers to try, such as `12-20` or `0,16`; by default all."""
+    read: Annotated[Literal["answer", "less-letter", "listed", "context", "auto"], LATER] = "answer"
+    """Which states stand for an option. `answer`: its own tokens'. Where letters are scored, also `less-letter` (the same less
+    its letter's mean), `listed` (its text's in the prompt's list) and `context` (that times the last token's before the options).
+    `auto` takes the best on validation."""
     layer_by: Annotated[Literal["criterion", "r2"], LATER] = "criterion"
     """What chooses among layers: the criterion after steering, or how well the probe predicts residuals."""
     validation: Annotated[Share, NO_OPTION] = 0.2
@@ -151,8 +158,10 @@ class FitSettings(Settings):
             raise CoralError(
                 f"{self.lens} averages probes of single layers: it takes neither rank inputs nor top layers."
             )
-        if self.exits and self.scale_base:
-            raise CoralError("A lens that exits early has no base probabilities to scale; leave out scale_base.")
+        if self.exits and (self.scale_base or self.base in ("pmi", "auto")):
+            raise CoralError(
+                "A lens that exits early has no base probabilities: leave out scale_base, and base pmi and auto."
+            )
         if self.exit_layer is not None and self.exit:
             raise CoralError("Give exit_layer or exit, not both: the one names the layer, the other has it chosen.")
         if self.then_temperature and self.temper:
@@ -172,6 +181,11 @@ class FitSettings(Settings):
     def hidden_of(self, kind: str) -> tuple[int, ...]:
         """Return the widths of the hidden layers of a network of this kind; a linear one has none."""
         return () if kind == "linear" else self.network.hidden or HIDDEN[: self.depth]
+
+    @property
+    def neutral(self) -> bool:
+        """Whether options are scored after a neutral context too."""
+        return self.base in ("pmi", "auto")
 
     @property
     def exits(self) -> bool:

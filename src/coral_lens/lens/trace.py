@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from coral_lens.lens.rules import RuleName
@@ -88,6 +88,34 @@ class SimulatedShift:
     """The median of their shifts."""
 
 
+ALL = ""
+"""The name of what holds for questions of all tasks."""
+
+
+@dataclass(frozen=True)
+class AnswerCheck:
+    """Whether the lens answers better than the model itself, on questions that neither was fitted on."""
+
+    questions: int
+    base: float
+    """The accuracy of the model itself."""
+    lens: float
+    """The accuracy of the lens."""
+    error: float
+    """The standard error of the difference."""
+    used: bool
+    """Whether the answers are the lens's."""
+
+    def __str__(self) -> str:
+        found = (
+            f"On {self.questions} held-out questions the lens is right in {100 * self.lens:.1f} %, the model itself in "
+            f"{100 * self.base:.1f} % (difference {100 * (self.lens - self.base):+.1f}, standard error {100 * self.error:.1f})"
+        )
+        if self.used:
+            return f"{found}: the answers are the lens's."
+        return f"{found}: the answers stay the model's own, with the confidence that the lens has in them."
+
+
 @dataclass(frozen=True)
 class CurvePoint:
     """Validation scores of the chosen lens, fitted on so many questions."""
@@ -138,6 +166,8 @@ class Adaptation:
     """By how much its Brier score is lower than that of temperature alone, each question judged by labels of the others."""
     curve: LearningCurve | None = None
     """The Brier score after fewer labels, on the others."""
+    answers: AnswerCheck | None = None
+    """Whether the lens answers better than the model itself; None where the labels are too few to tell."""
 
     @property
     def is_left_out(self) -> bool:
@@ -150,21 +180,25 @@ class Adaptation:
         if self.is_left_out:
             return f"{found}the lens is worse here and is left out; temperature {self.temperature:.2f}."
         clear = "clearly better" if self.gain.low > 0.0 else "not clearly better or worse"
+        kept = "" if self.answers is None or self.answers.used else " The answers stay the model's own."
         return (
             f"{found}{clear}. Weight of the lens {self.weight:.2f} ({self.before:.2f} without labels), temperature "
-            f"{self.temperature:.2f}."
+            f"{self.temperature:.2f}.{kept}"
         )
 
     def to_json(self) -> dict[str, Any]:
         """Return it as a record."""
-        curve = {"curve": self.curve.to_json()} if self.curve else {}
-        return drop_entries(asdict(self), "curve") | curve
+        others = {"curve": self.curve.to_json()} if self.curve else {}
+        others |= {"answers": asdict(self.answers)} if self.answers else {}
+        return drop_entries(asdict(self), "curve", "answers") | others
 
     @staticmethod
     def from_json(record: Mapping[str, Any]) -> Adaptation:
         """Read what `to_json` wrote."""
         curve = LearningCurve.from_json(record["curve"]) if "curve" in record else None
-        return Adaptation(**drop_entries(record, "gain", "curve"), gain=Score(**record["gain"]), curve=curve)
+        answers = AnswerCheck(**record["answers"]) if "answers" in record else None
+        others = drop_entries(record, "gain", "curve", "answers")
+        return Adaptation(**others, gain=Score(**record["gain"]), curve=curve, answers=answers)
 
 
 @dataclass(frozen=True)
@@ -188,6 +222,8 @@ class Trace:
     learning_curve: LearningCurve | None = None
     own_layers: bool = False
     """Of a network: whether `layers` are trials of its own; earlier versions tried the lens there that screened for it."""
+    answers: dict[str, AnswerCheck] = field(default_factory=dict)
+    """Whether it answers better than the model itself: on all held-out questions, under the empty name, and by task."""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as a record; what there is nothing of is left out."""
@@ -207,6 +243,8 @@ class Trace:
             record["learning_curve"] = self.learning_curve.to_json()
         if self.own_layers:
             record["own_layers"] = True
+        if self.answers:
+            record["answers"] = {name: asdict(check) for name, check in self.answers.items()}
         return record
 
     @staticmethod
@@ -227,6 +265,7 @@ class Trace:
             simulated=tuple(SimulatedShift(**part) for part in record.get("simulated", ())),
             learning_curve=LearningCurve.from_json(curve) if curve else None,
             own_layers=record.get("own_layers", False),
+            answers={name: AnswerCheck(**check) for name, check in record.get("answers", {}).items()},
         )
 
 
@@ -263,7 +302,7 @@ class Training:
 
     def to_json(self) -> dict[str, Any]:
         """Return it as a record; without overrides and worked examples, it has no such entries."""
-        record = {field.name: getattr(self, field.name) for field in fields(self)}
+        record = {one.name: getattr(self, one.name) for one in fields(self)}
         others = {"overrides": list(self.overrides), "shots": self.shots}
         return drop_entries(record, *others) | {name: value for name, value in others.items() if value}
 

@@ -15,6 +15,8 @@ from jaxtyping import Bool, Float, Int
 from coral_lens.errors import CoralError
 from coral_lens.lens.features import build_inputs
 from coral_lens.lens.probes.standardise import Standardiser, fit_standardiser, iter_rows
+from coral_lens.lens.settings import BaseRule
+from coral_lens.lens.weighing import Weighing
 from coral_lens.metrics.scores import score
 from coral_lens.ragged import Options
 from coral_lens.records import OptionTable, Predictions, Question
@@ -34,6 +36,8 @@ class Sample:
     """The share of each option where answers are soft; None: all of it is on the answer."""
     device: str = "cpu"
     """Where a network is trained on it."""
+    n_free: int = 0
+    """How many of the last inputs are no states, so that a linear fit lets their weights be as large as they will."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,8 @@ class TrainingData:
     """Which questions validate in each round; the others train. One round is the paper's single split."""
     device: str = "cpu"
     """Where networks are trained."""
+    base: BaseRule | Weighing = "token"
+    """The score whose softmax the base probabilities are, before any scaling."""
 
     @property
     def options(self) -> Options:
@@ -80,8 +86,8 @@ class TrainingData:
         for place, chunk in iter_rows(features, rows):
             by(chunk, out=z[place])
         targets = None if self.table.targets is None else self.table.targets[rows]
-        answers = self.table.answers[mask]
-        return Sample(z, self.p[rows], self.r[rows], self.options.take(mask), answers, targets, self.device)
+        answers, n_free = self.table.answers[mask], int(self.table.counts is not None)
+        return Sample(z, self.p[rows], self.r[rows], self.options.take(mask), answers, targets, self.device, n_free)
 
     def standardiser(
         self, features: Float[np.ndarray, "row feature"], mask: Bool[np.ndarray, " question"]

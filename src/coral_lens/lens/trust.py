@@ -17,7 +17,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from jaxtyping import Bool, Float
 
+from coral_lens.lens.keep_answers import keep_answers
 from coral_lens.lens.rules import FLOOR, log_of
+from coral_lens.lens.trace import ALL
 from coral_lens.ragged import Options
 from coral_lens.records import Question
 
@@ -51,6 +53,8 @@ class Trust:
     """Away from home, the mixture of base and lens is scaled by this temperature."""
     adapted: bool = False
     """Whether weight and temperature were learned from labels of one task: the lens is then for that task alone."""
+    answers: Mapping[str, bool] = field(default_factory=dict)
+    """By training task, and under the empty name for any other: whether the answer may be the lens's (see `keep_answers`)."""
 
     def weights(
         self, shift: Float[np.ndarray, " question"], at_home: Bool[np.ndarray, " question"], *, fixed: bool = False
@@ -72,7 +76,20 @@ class Trust:
         """Return how far the lens is believed on these questions, which lie so far off and are at home or not."""
         weights = self.weights(shift, at_home, fixed=has_fixed_options(questions))
         scales = [self.scales.get(q.task, self.pooled) for q in questions]
-        return Believed(weights, np.where(at_home, scales, 1.0), np.where(at_home, 1.0, self.temperature))
+        return Believed(
+            weights,
+            np.where(at_home, scales, 1.0),
+            np.where(at_home, 1.0, self.temperature),
+            keeps=~self.answering(questions, at_home),
+        )
+
+    def answering(
+        self, questions: Sequence[Question], at_home: Bool[np.ndarray, " question"]
+    ) -> Bool[np.ndarray, " question"]:
+        """Return of which questions the answer may be the lens's; of the others it is the base's."""
+        usually = self.answers.get(ALL, True)
+        here = [self.answers.get(q.task, usually) for q in questions]
+        return np.where(at_home, here, usually).astype(bool)
 
 
 def has_fixed_options(questions: Sequence[Question]) -> bool:
@@ -94,13 +111,18 @@ class Believed:
     """What the lens's log-probabilities are multiplied by."""
     temperature: Float[np.ndarray, " question"]
     """What the mixture of both is scaled by."""
+    keeps: Bool[np.ndarray, " question"] | None = None
+    """Where the base's answer is kept whatever the lens prefers; None: nowhere."""
 
     def blend(
         self, base: Float[np.ndarray, " row"], q: Float[np.ndarray, " row"], options: Options
     ) -> Float[np.ndarray, " row"]:
         """Return the base's probabilities and the lens's, multiplied in these weights."""
         lens, scale, inverse = (options.spread(x) for x in (self.weights, self.scales, 1.0 / self.temperature))
-        return options.softmax(inverse * ((1.0 - lens) * log_of(base) + lens * scale * log_floored(q)))
+        mixed = options.softmax(inverse * ((1.0 - lens) * log_of(base) + lens * scale * log_floored(q)))
+        if self.keeps is None or not self.keeps.any():
+            return mixed
+        return keep_answers(mixed, options.top(base), self.keeps, options)
 
 
 def log_floored(q: Float[np.ndarray, " row"]) -> Float[np.ndarray, " row"]:

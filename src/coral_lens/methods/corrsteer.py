@@ -160,7 +160,8 @@ def fit_corrsteer(context: FitContext, settings: CorrSteerSettings) -> Predict:
     edited = Edited((AddDirection({site: direction}, alpha, "all"),), about)
 
     def predict(test: QuestionSet) -> dict[str, Predictions]:
-        extraction = Extraction((), context.common.style, edited=edited)
+        neutral = context.common.base == "pmi"
+        extraction = Extraction((), context.common.style, edited=edited, neutral=neutral)
         table = context.extract(context.model(), test.prompted(), file_name(test.name), extraction=extraction).table
         return {"": predictions_of("corrsteer", test.states, base_probs(table, context.common.base))}
 

@@ -87,7 +87,8 @@ class FitContext:
 
         What is finished is kept in the method's folder under a name that depends on the questions and the edits.
         """
-        return self.extract(self.model(), questions, name, extraction=Extraction((), self.common.style, edited=edited))
+        extraction = Extraction((), self.common.style, edited=edited, neutral=self.common.base == "pmi")
+        return self.extract(self.model(), questions, name, extraction=extraction)
 
     def extract(
         self, model: Model, questions: Sequence[Question], name: str, *, extraction: Extraction

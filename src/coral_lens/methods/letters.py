@@ -21,7 +21,6 @@ from jaxtyping import Float
 from coral_lens.data.settings import Style
 from coral_lens.errors import CoralError
 from coral_lens.lens.rules import base_probs
-from coral_lens.lens.settings import BaseRule
 from coral_lens.methods.interface import FitContext, Method, Predict, QuestionSet, no_options, options_of
 from coral_lens.ragged import Options
 from coral_lens.records import UNKNOWN, Predictions, Question, Scored, Wording, predictions_of
@@ -102,7 +101,7 @@ Ragged = Sequence[np.ndarray]
 """For each question the probabilities of its options."""
 
 
-def per_question(scored: Scored, base: BaseRule) -> list[np.ndarray]:
+def per_question(scored: Scored, base: str) -> list[np.ndarray]:
     """Return the base probabilities of each question."""
     return np.split(base_probs(scored.table, base), scored.table.options.starts[1:])
 

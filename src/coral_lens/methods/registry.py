@@ -11,7 +11,7 @@ from coral_lens.errors import CoralError, nearest
 from coral_lens.lens.probes.registry import LENSES
 from coral_lens.methods.calibrators import BASE, ISOTONIC, TEMPERATURE, VECTOR_SCALING
 from coral_lens.methods.ccps.method import CCPS
-from coral_lens.methods.controls import BASE_ONLY, RANDOM, UNTRAINED
+from coral_lens.methods.controls import BASE_ONLY, OTHER, RANDOM, TEXT, UNTRAINED
 from coral_lens.methods.corrsteer import CORRSTEER
 from coral_lens.methods.interface import Method
 from coral_lens.methods.iti.method import ITI
@@ -41,6 +41,8 @@ BASELINES: dict[str, Method] = {
     "control-random": RANDOM,
     "control-untrained": UNTRAINED,
     "control-base": BASE_ONLY,
+    "control-text": TEXT,
+    "control-other": OTHER,
     "iti": ITI,
     "ccps": CCPS,
     "corrsteer": CORRSTEER,

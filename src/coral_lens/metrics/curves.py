@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float, Int
 
-from coral_lens.metrics.scores import equal_mass_bins, equal_width_bins, facts_of, most_sure_first
+from coral_lens.metrics.facts import facts_of, most_sure_first
+from coral_lens.metrics.scores import equal_mass_bins, equal_width_bins
 from coral_lens.records import Predictions
 
 

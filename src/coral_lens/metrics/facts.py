@@ -76,3 +76,14 @@ def mean_over(per_question: Float[np.ndarray, " question"], weights: Weights) ->
     """Return the mean over questions of each resample."""
     means: Values = weights @ per_question / weights.sum(axis=1)
     return means
+
+
+def most_sure_first(
+    facts: Facts, weights: Weights
+) -> tuple[Float[np.ndarray, "boot group"], Float[np.ndarray, "boot group"]]:
+    """Return the weights of all and of the wrong questions per distinct confidence, in falling order."""
+    order = np.argsort(-facts.confidence)
+    starts = np.flatnonzero(np.diff(facts.confidence[order], prepend=np.inf))
+    ordered = weights[:, order]
+    wrong = ordered * (1 - facts.right[order])
+    return np.add.reduceat(ordered, starts, axis=1), np.add.reduceat(wrong, starts, axis=1)

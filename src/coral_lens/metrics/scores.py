@@ -22,7 +22,8 @@ from coral_lens.metrics.facts import Facts as Facts
 from coral_lens.metrics.facts import Values as Values
 from coral_lens.metrics.facts import Weights as Weights
 from coral_lens.metrics.facts import facts_of as facts_of
-from coral_lens.metrics.facts import mean_over
+from coral_lens.metrics.facts import mean_over, most_sure_first
+from coral_lens.metrics.selective import risk_at_half
 from coral_lens.metrics.smooth import smooth_ece
 from coral_lens.records import Predictions
 
@@ -142,17 +143,6 @@ def _cwece(facts: Facts, weights: Weights) -> Values:
 # --- does confidence rank right answers before wrong ones -------------------------------------------------------------
 
 
-def most_sure_first(
-    facts: Facts, weights: Weights
-) -> tuple[Float[np.ndarray, "boot group"], Float[np.ndarray, "boot group"]]:
-    """Return the weights of all and of the wrong questions per distinct confidence, in falling order."""
-    order = np.argsort(-facts.confidence)
-    starts = np.flatnonzero(np.diff(facts.confidence[order], prepend=np.inf))
-    ordered = weights[:, order]
-    wrong = ordered * (1 - facts.right[order])
-    return np.add.reduceat(ordered, starts, axis=1), np.add.reduceat(wrong, starts, axis=1)
-
-
 def _auroc(facts: Facts, weights: Weights) -> Values:
     """Chance that a right answer is surer than a wrong one, ties counting half; nan if all are right or all wrong."""
     everything, wrong = most_sure_first(facts, weights)
@@ -214,6 +204,7 @@ MORE: dict[str, Metric] = {
     "kl": Metric("KL", False, "mean", kl, lambda p: p.targets is not None),
     "rps": Metric("RPS", False, "mean", ranked_probability, lambda p: p.ordered is not None),
     "mae": Metric("MAE", False, "mean", level_error, lambda p: p.ordered is not None),
+    "risk_half": Metric("Risk at 50 %", False, "rank", risk_at_half, lambda _: False),
     "smooth_ece": Metric("smooth ECE", False, "gap", smooth_ece, lambda _: False),
 }
 """Metrics of soft answers and of scores, which are measured where there are such; and those that are measured when named."""

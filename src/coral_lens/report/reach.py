@@ -22,7 +22,19 @@ def reach_notes(run: Run) -> list[str]:
     away = [run.titles[e.name] for e in run.evaluations if e.view and not e.trained_on]
     if away and run.lens.get("trust") and not run.lens.get("adaptation"):
         notes.append(f"Not fitted on {', '.join(away)}: {UNCHECKED}.")
-    return notes
+    return [*notes, *kept_answers(run)]
+
+
+def kept_answers(run: Run) -> list[str]:
+    """Say where the answers are the model's own, because the lens did not answer held-out training questions better."""
+    answers = (run.lens.get("trust") or {}).get("answers") or {}
+    usual, named = answers.get("", True), [name for name, used in answers.items() if name and not used]
+    if usual and not named:
+        return []
+    others = [name for name, used in answers.items() if name and used]
+    where = f"on {', '.join(named)}" if usual else f"but on {', '.join(others)}" if others else ""
+    kept = " ".join(["The answers are the model's own", where]).strip()
+    return [f"{kept}: on held-out training questions the lens did not answer better. Its confidence is used."]
 
 
 def reach_note(run: Run, evaluation: Evaluation) -> str:

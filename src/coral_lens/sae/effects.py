@@ -36,7 +36,7 @@ class AblationScores:
     groups: tuple[str, ...] = ()
     """The groups of the questions, as in Predictions."""
 
-    def predictions(self, logprobs: Float[np.ndarray, " row"], rule: BaseRule, name: str = "") -> Predictions:
+    def predictions(self, logprobs: Float[np.ndarray, " row"], rule: str, name: str = "") -> Predictions:
         """Return probabilities from log-probabilities of the same options."""
         t = self.table
         table = OptionTable(logprobs, t.n_tokens, t.n_chars, t.n_bytes, t.offsets, t.answers)

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 from coral_lens.data.settings import Style
 from coral_lens.engine.settings import TokenPlace
 from coral_lens.errors import CoralError
-from coral_lens.lens.settings import BaseRule, Criterion
+from coral_lens.lens.settings import Criterion
 from coral_lens.storage.settings import NO_OPTION, Count, CountOrZero, Counts, NotEmpty, Option, Range, Seed, Settings
 
 SHARD_TOKENS = 16_384
@@ -106,7 +106,7 @@ class Selecting(Settings):
     """Folder of an autoencoder, such as SAE/16x; SAELens' own will do."""
     k: Count = 300
     """Features to choose by each criterion."""
-    base: BaseRule = "token"
+    base: Literal["sum", "token", "char"] = "token"
     """Score whose softmax is the base probability: `sum`, `token` (mean per token) or `char` (lm-eval's acc_norm)."""
     style: Style = Style()  # noqa: RUF009  (frozen)
     """How questions without a template of their own are asked."""

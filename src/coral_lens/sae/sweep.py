@@ -21,7 +21,6 @@ from coral_lens.engine.extract import Extraction, plan_questions
 from coral_lens.engine.hooks import Edit, Site
 from coral_lens.engine.rerun import capture, prefix_states, rerun
 from coral_lens.errors import CoralError
-from coral_lens.lens.settings import BaseRule
 from coral_lens.metrics.scores import metric_named
 from coral_lens.metrics.scores import score as metric_of
 from coral_lens.records import Question
@@ -77,7 +76,7 @@ def sweep_batch(model: Model, batch: Batch, sweep: Sweep) -> dict[str, Tensor]:
     }
 
 
-def scores_by(scores: AblationScores, rule: BaseRule, metrics: Sequence[str]) -> list[dict[str, float]]:
+def scores_by(scores: AblationScores, rule: str, metrics: Sequence[str]) -> list[dict[str, float]]:
     """Return the metrics of every variant."""
     rows = [scores.predictions(logprobs, rule) for logprobs in scores.ablated]
     return [{m: metric_of(p, m) for m in metrics} for p in rows]

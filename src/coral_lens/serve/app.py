@@ -7,14 +7,19 @@ from importlib.metadata import version
 from typing import Any
 
 from coral_lens.lens.publish import public_name
-from coral_lens.serve.complaints import Complaint, validation_sentence
+from coral_lens.serve.ask import AskReply, AskRequest, OpenAsker
+from coral_lens.serve.complaints import STATUSES, Complaint, ErrorReply, validation_sentence
 from coral_lens.serve.decisions import DecisionReply, DecisionRequest, decision_reply
-from coral_lens.serve.guard import App, Guard
+from coral_lens.serve.guard import App, Doors, Guard
 from coral_lens.serve.lenses import ServedLens
+from coral_lens.serve.page import add_pages
 from coral_lens.serve.predict import PredictReply, PredictRequest, predict_reply
-from coral_lens.serve.service import Reply, Service, report
+from coral_lens.serve.service import Asked, Reply, Service, report
 from coral_lens.serve.systemone import SystemOneReply, SystemOneRequest, systemone_reply
 
+ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorReply, "description": why} for status, why in STATUSES.items()
+}
 Body = PredictRequest | DecisionRequest | SystemOneRequest
 
 
@@ -63,7 +68,8 @@ def make_app(service: Service) -> App:
                 pass
 
         try:
-            return await service.answer(request.url.path, name, body.asked(), gone=gone)
+            layers = isinstance(body, PredictRequest) and body.layers
+            return await service.answer(Asked(request.url.path, name, body.asked(), layers), gone=gone)
         except Complaint:
             raise
         except Exception as error:
@@ -71,17 +77,24 @@ def make_app(service: Service) -> App:
             service.metrics.failure()
             raise Complaint(500, "The server failed on this request; its log says where.") from None
 
-    @app.post("/v1/predict")
+    @app.post("/v1/predict", responses=ERRORS)
     async def predict(body: PredictRequest, request: Request) -> PredictReply:
         """Answer questions with everything that a lens says of them."""
         return predict_reply(await answer(request, body, body.lens))
 
-    @app.post("/v1/decisions")
+    opened = OpenAsker(service)
+
+    @app.post("/v1/ask", responses=ERRORS)
+    async def ask(body: AskRequest) -> AskReply:
+        """Answer questions that come without options: the model writes candidates, and a lens weighs them."""
+        return await opened.answer(body)
+
+    @app.post("/v1/decisions", responses=ERRORS)
     async def decisions(body: DecisionRequest, request: Request) -> DecisionReply:
         """Answer in OpenAI's format."""
         return decision_reply(body, await answer(request, body, body.model))
 
-    @app.post("/v1/systemone")
+    @app.post("/v1/systemone", responses=ERRORS)
     async def systemone(body: SystemOneRequest, request: Request) -> SystemOneReply:
         """Answer in TypeSafe's format."""
         return systemone_reply(body, await answer(request, body, body.model))
@@ -96,7 +109,7 @@ def make_app(service: Service) -> App:
         """Say that the server is there."""
         return {"status": "ok"}
 
-    @app.get("/ready")
+    @app.get("/ready", responses={503: {"model": ErrorReply, "description": "The self-check has not passed yet."}})
     async def ready() -> dict[str, str]:
         """Say whether questions can be answered: the self-check has passed."""
         if not service.is_ready:
@@ -108,17 +121,24 @@ def make_app(service: Service) -> App:
         """Return counters and histograms for Prometheus."""
         return PlainTextResponse(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
 
+    pages = add_pages(app)
     address, limits = service.settings.address, service.settings.limits
-    routes = frozenset(app.openapi()["paths"])
-    return Guard(app, service.metrics, routes, address.key, address.names, limits.max_body)
+    doors = Doors(routes=frozenset(app.openapi()["paths"]) | pages, pages=pages, key=address.key, names=address.names)
+    return Guard(app, service.metrics, doors, limits.max_body)
 
 
 def models_of(lenses: list[ServedLens]) -> dict[str, Any]:
-    """Return the list of lenses in both formats."""
+    """Return the list of lenses in both formats; `coral` says what a lens is and promises."""
     return {
         "object": "list",
         "data": [
-            {"id": s.name, "object": "model", "created": int(s.saved.timestamp()), "owned_by": "coral-lens"}
+            {
+                "id": s.name,
+                "object": "model",
+                "created": int(s.saved.timestamp()),
+                "owned_by": "coral-lens",
+                "coral": about(s),
+            }
             for s in lenses
         ],
         "models": [
@@ -129,4 +149,20 @@ def models_of(lenses: list[ServedLens]) -> dict[str, Any]:
             }
             for s in lenses
         ],
+    }
+
+
+def about(served: ServedLens) -> dict[str, Any]:
+    """Return what a lens is and promises, for people."""
+    lens = served.lens
+    return {
+        "digest": served.digest,
+        "model": public_name(lens.model["name"]),
+        "lens": lens.name,
+        "layers": list(lens.layers),
+        "trained_on": {public_name(source): n for source, n in lens.training.tasks.items()},
+        "has_layer_view": lens.view is not None,
+        "coverage": lens.sets.coverage if lens.sets else None,
+        "risk": lens.abstention.risk if lens.abstention else None,
+        "least_confidence": lens.abstention.threshold if lens.abstention else None,
     }

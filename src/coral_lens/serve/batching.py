@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from coral_lens.engine.packing import Packing, tree_size
 from coral_lens.engine.prompts import Prepared, prepare_any
-from coral_lens.engine.trees import SHORTEST, build_tree, common_length, shared_context
+from coral_lens.engine.trees import SHORTEST, build_tree, common_length, shareable_context
 from coral_lens.records import Prompt
-from coral_lens.serve.queue import Job, JobQueue, Refusal
+from coral_lens.serve.queue import Job, JobQueue, Refusal, Scored
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
@@ -104,17 +104,18 @@ class BatchCutter:
         self._ready.extend(items)
 
     def _items(self, job: Job) -> list[Item]:
-        prepared = prepare_any(job.questions, job.lens.lens.style, self._model)
+        lens = job.lens.lens
+        prepared = prepare_any(job.questions, lens.style, self._model, listed="listed" in lens.places)
         number_of = {q.id: i for i, q in enumerate(job.questions)}
         for name, reason in prepared.left_out.items():
-            job.settle(number_of[name], Refusal(reason))
+            job.settle(number_of[name], Scored(Refusal(reason)))
         items = []
         for question, rendered, prompt in zip(prepared.questions, prepared.rendered, prepared.prompts, strict=True):
             n_tokens = tree_size(build_tree(prompt), self._packing)
             alone = Prepared((question,), (rendered,), (prompt,), {})
             item = Item(job, number_of[question.id], alone, n_tokens)
             if reason := self._too_long(item):
-                job.settle(item.number, Refusal(reason))
+                job.settle(item.number, Scored(Refusal(reason)))
             else:
                 items.append(item)
         return items
@@ -132,7 +133,7 @@ class BatchCutter:
 
 def shared_tokens(before: Item, item: Item) -> int:
     """Return how many tokens of a question the one before it in the same request has computed already."""
-    one, other = shared_context(before.prompt), shared_context(item.prompt)
+    one, other = shareable_context(before.prompt), shareable_context(item.prompt)
     if before.job is not item.job or one is None or other is None:
         return 0
     length = common_length(one, other)

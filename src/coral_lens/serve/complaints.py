@@ -4,8 +4,43 @@ from __future__ import annotations
 
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
+
 KINDS = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
 """What OpenAI's clients call the errors of a status; all others below 500 are `invalid_request_error`."""
+
+
+STATUSES = {
+    400: "The body is not whole.",
+    401: "The key is missing or wrong.",
+    404: "There is no such lens.",
+    413: "The body, the number of questions or that of options is above its limit.",
+    415: "The body is compressed.",
+    422: "A field is missing, unknown or of the wrong kind.",
+    429: "Too many questions wait; `Retry-After` says when to come again.",
+    500: "The server failed on this request.",
+    503: "There was no answer in time.",
+}
+"""Why there may be no answer, for the description of the routes."""
+
+
+class ErrorDetails(BaseModel):
+    """What is wrong."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+    message: str
+    """In one sentence."""
+    type: str
+    """As OpenAI's clients call it."""
+    param: str | None
+    """The field at fault, if it is one."""
+    code: None
+
+
+class ErrorReply(BaseModel):
+    """What a client gets in place of an answer."""
+
+    error: ErrorDetails
 
 
 class Complaint(Exception):  # noqa: N818  (it is for the client)

@@ -12,9 +12,15 @@ from coral_lens.serve.complaints import Complaint
 
 
 class Strict(BaseModel):
-    """A part of a request: what is unknown in it is refused."""
+    """A part of a request: what is unknown in it is refused. What stands under a field here stands in /openapi.json."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+class Given(BaseModel):
+    """A part of a reply."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
 
 
 NO_IMAGES = "Images cannot be read here; leave them out, or describe them in words."
@@ -23,12 +29,6 @@ NO_IMAGES = "Images cannot be read here; leave them out, or describe them in wor
 def text_of_json(value: Any) -> str:
     """Return a text as it is, and any other JSON written out."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def described(text: str, descriptions: Mapping[str, str]) -> str:
-    """Return a question's text with a line for each option that is described."""
-    lines = [f"- {name}: {description}" for name, description in descriptions.items() if description]
-    return "\n".join([text, *lines])
 
 
 def text_of_parts(content: Any, *, field: str) -> str:

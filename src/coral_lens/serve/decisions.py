@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, StrictBool, StrictStr
+from pydantic import Field, StrictBool, StrictStr
 
+from coral_lens.data.options import NO_YES
 from coral_lens.lens.answers import Answer
-from coral_lens.records import Question
+from coral_lens.records import Kind, Question
 from coral_lens.serve.complaints import Complaint
-from coral_lens.serve.content import Strict, described, text_of_messages, text_of_parts
+from coral_lens.serve.content import Given, Strict, text_of_messages, text_of_parts
 from coral_lens.serve.extras import CoralExtras, expected_level, extras_of
 from coral_lens.serve.queue import Outcome
 from coral_lens.serve.service import Reply, ask, unique
@@ -24,7 +25,8 @@ Content = str | list[dict[str, Any]]
 """A text, or parts: `{"type": "input_text", "text": ...}` or `{"type": "input_json", "data": ...}`."""
 Value = StrictStr | StrictBool
 """What a choice stands for: the text "true" and the boolean are different values."""
-TRUE, FALSE = "true", "false"
+KINDS: dict[str, Kind] = {"predicate": "yes-no", "choice": "choice", "score": "score"}
+"""What each type of question is called in a file of decisions: it is asked in the same words."""
 
 
 class Predicate(Strict):
@@ -34,13 +36,18 @@ class Predicate(Strict):
     instructions: Content
     name: str | None = None
 
-    def options(self) -> list[str]:
-        """Return the texts that are scored."""
-        return [TRUE, FALSE]
+    def options(self) -> dict[str, str]:
+        """Return the texts that are scored, which have no descriptions."""
+        return dict.fromkeys(NO_YES, "")
+
+    @property
+    def n_options(self) -> int:
+        """How many are named."""
+        return 2
 
     def text(self) -> str:
         """Return what is asked."""
-        return f"True or false: {text_of_parts(self.instructions, field='instructions')}"
+        return text_of_parts(self.instructions, field="instructions")
 
 
 class ChoiceOption(Strict):
@@ -58,20 +65,23 @@ class Choice(Strict):
     choices: list[ChoiceOption] = Field(min_length=2)
     name: str | None = None
 
-    def options(self) -> list[str]:
-        """Return the texts that are scored; where a text and a boolean would read alike, the text has quotes."""
-        values = [choice.value for choice in self.choices]
-        words = {json.dumps(value) for value in values if isinstance(value, bool)}
-        return [
-            json.dumps(v, ensure_ascii=False) if isinstance(v, bool) or v in words else v for v in values
-        ]  # fmt: skip
+    def options(self) -> dict[str, str]:
+        """Return the texts that are scored with their descriptions; one that reads like a boolean beside it has quotes."""
+        words = {json.dumps(choice.value) for choice in self.choices if isinstance(choice.value, bool)}
+
+        def text(value: str | bool) -> str:
+            return json.dumps(value, ensure_ascii=False) if isinstance(value, bool) or value in words else value
+
+        return {text(choice.value): choice.description or "" for choice in self.choices}
+
+    @property
+    def n_options(self) -> int:
+        """How many are named; fewer differ where one comes twice."""
+        return len(self.choices)
 
     def text(self) -> str:
-        """Return what is asked, with the descriptions of the options."""
-        texts = zip(self.options(), self.choices, strict=True)
-        return described(
-            text_of_parts(self.instructions, field="instructions"), {text: c.description or "" for text, c in texts}
-        )
+        """Return what is asked."""
+        return text_of_parts(self.instructions, field="instructions")
 
 
 class Level(Strict):
@@ -90,15 +100,18 @@ class Score(Strict):
     """From the lowest to the highest."""
     name: str | None = None
 
-    def options(self) -> list[str]:
-        """Return the texts that are scored."""
-        return [level.label for level in self.levels]
+    def options(self) -> dict[str, str]:
+        """Return the texts that are scored with their descriptions."""
+        return {level.label: level.description or "" for level in self.levels}
+
+    @property
+    def n_options(self) -> int:
+        """How many are named; fewer differ where one comes twice."""
+        return len(self.levels)
 
     def text(self) -> str:
-        """Return what is asked, with the descriptions of the levels."""
-        return described(
-            text_of_parts(self.instructions, field="instructions"), {v.label: v.description or "" for v in self.levels}
-        )
+        """Return what is asked."""
+        return text_of_parts(self.instructions, field="instructions")
 
 
 DecisionQuestion = Annotated[Predicate | Choice | Score, Field(discriminator="type")]
@@ -133,15 +146,15 @@ def asked(question: Predicate | Choice | Score, place: int, passage: str) -> Que
     identity, options = question.name or str(place), question.options()
     if not text_of_parts(question.instructions, field="instructions").strip():
         raise Complaint(422, f"Question {identity!r} is empty.")
-    if len(set(options)) < len(options):
+    if len(options) < question.n_options:
         raise Complaint(422, f"Question {identity!r} has the same option twice; each must be unique.")
-    return ask(identity, question.text(), options, passage=passage)
+    return ask(identity, question.text(), options, passage=passage, kind=KINDS[question.type])
 
 
 # -------------------------------------------------------------------------------------------------------------- replies
 
 
-class Decided(BaseModel):
+class Decided(Given):
     """What all answers have."""
 
     name: str | None
@@ -155,7 +168,7 @@ class PredicateAnswer(Decided):
     probability: float
 
 
-class ValueProbability(BaseModel):
+class ValueProbability(Given):
     """The probability of an option."""
 
     value: Value
@@ -171,7 +184,7 @@ class ChoiceAnswer(Decided):
     probabilities: list[ValueProbability]
 
 
-class LevelProbability(BaseModel):
+class LevelProbability(Given):
     """The probability of a level."""
 
     label: str
@@ -197,20 +210,21 @@ class RefusalAnswer(Decided):
 DecisionAnswer = PredicateAnswer | ChoiceAnswer | ScoreAnswer | RefusalAnswer
 
 
-class InputDetails(BaseModel):
-    """No cache is kept from one request to another."""
+class InputDetails(Given):
+    """What was computed before."""
 
     cached_tokens: int = 0
+    """Tokens that an earlier request had computed."""
     cache_write_tokens: int = 0
 
 
-class OutputDetails(BaseModel):
+class OutputDetails(Given):
     """Nothing is written by the model."""
 
     reasoning_tokens: int = 0
 
 
-class DecisionUsage(BaseModel):
+class DecisionUsage(Given):
     """Tokens of a request."""
 
     input_tokens: int
@@ -221,7 +235,7 @@ class DecisionUsage(BaseModel):
     total_tokens: int
 
 
-class DecisionReply(BaseModel):
+class DecisionReply(Given):
     """Answers in the order of the questions."""
 
     model: str
@@ -233,7 +247,8 @@ def decision_reply(request: DecisionRequest, reply: Reply) -> DecisionReply:
     """Return the answer to a request."""
     pairs = zip(request.questions, reply.outcomes, strict=True)
     answers = [decision_answer(q, outcome, extras_of(reply.lens, outcome)) for q, outcome in pairs]
-    usage = DecisionUsage(input_tokens=reply.n_tokens, total_tokens=reply.n_tokens)
+    details = InputDetails(cached_tokens=reply.n_cached)
+    usage = DecisionUsage(input_tokens=reply.n_tokens, input_tokens_details=details, total_tokens=reply.n_tokens)
     return DecisionReply(model=reply.lens.name, answers=answers, usage=usage)
 
 
@@ -243,7 +258,7 @@ def decision_answer(question: Predicate | Choice | Score, outcome: Outcome, cora
     if not isinstance(outcome, Answer):
         return RefusalAnswer(name=name, coral=coral)
     if isinstance(question, Predicate):
-        return PredicateAnswer(name=name, coral=coral, probability=outcome.probs[0])
+        return PredicateAnswer(name=name, coral=coral, probability=outcome.probs[1])
     if isinstance(question, Choice):
         values = zip(question.choices, outcome.probs, strict=True)
         return ChoiceAnswer(

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel
-
 from coral_lens.lens.answers import Answer
+from coral_lens.serve.content import Given
 from coral_lens.serve.lenses import ServedLens
 from coral_lens.serve.queue import Outcome
 
 
-class CoralExtras(BaseModel):
+class CoralExtras(Given):
     """What a lens says beyond a format; clients that do not know the key pass over it."""
 
     lens: str

@@ -30,6 +30,25 @@ HEADERS = {
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
 }
 """Of every answer. There is none that lets pages of other sites read answers."""
+PAGE_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+"""What a page of ours may do: run and ask what comes from here, nothing that stands inside of it, and nothing of others."""
+
+
+@dataclass(frozen=True)
+class Doors:
+    """Who may ask for what."""
+
+    routes: frozenset[str]
+    """Paths that are counted under their own names."""
+    pages: frozenset[str]
+    """Those of them that are parts of pages: they say nothing of anybody, and are given without a key."""
+    key: str | None
+    """What clients must send; None lets everybody in."""
+    names: tuple[str, ...] | None
+    """What clients may call the server; None lets them call it anything."""
 
 
 @dataclass(frozen=True)
@@ -38,12 +57,7 @@ class Guard:
 
     app: App
     metrics: ServeMetrics
-    routes: frozenset[str]
-    """Paths that are counted under their own names."""
-    key: str | None
-    """What clients must send; None lets everybody in."""
-    names: tuple[str, ...] | None
-    """What clients may call the server; None lets them call it anything."""
+    doors: Doors
     max_body: int
     """Bytes of a body at most."""
 
@@ -57,7 +71,8 @@ class Guard:
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
                 seen["status"] = message["status"]
-                own = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
+                policy = {"Content-Security-Policy": PAGE_POLICY} if scope["path"] in self.doors.pages else {}
+                own = [(name.lower().encode(), value.encode()) for name, value in (HEADERS | policy).items()]
                 message = {**message, "headers": [*message.get("headers", ()), *own]}
             await send(message)
 
@@ -68,19 +83,20 @@ class Guard:
             await complain(complaint, sending)
         finally:
             path = scope["path"]
-            route = path if path in self.routes else "other"
+            route = path if path in self.doors.routes else "other"
             self.metrics.request(route, seen["status"], time.perf_counter() - start)
 
     def _check(self, scope: Message) -> None:
         """Refuse a request by its headers alone."""
         headers = {name.lower(): value for name, value in scope["headers"]}
-        if self.names is not None and host_name(headers.get(b"host", b"").decode("latin-1")) not in self.names:
+        doors = self.doors
+        if doors.names is not None and host_name(headers.get(b"host", b"").decode("latin-1")) not in doors.names:
             raise Complaint(
                 421, "This server answers to the names of its own machine only; start it with --allow-host NAME."
             )
-        if self.key is not None and scope["path"] not in OPEN_ROUTES:
+        if doors.key is not None and scope["path"] not in (*OPEN_ROUTES, *doors.pages):
             given = headers.get(b"authorization", b"")
-            if not hmac.compare_digest(given, b"Bearer " + self.key.encode()):
+            if not hmac.compare_digest(given, b"Bearer " + doors.key.encode()):
                 raise Complaint(401, "The key is missing or wrong; send it as `Authorization: Bearer KEY`.")
         if headers.get(b"content-encoding", b"identity") != b"identity":
             raise Complaint(

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from coral_lens.engine.settings import STATE_PLACES, StatePlace
 from coral_lens.errors import CoralError, nearest
 from coral_lens.lens.artefact import Lens
 from coral_lens.lens.folder import RECORD, load_lens
-from coral_lens.lens.publish import local_folder
+from coral_lens.lens.publish import SHIPPED, local_folder
 from coral_lens.serve.complaints import Complaint
 from coral_lens.storage.files import SEAL, read_json
 
@@ -29,6 +30,11 @@ class ServedLens:
     """Of its record, which has the digests of its numbers: answers say which lens gave them."""
     saved: datetime
     """When its record was written."""
+
+    @property
+    def view_layers(self) -> tuple[int, ...]:
+        """The layers of which it can say what each would do."""
+        return self.lens.view.layers if self.lens.view else ()
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,11 @@ class ServedLenses:
     def layers(self) -> tuple[int, ...]:
         """Every layer that one of them reads."""
         return tuple(sorted({layer for served in self for layer in served.lens.layers}))
+
+    @property
+    def places(self) -> tuple[StatePlace, ...]:
+        """Where the model is read for all of them."""
+        return tuple(place for place in STATE_PLACES if any(place in served.lens.places for served in self))
 
     def settled(self, settle: Callable[[Lens], Lens]) -> ServedLenses:
         """Return them as they are to be used: on another model, or at home."""
@@ -97,7 +108,7 @@ def name_and_place(source: str) -> tuple[str, str]:
 def open_lens(name: str, place: str) -> ServedLens:
     """Read a lens from a folder, or from the hub, where a revision says which."""
     folder = local_folder(place)
-    if folder != Path(place) and "@" not in place:
+    if folder != Path(place) and "@" not in place and place not in SHIPPED:
         raise CoralError(
             f"--lens {place} is a lens of the hub, which may change: name a revision, as in {place}@{folder.name}"
         )

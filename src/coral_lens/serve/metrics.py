@@ -38,6 +38,10 @@ class ServeMetrics:
             "coral_batch_questions", "Questions of a batch.", buckets=COUNTS, registry=registry
         )
         self._batch_seconds = Histogram("coral_batch_seconds", "Time of a batch.", buckets=SECONDS, registry=registry)
+        self._cached_tokens = Counter(
+            "coral_cached_tokens", "Tokens that an earlier request had computed.", registry=registry
+        )
+        self._cache_bytes = Gauge("coral_cache_bytes", "Size of the texts that are kept.", registry=registry)
         self._failures = Counter("coral_failures", "Requests that ended in an error of the server.", registry=registry)
         self._dropped = Counter("coral_dropped", "Requests that nobody waited for any more.", registry=registry)
         self._answers = Counter("coral_answers", "Answers.", ["lens"], registry=registry)
@@ -72,6 +76,11 @@ class ServeMetrics:
         self._batch_questions.observe(n_questions)
         self._batch_tokens.observe(n_tokens)
         self._batch_seconds.observe(seconds)
+
+    def cached(self, *, n_tokens: int, n_bytes: int) -> None:
+        """Count tokens that were known, and note the size of what is kept."""
+        self._cached_tokens.inc(n_tokens)
+        self._cache_bytes.set(n_bytes)
 
     def failure(self) -> None:
         """Count an error of ours."""

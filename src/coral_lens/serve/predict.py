@@ -2,31 +2,62 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
+from coral_lens.data.options import NO_YES
+from coral_lens.data.parts import state_text
 from coral_lens.lens.answers import Answer
-from coral_lens.records import Question
-from coral_lens.serve.content import Strict
-from coral_lens.serve.queue import Outcome
+from coral_lens.records import Kind, Question
+from coral_lens.serve.complaints import Complaint
+from coral_lens.serve.content import Given, Strict
+from coral_lens.serve.queue import Scored
 from coral_lens.serve.service import Reply, ask, unique
+
+Listed = Annotated[list[str | int | float], Field(min_length=2)]
+Described = Annotated[dict[str, str | None], Field(min_length=2)]
 
 
 class PredictQuestion(Strict):
-    """A question, with the fields that it has in a file."""
+    """A question or a decision, with the fields that it has in a file."""
 
-    question: str
-    options: list[str | int | float] = Field(min_length=2)
+    question: str | None = None
+    """What is asked; may be left out where the instructions say it."""
+    options: Listed | Described | None = None
+    """Their texts, or their names with descriptions. A yes-no question needs none: they are no and yes."""
     id: str | int | None = None
     """By default its place in the request, from 1."""
     context: str | None = None
     """Text to read before the question."""
+    state: str | dict[str, Any] | list[Any] | None = None
+    """What is decided about, text or JSON; it is read before the question, too."""
+    instructions: str | None = None
+    """How to decide, or what is asked."""
+    kind: Kind = "choice"
+    """`yes-no` and `score`, whose options are levels in their order, say more of an answer; the probabilities are the same."""
 
     def asked(self, place: int) -> Question:
         """Return the question at a place of the request."""
-        identity = str(place) if self.id in (None, "") else str(self.id)
-        return ask(identity, self.question, [str(o) for o in self.options], passage=self.context or "")
+        text = self.question or ""
+        asked, told = (text, self.instructions or "") if text.strip() else (self.instructions or "", "")
+        return ask(
+            str(place) if self.id in (None, "") else str(self.id),
+            asked,
+            self._options(place),
+            passage="\n\n".join(filter(None, (state_text(self.state or ""), self.context or ""))),
+            instructions=told,
+            kind=self.kind,
+        )
+
+    def _options(self, place: int) -> list[str] | dict[str, str]:
+        if self.options is None:
+            if self.kind != "yes-no":
+                raise Complaint(422, f"Question {place} has no options.", field="options")
+            return list(NO_YES)
+        if isinstance(self.options, dict):
+            return {name: text or "" for name, text in self.options.items()}
+        return [str(option) for option in self.options]
 
 
 class PredictRequest(Strict):
@@ -35,6 +66,8 @@ class PredictRequest(Strict):
     lens: str | None = None
     """May be left out where one lens is served."""
     questions: Annotated[list[PredictQuestion], Field(min_length=1)] | PredictQuestion
+    layers: bool = False
+    """Also say of each layer what it would do by itself, if the lens keeps that."""
 
     @property
     def n_questions(self) -> int:
@@ -47,7 +80,15 @@ class PredictRequest(Strict):
         return unique([question.asked(place) for place, question in enumerate(listed, start=1)])
 
 
-class PredictAnswer(BaseModel):
+class LayerAnswer(Given):
+    """What one layer would do by itself."""
+
+    layer: int
+    changes: list[float]
+    """By how much its own probe would change the probability of each option."""
+
+
+class PredictAnswer(Given):
     """What a lens says to a question; of a refusal, the id and the reason alone."""
 
     id: str
@@ -68,11 +109,17 @@ class PredictAnswer(BaseModel):
     """The prediction set, if the lens was calibrated for one."""
     abstain: bool | None = None
     """Whether the answer is too uncertain for the stated risk, if the lens was calibrated for one."""
+    p_true: float | None = None
+    """Of a yes-no question: how likely the statement is true."""
+    expected_level: float | None = None
+    """Of a score: the mean level, counted from 0."""
+    layers: list[LayerAnswer] | None = None
+    """What each layer would do by itself, if that was asked for."""
     refusal: str | None = None
     """Why there is no answer."""
 
 
-class PredictReply(BaseModel):
+class PredictReply(Given):
     """The answers of a request, in the order of its questions."""
 
     lens: str
@@ -81,16 +128,24 @@ class PredictReply(BaseModel):
     answers: list[PredictAnswer]
     tokens: int
     """Tokens of all questions, each with its context and options."""
+    cached_tokens: int
+    """How many of them had been computed for an earlier request."""
 
 
 def predict_reply(reply: Reply) -> PredictReply:
     """Return the answer to a request."""
-    answers = [predict_answer(q, o) for q, o in zip(reply.questions, reply.outcomes, strict=True)]
-    return PredictReply(lens=reply.lens.name, digest=reply.lens.digest, answers=answers, tokens=reply.n_tokens)
+    return PredictReply(
+        lens=reply.lens.name,
+        digest=reply.lens.digest,
+        answers=[predict_answer(q, scored) for q, scored in zip(reply.questions, reply.scored, strict=True)],
+        tokens=reply.n_tokens,
+        cached_tokens=reply.n_cached,
+    )
 
 
-def predict_answer(question: Question, outcome: Outcome) -> PredictAnswer:
+def predict_answer(question: Question, scored: Scored) -> PredictAnswer:
     """Return the answer to one question."""
+    outcome, layers = scored.outcome, scored.layers
     if not isinstance(outcome, Answer):
         return PredictAnswer(id=question.id, refusal=outcome.reason)
     return PredictAnswer(
@@ -104,4 +159,7 @@ def predict_answer(question: Question, outcome: Outcome) -> PredictAnswer:
         trust=outcome.trust,
         options_in_set=None if outcome.options_in_set is None else list(outcome.options_in_set),
         abstain=outcome.abstain,
+        p_true=outcome.p_true,
+        expected_level=outcome.expected_level,
+        layers=None if layers is None else [LayerAnswer(layer=one.layer, changes=list(one.changes)) for one in layers],
     )

@@ -27,13 +27,24 @@ class Refusal:
 Outcome = Answer | Refusal
 
 
-class Answered(NamedTuple):
-    """What became of a request."""
+class LayerChange(NamedTuple):
+    """What one layer would do by itself."""
 
-    outcomes: tuple[Outcome, ...]
-    """In the order of its questions."""
-    n_tokens: int
-    """Tokens of its questions, each with its input and its options."""
+    layer: int
+    changes: tuple[float, ...]
+    """By how much its own probe would change the probability of each option."""
+
+
+class Scored(NamedTuple):
+    """What became of a question, and what that took."""
+
+    outcome: Outcome
+    n_tokens: int = 0
+    """Its tokens, with its input and its options."""
+    n_cached: int = 0
+    """How many of them had been computed for an earlier request."""
+    layers: tuple[LayerChange, ...] | None = None
+    """What each layer would do, where that was asked for and the lens knows."""
 
 
 class FullError(Exception):
@@ -43,29 +54,29 @@ class FullError(Exception):
 class Job:
     """The questions of one request. Made by the thread that serves; all else is done to it by the one that owns the model."""
 
-    def __init__(self, lens: ServedLens, questions: Sequence[Question], *, seconds: float) -> None:
+    def __init__(
+        self, lens: ServedLens, questions: Sequence[Question], *, seconds: float, layers: bool = False
+    ) -> None:
+        """`seconds` are left for it; `layers`: what each layer would do is to be said too."""
         assert questions, "a request without questions would never be done"
         assert len({q.id for q in questions}) == len(questions), "the ids of a request differ"
-        self.lens, self.questions = lens, tuple(questions)
+        self.lens, self.questions, self.layers = lens, tuple(questions), layers
         self.arrived = time.monotonic()
         self.expires = self.arrived + seconds
-        self.done: Future[Answered] = Future()
-        self._outcomes: dict[int, Outcome] = {}
-        self._n_tokens = 0
+        self.done: Future[tuple[Scored, ...]] = Future()
+        self._scored: dict[int, Scored] = {}
 
     @property
     def is_dropped(self) -> bool:
         """Whether nobody waits for it any more: the client has gone, it failed, or it is too late."""
         return self.done.done() or time.monotonic() > self.expires
 
-    def settle(self, number: int, outcome: Outcome, *, n_tokens: int = 0) -> None:
+    def settle(self, number: int, scored: Scored) -> None:
         """Note what became of a question; with the last one, the request is done."""
-        self._outcomes[number] = outcome
-        self._n_tokens += n_tokens
-        if len(self._outcomes) == len(self.questions):
-            outcomes = tuple(self._outcomes[i] for i in range(len(self.questions)))
+        self._scored[number] = scored
+        if len(self._scored) == len(self.questions):
             with suppress(InvalidStateError):  # the client may have gone this very moment
-                self.done.set_result(Answered(outcomes, self._n_tokens))
+                self.done.set_result(tuple(self._scored[i] for i in range(len(self.questions))))
 
     def fail(self, error: Exception) -> None:
         """End the request without an answer."""

@@ -6,18 +6,18 @@ import asyncio
 import math
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from coral_lens.errors import CoralError
 from coral_lens.lens.answers import Answer
-from coral_lens.records import Question
+from coral_lens.records import Kind, Question
 from coral_lens.serve.complaints import Complaint
 from coral_lens.serve.lenses import ServedLens, ServedLenses
 from coral_lens.serve.log import AnswerLog
 from coral_lens.serve.metrics import ServeMetrics
-from coral_lens.serve.queue import Answered, FullError, Job, JobQueue, Outcome, Refusal
+from coral_lens.serve.queue import FullError, Job, JobQueue, Outcome, Refusal, Scored
 from coral_lens.serve.worker import ModelThread
 
 if TYPE_CHECKING:
@@ -33,15 +33,40 @@ class Reply(NamedTuple):
 
     lens: ServedLens
     questions: tuple[Question, ...]
-    outcomes: tuple[Outcome, ...]
-    n_tokens: int
+    scored: tuple[Scored, ...]
+    """In the order of the questions."""
+
+    @property
+    def outcomes(self) -> tuple[Outcome, ...]:
+        """What became of each question."""
+        return tuple(one.outcome for one in self.scored)
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of all questions, each with its input and options."""
+        return sum(one.n_tokens for one in self.scored)
+
+    @property
+    def n_cached(self) -> int:
+        """How many of them had been computed for an earlier request."""
+        return sum(one.n_cached for one in self.scored)
+
+
+class Asked(NamedTuple):
+    """A request, whatever its format."""
+
+    route: str
+    lens: str | None
+    questions: Sequence[Question]
+    layers: bool = False
+    """Whether it is to be said what each layer would do."""
 
 
 class Service:
     """Answers the questions of requests with the lenses of one model."""
 
     def __init__(self, model: Model, lenses: ServedLenses, settings: ServeSettings) -> None:
-        self.lenses, self.settings = lenses, settings
+        self.model, self.lenses, self.settings = model, lenses, settings
         self._queue = JobQueue(settings.batching.queue)
         self.metrics = ServeMetrics(lambda: self._queue.waiting)
         self._worker = ModelThread(model, lenses, self._queue, settings, self.metrics)
@@ -68,27 +93,28 @@ class Service:
         """What the thread that owns the model ended with before its time: mostly the self-check."""
         return self._worker.failure
 
-    async def answer(
-        self, route: str, name: str | None, questions: Sequence[Question], *, gone: Callable[[], Awaitable[None]]
-    ) -> Reply:
+    async def answer(self, asked: Asked, *, gone: Callable[[], Awaitable[None]]) -> Reply:
         """Answer the questions of one request; what `gone` returns ends when its client does."""
-        lens = self.lenses.find(name)
+        lens, questions = self.lenses.find(asked.lens), asked.questions
+        try:
+            lens.lens.check_kind(is_open=False)
+        except CoralError as error:
+            raise Complaint(422, str(error)) from None
         for question in questions:
             self._refuse(question)
-        job = Job(lens, questions, seconds=self.settings.batching.deadline)
+        job = Job(lens, questions, seconds=self.settings.batching.deadline, layers=asked.layers)
         try:
             self._queue.put(job)
         except FullError:
             seconds = min(LONGEST_RETRY, max(1, math.ceil(self._queue.waiting * self._worker.pace)))
             message = f"Too many questions wait; come again in {seconds} seconds."
             raise Complaint(429, message, retry_after=seconds) from None
-        outcomes, n_tokens = await self._wait(job, gone)
-        outcomes = tuple(map(self._abstaining, outcomes))
-        for question, outcome in zip(questions, outcomes, strict=True):
-            self.metrics.outcome(lens.name, outcome)
+        scored = tuple(map(self._abstaining, await self._wait(job, gone)))
+        for question, one in zip(questions, scored, strict=True):
+            self.metrics.outcome(lens.name, one.outcome)
             if self._log:
-                self._log.write(route, lens, question, outcome)
-        return Reply(lens, job.questions, outcomes, n_tokens)
+                self._log.write(asked.route, lens, question, one.outcome)
+        return Reply(lens, job.questions, scored)
 
     def _refuse(self, question: Question) -> None:
         """Refuse a question that no model could be asked, or that has too many options."""
@@ -97,11 +123,12 @@ class Service:
             raise Complaint(
                 413, f"Question {question.id!r} has {len(question.options)} options, and {most} are allowed."
             )
-        text = "".join((question.id, question.text, question.passage, *question.options))
+        parts = (question.id, question.text, question.passage, question.instructions, *question.options)
+        text = "".join((*parts, *question.descriptions))
         if any("\ud800" <= character <= "\udfff" for character in text):
             raise Complaint(422, f"Question {question.id!a} holds half of a surrogate pair, which is not text.")
 
-    async def _wait(self, job: Job, gone: Callable[[], Awaitable[None]]) -> Answered:
+    async def _wait(self, job: Job, gone: Callable[[], Awaitable[None]]) -> tuple[Scored, ...]:
         """Wait for a request to be done; its work is dropped when it is too late, or when its client has gone."""
         done = asyncio.wrap_future(job.done)
         left = asyncio.ensure_future(gone())
@@ -122,21 +149,36 @@ class Service:
             raise Complaint(500, "The server failed on this request; its log says where.")
         return done.result()
 
-    def _abstaining(self, outcome: Outcome) -> Outcome:
+    def _abstaining(self, scored: Scored) -> Scored:
         """Return the refusal of an answer in which the lens abstains, where the server was started so."""
+        outcome = scored.outcome
         if self.settings.answering.refuse_abstained and isinstance(outcome, Answer) and outcome.abstain:
-            return Refusal(f"Question {outcome.id!r}: the answer is too uncertain for the stated risk.")
-        return outcome
+            refusal = Refusal(f"Question {outcome.id!r}: the answer is too uncertain for the stated risk.")
+            return Scored(refusal, scored.n_tokens, scored.n_cached)
+        return scored
 
 
-def ask(identity: str, text: str, options: Sequence[str], *, passage: str = "") -> Question:
-    """Return a question of a request; nonsense is the client's mistake."""
+def ask(
+    identity: str, text: str, options: Mapping[str, str] | Sequence[str], *, passage: str = "", instructions: str = "",
+    kind: Kind = "choice",
+) -> Question:  # fmt: skip
+    """Return a question of a request, with options or with options and their descriptions; nonsense is the client's mistake."""
     if not text.strip():
-        raise Complaint(422, f"Question {identity!r} is empty.")
+        raise Complaint(422, f"Question {identity!r} is empty.", field="question")
+    described = tuple(options.values()) if isinstance(options, Mapping) else ()
     try:
-        return Question(identity, identity, text, tuple(options), passage=passage)
+        return Question(
+            identity,
+            identity,
+            text,
+            tuple(options),
+            passage=passage,
+            instructions=instructions,
+            descriptions=described if any(text.strip() for text in described) else (),
+            kind=kind,
+        )
     except CoralError as error:
-        raise Complaint(422, str(error)) from None
+        raise Complaint(422, str(error), field="options") from None
 
 
 def unique(questions: Sequence[Question]) -> list[Question]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 from coral_lens.errors import CoralError
-from coral_lens.storage.settings import Count, Range, Settings
+from coral_lens.storage.settings import Count, CountOrZero, Range, Settings
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 """What a client on the same machine may call the server."""
@@ -98,8 +98,11 @@ class Batching(Settings):
     """Milliseconds that a question waits for others to share its batch."""
     batch_tokens: Count | None = None
     """Tokens at which a batch is full. By default what keeps all threads busy."""
+    cache_mb: CountOrZero = 512
+    """Megabytes for texts that recur from request to request, such as a document: they are computed once. 0 keeps none."""
     one_by_one: bool = False
-    """Score every question by itself: slower, and answers equal those of `coral predict` for that question to the bit."""
+    """Score every question by itself, without caches: slower, and answers equal those of `coral predict` for that question to
+    the bit."""
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
+from coral_lens.data.options import NO_YES
 from coral_lens.lens.answers import Answer
-from coral_lens.records import Question
+from coral_lens.records import Kind, Question
 from coral_lens.serve.complaints import Complaint
-from coral_lens.serve.content import NO_IMAGES, Strict, described, text_of_json
+from coral_lens.serve.content import NO_IMAGES, Given, Strict, text_of_json
 from coral_lens.serve.extras import CoralExtras, expected_level, extras_of
 from coral_lens.serve.queue import Outcome
 from coral_lens.serve.service import Reply, ask
@@ -22,7 +23,8 @@ from coral_lens.serve.service import Reply, ask
 
 Content = str | dict[str, Any] | list[Any]
 """A text, or any JSON, which is written out."""
-YES, NO = "yes", "no"
+KINDS: dict[str, Kind] = {"noul": "yes-no", "choice": "choice", "score": "score", "box": "choice"}
+"""What each type of question is called in a file of decisions: it is asked in the same words."""
 
 
 class NoulCriteria(Strict):
@@ -39,17 +41,17 @@ class Noul(Strict):
     instructions: Content | None = None
     criteria: NoulCriteria | None = None
 
-    def options(self) -> list[str]:
-        """Return the texts that are scored."""
-        return [YES, NO]
+    def options(self) -> dict[str, str]:
+        """Return the texts that are scored, with what counts as each."""
+        criteria = self.criteria or NoulCriteria()
+        meanings = (criteria.false, criteria.true)
+        return {name: text_of_json(meaning or "") for name, meaning in zip(NO_YES, meanings, strict=True)}
 
     def text(self) -> str:
-        """Return what is asked, with what counts as yes and as no."""
-        criteria = self.criteria or NoulCriteria()
-        if self.instructions is None and criteria.true is None and criteria.false is None:
+        """Return what is asked."""
+        if self.instructions is None and not any(self.options().values()):
             raise Complaint(422, "A noul needs instructions, or criteria for true or false.")
-        meanings = {YES: text_of_json(criteria.true or ""), NO: text_of_json(criteria.false or "")}
-        return described(text_of_json(self.instructions or "Yes or no?"), meanings)
+        return text_of_json(self.instructions or "Yes or no?")
 
 
 class Choice(Strict):
@@ -60,14 +62,13 @@ class Choice(Strict):
     criteria: dict[str, Content | None] = Field(min_length=2)
     """The options by name, each with its description."""
 
-    def options(self) -> list[str]:
-        """Return the texts that are scored."""
-        return list(self.criteria)
+    def options(self) -> dict[str, str]:
+        """Return the texts that are scored, with their descriptions."""
+        return {name: text_of_json(meaning or "") for name, meaning in self.criteria.items()}
 
     def text(self) -> str:
-        """Return what is asked, with the descriptions of the options."""
-        meanings = {name: text_of_json(meaning or "") for name, meaning in self.criteria.items()}
-        return described(text_of_json(self.instructions or "Which of these applies?"), meanings)
+        """Return what is asked."""
+        return text_of_json(self.instructions or "Which of these applies?")
 
 
 class Score(Strict):
@@ -125,13 +126,15 @@ class SystemOneRequest(Strict):
         if self.assets:
             raise Complaint(422, NO_IMAGES, field="assets")
         passage = text_of_json(self.state)
-        return [ask(name, q.text(), q.options(), passage=passage) for name, q in self.questions.items()]
+        return [
+            ask(name, q.text(), q.options(), passage=passage, kind=KINDS[q.type]) for name, q in self.questions.items()
+        ]
 
 
 # -------------------------------------------------------------------------------------------------------------- replies
 
 
-class SystemOneAnswer(BaseModel):
+class SystemOneAnswer(Given):
     """What all answers have."""
 
     coral: CoralExtras
@@ -169,7 +172,7 @@ class RefusalAnswer(SystemOneAnswer):
     type: Literal["refusal"] = "refusal"
 
 
-class SystemOneUsage(BaseModel):
+class SystemOneUsage(Given):
     """Tokens of a request."""
 
     input_tokens: int
@@ -177,7 +180,7 @@ class SystemOneUsage(BaseModel):
     output_tokens: int = 0
 
 
-class SystemOneReply(BaseModel):
+class SystemOneReply(Given):
     """Answers by the ids of the questions."""
 
     model: str
@@ -199,7 +202,7 @@ def systemone_answer(
     if not isinstance(outcome, Answer):
         return RefusalAnswer(coral=coral)
     if isinstance(question, Noul):
-        return NoulAnswer(coral=coral, noul=outcome.probs[0])
+        return NoulAnswer(coral=coral, noul=outcome.probs[1])
     if isinstance(question, Choice):
         return ChoiceAnswer(
             coral=coral,

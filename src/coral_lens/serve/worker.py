@@ -24,10 +24,12 @@ from coral_lens.engine.self_check import packing_of
 from coral_lens.records import Question
 from coral_lens.serve.batching import BatchCutter, BatchRule, Item
 from coral_lens.serve.lenses import ServedLenses
-from coral_lens.serve.queue import JobQueue, Outcome, Refusal
+from coral_lens.serve.prefixes import RecurringPrefixes
+from coral_lens.serve.queue import JobQueue, LayerChange, Refusal, Scored
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
+    from coral_lens.lens.artefact import Lens
     from coral_lens.serve.metrics import ServeMetrics
     from coral_lens.serve.settings import ServeSettings
 
@@ -47,6 +49,8 @@ class ModelThread:
     ) -> None:
         self._model, self._lenses, self._queue, self._metrics = model, lenses, queue, metrics
         self._settings = settings
+        megabytes = 0 if settings.batching.one_by_one else settings.batching.cache_mb
+        self._prefixes = RecurringPrefixes(megabytes * 2**20) if megabytes else None
         self._thread = Thread(target=self._run, name="coral model", daemon=True)
         self.ready = Event()
         """Set once the self-check has passed."""
@@ -66,9 +70,16 @@ class ModelThread:
     def _run(self) -> None:
         try:
             for served in self._lenses:
-                served.lens.predict(self._model, [CHECKED])
+                if served.lens.open:
+                    served.lens.check(self._model)
+                else:
+                    served.lens.predict(self._model, [CHECKED])
             self._extraction = Extraction(
-                self._lenses.layers, packing=packing_of(self._model), token_budget=choose_budget(self._model, 0)
+                self._lenses.layers,
+                packing=packing_of(self._model),
+                token_budget=choose_budget(self._model, 0),
+                read=self._lenses.places,
+                neutral=any(served.lens.base == "pmi" for served in self._lenses),
             )
         except Exception as error:
             self.failure = error
@@ -109,34 +120,50 @@ class ModelThread:
 
     def _answer(self, batch: Sequence[Item]) -> None:
         try:
-            outcomes = self._outcomes(batch)
+            scored = self._scored(batch)
         except Exception as error:
             if len(batch) > 1:
                 for item in batch:
                     self._answer([item])
             elif isinstance(error, UnscoredError):
-                batch[0].job.settle(batch[0].number, not_finite(batch[0]))
+                batch[0].job.settle(batch[0].number, Scored(not_finite(batch[0])))
             else:
                 batch[0].job.fail(error)
             return
-        for item, outcome in zip(batch, outcomes, strict=True):
-            item.job.settle(item.number, outcome, n_tokens=item.n_tokens)
+        for item, one in zip(batch, scored, strict=True):
+            item.job.settle(item.number, one)
 
-    def _outcomes(self, batch: Sequence[Item]) -> list[Outcome]:
+    def _scored(self, batch: Sequence[Item]) -> list[Scored]:
         """Return what becomes of each question: one pass for all of them, then each by its lens.
 
         A lens is given one question at a time: what it makes of a set, such as that all have the same options, must not depend on
         who shares a batch.
         """
-        planned = PlannedQuestions(self._model, numbered([item.prepared for item in batch]), self._extraction)
-        store = score_planned(planned)
-        outcomes: list[Outcome] = [not_finite(item) for item in batch]
+        wanted = {layer for item in batch if item.job.layers for layer in item.job.lens.view_layers}
+        extraction = replace(self._extraction, layers=tuple(sorted({*self._extraction.layers, *wanted})))
+        prepared = numbered([item.prepared for item in batch])
+        kept, known = self._prefixes.kept(prepared.prompts) if self._prefixes else (None, (0,) * len(batch))
+        store = score_planned(PlannedQuestions(self._model, prepared, extraction, kept))
+        scored = [Scored(not_finite(item)) for item in batch]
         for place, question in enumerate(store.questions):
             item = batch[int(question.id)]
             own = JoinedStore([Subset(store, np.arange(len(store.questions)) == place)])
             (answer,) = item.job.lens.lens.answers(own)
-            outcomes[int(question.id)] = replace(answer, id=item.prompt.id)
-        return outcomes
+            layers = layer_changes(item.job.lens.lens, own) if item.job.layers else None
+            answer = replace(answer, id=item.prompt.id)
+            scored[int(question.id)] = Scored(answer, item.n_tokens, known[int(question.id)], layers)
+        self._metrics.cached(n_tokens=sum(known), n_bytes=self._prefixes.n_bytes if self._prefixes else 0)
+        return scored
+
+
+def layer_changes(lens: Lens, store: JoinedStore) -> tuple[LayerChange, ...] | None:
+    """Return what each layer would do to the options of one question; None where the lens keeps no view of them."""
+    if lens.view is None:
+        return None
+    changes = lens.view.changes(store, lens.base_probs(store.table))
+    return tuple(
+        LayerChange(layer, tuple(map(float, row))) for layer, row in zip(lens.view.layers, changes, strict=True)
+    )
 
 
 def numbered(parts: Sequence[Prepared]) -> Prepared:

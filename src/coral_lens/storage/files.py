@@ -7,12 +7,12 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from coral_lens.errors import CoralError
 from coral_lens.storage.temporary import file_beside, folder_beside
@@ -87,20 +87,51 @@ def disk_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
-def write_atomic(path: Path, data: bytes) -> None:
+def write_atomic(path: Path, data: bytes, *, sweep: bool = True) -> None:
     """Write a file under a temporary name, flush it to the disk and rename it: a reader sees all of it or nothing.
 
-    A link under its name is replaced; what it points to is not touched.
+    A link under its name is replaced; what it points to is not touched. `sweep` is as in `file_beside`.
     """
     with disk_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with file_beside(path) as (file, temporary):
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-            if os.name == "nt":  # an open file has no other name there
-                file.close()
+        try:
+            write_and(path, data, lambda temporary: temporary.replace(path), sweep=sweep)
+        except FileNotFoundError:
+            # where locks do not reach from machine to machine, another one may have taken the file for abandoned
+            write_and(path, data, lambda temporary: temporary.replace(path), sweep=sweep)
+
+
+def write_new(path: Path, data: bytes) -> bool:
+    """Write a file unless there is one, and return whether it was written: of several processes at once, one succeeds."""
+
+    def put(temporary: Path) -> bool:
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+        except OSError:  # a file system without links
+            if path.exists():
+                return False
             temporary.replace(path)
+        return True
+
+    with disk_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return write_and(path, data, put)
+
+
+Put = TypeVar("Put")
+
+
+def write_and(path: Path, data: bytes, put: Callable[[Path], Put], *, sweep: bool = True) -> Put:
+    """Write and flush a temporary file beside `path`, and return what `put` makes of it."""
+    with file_beside(path, sweep=sweep) as (file, temporary):
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+        if os.name == "nt":  # an open file has no other name there
+            file.close()
+        return put(temporary)
 
 
 def append_line(path: Path, line: bytes) -> None:

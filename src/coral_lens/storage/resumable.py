@@ -8,7 +8,7 @@ again. Knows nothing of the work itself.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +17,17 @@ from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
 import torch
 
 from coral_lens.errors import CoralError
-from coral_lens.storage.files import canonical, disk_errors, dotted_keys, read_record, write_atomic, write_record
+from coral_lens.storage.files import (
+    canonical,
+    disk_errors,
+    dotted_keys,
+    json_bytes,
+    read_record,
+    sealed,
+    write_atomic,
+    write_new,
+)
+from coral_lens.storage.parts import Part
 from coral_lens.storage.progress import Progress, done_before
 from coral_lens.storage.temporary import lock_file
 
@@ -30,8 +40,8 @@ PieceResult = TypeVar("PieceResult", contravariant=True)
 class FinishedPieces(Protocol[PieceResult]):
     """The finished pieces in a folder, by their numbers: a form on the disk. `shards.Journal` is the usual one."""
 
-    def intact(self) -> set[int]:
-        """Return the pieces that are there and not damaged."""
+    def intact(self, among: Collection[int] | None = None) -> set[int]:
+        """Return the pieces that are there and not damaged, of these or of all."""
 
     def add(self, number: int, result: PieceResult) -> None:
         """Write the result of a piece; once this returns, a kill does not lose it."""
@@ -61,25 +71,50 @@ class Resumable(Generic[Piece, Result]):
     differing: Mapping[str, str] = field(default_factory=dict)
     """What a folder holds whose identity differs in this key, for people: `states of other questions`."""
 
-    def run(self, progress: Progress | None = None) -> None:
-        """Compute every piece that is not finished, with the number of threads that the first run had."""
-        with locked(self.folder):
+    part: Part | None = None
+    """Which of them are computed here, while other processes compute the others; None: all."""
+    mixed: bool = False
+    """Whether pieces that are left may be computed on another kind of device than those that are there."""
+
+    def run(self, progress: Progress | None = None, *, elsewhere: Elsewhere | None = None) -> None:
+        """Compute every piece that is not finished, with the number of threads that the first run had.
+
+        `elsewhere` has them computed by others, and says which are finished.
+        """
+        with hold_lock(*self._lock()):
             manifest = open_manifest(self.folder / self.manifest, self.identity, self.differing)
             for name, content in self.other_files.items():
                 write_unless_same(self.folder / name, content)
             with thread_count(manifest.get("threads")):
-                self._complete(self.form(self.folder), Counted(progress))
+                self._complete(self.form(self.folder), Counted(progress), manifest, elsewhere or self._here)
 
-    def _complete(self, finished: FinishedPieces[Result], counted: Counted) -> None:
-        done = finished.intact()
-        counted.before(sum(self.size(piece) for number, piece in enumerate(self.pieces) if number in done))
-        for number, piece in enumerate(self.pieces):
-            if number not in done:
-                due = counted.total + self.size(piece)
-                finished.add(number, self.compute(piece, counted))
-                if counted.total < due:
-                    counted(due - counted.total)
+    def _lock(self) -> tuple[Path, str]:
+        if self.part is None:
+            return self.folder / ".lock", str(self.folder)
+        return self.folder / f".part-{self.part.name}.lock", f"Part {self.part} of {self.folder}"
+
+    def _complete(
+        self, finished: FinishedPieces[Result], counted: Counted, manifest: dict[str, Any], compute: Elsewhere
+    ) -> None:
+        numbers = range(len(self.pieces)) if self.part is None else self.part.share(len(self.pieces))
+        done = finished.intact(numbers)
+        counted.before(sum(self.size(self.pieces[number]) for number in numbers if number in done))
+        if todo := [number for number in numbers if number not in done]:
+            if not self.mixed:
+                refuse_other_device(self.folder, manifest, self.identity)
+            compute(todo, finished, counted)
         finished.finish(len(self.pieces))
+
+    def _here(self, todo: Sequence[int], finished: FinishedPieces[Result], counted: Counted) -> None:
+        for number in todo:
+            due = counted.total + self.size(self.pieces[number])
+            finished.add(number, self.compute(self.pieces[number], counted))
+            if counted.total < due:
+                counted(due - counted.total)
+
+
+Elsewhere = Callable[[Sequence[int], Any, "Counted"], None]
+"""Has the pieces of these numbers computed, tells the finished ones of each, and the progress."""
 
 
 class Counted:
@@ -108,9 +143,9 @@ def write_unless_same(path: Path, content: bytes) -> None:
 
 # ------------------------------------------------------------------------------------------------------- identity
 
-MAY_DIFFER = {"threads", "versions", "model.name"}
-"""A finished store is the same whatever computes the next one; an unfinished one keeps its own thread count. The same
-model may be called by another name."""
+MAY_DIFFER = {"threads", "versions", "model.name", "device"}
+"""A finished store is the same whatever computes the next one; an unfinished one keeps its own thread count, and is not gone on
+with on another kind of device. The same model may be called by another name."""
 MAY_LACK = "model.config."
 """Begins the names of values that are compared where both manifests have them: versions of transformers know more or fewer."""
 
@@ -120,9 +155,7 @@ def open_manifest(path: Path, wanted: dict[str, Any], differing: Mapping[str, st
 
     `differing` says for people what the folder holds where a key differs, the first that applies.
     """
-    if not path.exists():
-        refuse_foreign(path.parent)
-        write_record(path, wanted)
+    if begin_manifest(path, wanted):
         return wanted
     recorded, words = read_manifest(path), differing or {}
     defaults = {"edited": "", "readings": ""}
@@ -148,10 +181,33 @@ def open_manifest(path: Path, wanted: dict[str, Any], differing: Mapping[str, st
     return recorded
 
 
+def begin_manifest(path: Path, wanted: dict[str, Any]) -> bool:
+    """Write the manifest of new work and return True; False if there is one, or if another process was faster."""
+    if path.exists():
+        return False
+    try:
+        refuse_foreign(path.parent)
+    except CoralError:
+        if path.exists():  # another process has just begun
+            return False
+        raise
+    return write_new(path, json_bytes(sealed(wanted)))
+
+
+def refuse_other_device(folder: Path, recorded: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Refuse to go on with results on another kind of device: the last bits of some would be other than those of the rest."""
+    there, here = recorded.get("device"), wanted.get("device")
+    if there and here and there != here:
+        raise CoralError(
+            f"{folder} was begun on another kind of device ({there}, not {here}), and each rounds in its own way; go on there, "
+            "or add --mixed if that does not matter."
+        )
+
+
 def differs(key: str, here: dict[str, Any], asked: dict[str, Any]) -> bool:
     """Whether a key says that results are of something else."""
     if key not in here:
-        return not key.startswith(MAY_LACK)
+        return not key.startswith(MAY_LACK) and key not in MAY_DIFFER
     return not {key, key.split(".")[0]} & MAY_DIFFER and here[key] != asked[key]
 
 
@@ -194,7 +250,7 @@ def locked_file(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def hold_lock(lock: Path, place: Path) -> Iterator[None]:
+def hold_lock(lock: Path, place: Path | str) -> Iterator[None]:
     """Hold a lock, where the system can lock files; an error says that `place` is being written."""
     with ExitStack() as stack:
         with disk_errors(lock):

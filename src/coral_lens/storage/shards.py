@@ -2,6 +2,7 @@
 
     journal.jsonl             one line per finished shard, with a digest for each of its tensors
     shard-00000.safetensors   the tensors of a shard
+    journal-3-of-16-*.jsonl   the same lines, of a process that works on a part; gone when all are finished
 
 A shard is written under a temporary name and renamed, and only then has its line. So a killed run goes on where it was, and
 damage is noticed. Never pickle.
@@ -10,6 +11,9 @@ damage is noticed. Never pickle.
 from __future__ import annotations
 
 import json
+import re
+import secrets
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
@@ -19,8 +23,13 @@ from torch import Tensor
 
 from coral_lens.errors import CoralError
 from coral_lens.storage.files import append_line, canonical, digest, digest_bytes, lines_of, write_atomic
+from coral_lens.storage.parts import Part
+from coral_lens.storage.temporary import remove_abandoned_like
 
 FLOAT16_MAX = 65504.0
+MAIN = "journal.jsonl"
+PART_NAME = re.compile(r"journal-\d+-of-\d+-[0-9a-f]{8}\.jsonl")
+SHARD_NAMES = r"shard-\d{5,}\.safetensors"
 
 
 def compact(tensor: Tensor) -> Tensor:
@@ -31,42 +40,74 @@ def compact(tensor: Tensor) -> Tensor:
 
 
 class Journal:
-    """The finished shards of a folder. A line is added only after its shard is on the disk."""
+    """The finished shards of a folder. A line is added only after its shard is on the disk.
+
+    Processes that work on parts of one folder have a journal each (`part_journals`), which are read as one.
+    """
+
+    alone = True
+    """Whether nobody else is expected to write shards."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.path = folder, folder / "journal.jsonl"
+        self.folder, self.path = folder, folder / MAIN
         self.entries: dict[int, dict[str, str]] = {}
         """The digests of each shard's tensors, by their names."""
+        self.announced = 0
+        """How many shards there are in all, where a part has said so."""
         self._clean = True
-        for line in lines_of(self.path):
-            entry = parse_entry(line)
-            if entry is None:
-                self._clean = False  # the line that was being written when the run was killed
-            else:
-                self.entries[entry[0]] = entry[1]
+        # the main one last: whoever merges the others into it removes them afterwards
+        for path in (*part_journals(folder), self.path):
+            for line in lines_of(path):
+                self._read(line, path)
 
-    def intact(self) -> set[int]:
-        """Return the finished shards. One whose file is missing or does not match its digests is forgotten."""
+    def _read(self, line: bytes, path: Path) -> None:
+        entry = parse_entry(line)
+        if entry is None:
+            self.announced = max(self.announced, parse_announcement(line))
+            self._clean = self._clean and path != self.path  # the line that was being written when the run was killed
+            return
+        shard, digests = entry
+        known = self.entries.get(shard)
+        # two processes may have computed a shard: what counts is the file that is there
+        if known is None or known == digests or damaged_tensors(shard_path(self.folder, shard), known):
+            self.entries[shard] = digests
+
+    def intact(self, among: Collection[int] | None = None) -> set[int]:
+        """Return the finished shards among these numbers, or all. One that is missing or does not match its digests is forgotten.
+
+        What killed runs left on the way to shards is removed, unless other processes are expected to be writing.
+        """
+        if self.alone:
+            remove_abandoned_like(self.folder, SHARD_NAMES)
         for shard, digests in list(self.entries.items()):
+            if among is not None and shard not in among:
+                continue
             if damaged_tensors(shard_path(self.folder, shard), digests):
                 del self.entries[shard]
                 self._clean = False
-        return set(self.entries)
+        return {shard for shard in self.entries if among is None or shard in among}
 
     def add(self, number: int, result: dict[str, Tensor]) -> None:
         """Write the tensors of a shard, then its line."""
-        self.entries[number] = {name: digest_tensor(t) for name, t in result.items()}
-        write_atomic(shard_path(self.folder, number), save_tensors(result))
-        if not self._clean or number != max(self.entries):
-            self._rewrite()
-        else:
+        self.note(number, write_shard(self.folder, number, result))
+
+    def note(self, number: int, digests: dict[str, str]) -> None:
+        """Add the line of a shard that is on the disk."""
+        self.entries[number] = digests
+        if self._clean:
             append_line(self.path, self._line(number))
+        else:
+            self._rewrite()
 
     def finish(self, n_pieces: int) -> None:
-        """Check that every shard is there and leave the lines in order."""
+        """Check that every shard is there, leave the lines in order, and of other journals nothing."""
         assert sorted(self.entries) == list(range(n_pieces)), "shards are missing"
-        if not self._clean or list(self.entries) != sorted(self.entries):
+        parts = part_journals(self.folder)
+        if parts or not self._clean or list(self.entries) != sorted(self.entries):
             self._rewrite()
+        for path in parts:  # a process that still writes one repeats what is known
+            path.unlink(missing_ok=True)
+        remove_abandoned_like(self.folder, SHARD_NAMES)
 
     def tensors(self, shard: int, *names: str) -> dict[str, Tensor]:
         """Return tensors of a shard, all of them if none is named; damage is refused."""
@@ -85,6 +126,44 @@ class Journal:
         self._clean = True
 
 
+class PartJournal(Journal):
+    """The finished shards of a folder, for one of several processes that work on it: its own lines are in a file of its own.
+
+    Nobody else ever writes to that file, so that nothing is lost where files cannot be locked.
+    """
+
+    alone = False
+
+    def __init__(self, folder: Path, part: Part, n_pieces: int) -> None:
+        super().__init__(folder)
+        self.n_pieces = n_pieces
+        self.path = folder / f"journal-{part.name}-{secrets.token_hex(4)}.jsonl"
+
+    def note(self, number: int, digests: dict[str, str]) -> None:
+        """Add the line of a shard that is on the disk; the first line of all says how many shards there are."""
+        if not self.path.exists():
+            append_line(self.path, (canonical({"shards": self.n_pieces}) + "\n").encode())
+        self.entries[number] = digests
+        append_line(self.path, self._line(number))
+
+    def finish(self, n_pieces: int) -> None:
+        """Leave the files as a run of all pieces does if no other process has anything left to do."""
+        everyones = Journal(self.folder)
+        if len(everyones.entries) == n_pieces:
+            everyones.finish(n_pieces)
+
+
+def part_journals(folder: Path) -> list[Path]:
+    """Return the journals of processes that work, or worked, on parts of a folder."""
+    return sorted(path for path in folder.glob("journal-*-of-*.jsonl") if PART_NAME.fullmatch(path.name))
+
+
+def write_shard(folder: Path, number: int, tensors: dict[str, Tensor]) -> dict[str, str]:
+    """Write the tensors of a shard and return their digests. Two processes may write the same one at once."""
+    write_atomic(shard_path(folder, number), save_tensors(tensors), sweep=False)
+    return {name: digest_tensor(tensor) for name, tensor in tensors.items()}
+
+
 def parse_entry(line: bytes) -> tuple[int, dict[str, str]] | None:
     """Return a journal line's shard and digests, or None if the line is cut or damaged."""
     try:
@@ -92,6 +171,14 @@ def parse_entry(line: bytes) -> tuple[int, dict[str, str]] | None:
         return (int(entry["shard"]), dict(entry["sha256"])) if line.endswith(b"\n") else None
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
+
+
+def parse_announcement(line: bytes) -> int:
+    """Return how many shards there are in all if a line says that, else 0."""
+    try:
+        return int(json.loads(line)["shards"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return 0
 
 
 def shard_path(folder: Path, shard: int) -> Path:

@@ -6,6 +6,7 @@ what a killed one left behind, and removes that. Never follows a link, and never
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import secrets
@@ -31,15 +32,22 @@ LONGEST = 200
 MARK = ".coral"
 """A file in every temporary folder under TMPDIR: it says that the folder is ours, and is locked while it is in use."""
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)
+NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP}
+"""What a file system says that locks nothing, such as some network file systems."""
 
 
 # ----------------------------------------------------------------------------------------------------- beside a target
 
 
 @contextmanager
-def file_beside(target: Path) -> Iterator[tuple[BinaryIO, Path]]:
-    """Yield a new file beside `target`, open for writing, and its path; it is gone afterwards unless it was renamed."""
-    remove_abandoned(target)
+def file_beside(target: Path, *, sweep: bool = True) -> Iterator[tuple[BinaryIO, Path]]:
+    """Yield a new file beside `target`, open for writing, and its path; it is gone afterwards unless it was renamed.
+
+    What killed commands left on the way to `target` is removed, which lists its folder: where that has very many files, they are
+    removed once for all (`remove_abandoned_like`) and not with each.
+    """
+    if sweep:
+        remove_abandoned(target)
     number = None
     while number is None:
         path = temporary_name(target)
@@ -95,6 +103,15 @@ def remove_abandoned(target: Path) -> None:
                     path.rename(target)
                 else:
                     remove_unheld(path)
+
+
+def remove_abandoned_like(folder: Path, name: str) -> None:
+    """Remove what killed commands left on the way to files of this pattern, as `remove_abandoned` does for one file."""
+    pattern = re.compile(rf"\.{name}(\.[0-9a-f]{{8}})?\.tmp")
+    with suppress(OSError):
+        for entry in os.listdir(folder):
+            if pattern.fullmatch(entry):
+                remove_unheld(folder / entry)
 
 
 def is_running(process: int) -> bool:
@@ -189,10 +206,17 @@ def lock_file(path: Path) -> Iterator[bool]:
 
 
 def open_lock(path: Path) -> int | None:
-    """Open and lock a file, made if it is not there; None if another process holds it."""
+    """Open and lock a file, made if it is not there; None if another process holds it. Where nothing is locked, open it."""
     while True:
         number = os.open(path, os.O_RDWR | os.O_CREAT | NO_FOLLOW | os.O_NONBLOCK, 0o666)
-        if not hold(number):
+        try:
+            held = hold(number)
+        except OSError as error:
+            if error.errno in NO_LOCKS:
+                return number
+            os.close(number)
+            raise
+        if not held:
             os.close(number)
             return None
         with suppress(FileNotFoundError):  # whoever held it before may have removed it since it was opened

@@ -130,7 +130,7 @@ class Study(StudyPart):
     """Of the samples and of what mixtures hold out."""
     seeds: tuple[StudySeed, ...] = Field(default=(0,), min_length=1)
     """Each method is fitted under each; tables show the first, and the spread over all."""
-    base: Literal["sum", "token", "char"] = "token"
+    base: Literal["sum", "token", "char", "pmi"] = "token"
     """Score whose softmax is the base probability."""
     style: Literal["text", "letters"] = "text"
     """How questions from files are asked; tasks bring their own prompts."""
@@ -142,6 +142,16 @@ class Study(StudyPart):
     """Whether tables of tests with shots have one more row: the unsteered model on the same questions without them."""
     layers: tuple[int, ...] | None = None
     """Layers to keep and to try; without it, all."""
+    read: tuple[Literal["answer", "listed", "context"], ...] = ("answer",)
+    """Where states are read: at options' own tokens, at their texts where prompts list them, at the last token before them."""
+    neutral: bool = False
+    """Whether options are scored after a neutral context too; the base `pmi` needs that, and has it done."""
+
+    @property
+    def scores_neutral(self) -> bool:
+        """Whether options are scored after a neutral context too."""
+        return self.neutral or self.base == "pmi"
+
     mixture: tuple[Mixture, ...] = Field(min_length=1)
     test: tuple[Test, ...] = Field(min_length=1)
     guard: tuple[Source, ...] = ()

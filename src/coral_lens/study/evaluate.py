@@ -18,6 +18,7 @@ from coral_lens.data.leaks import ARTICLE, REPEATED, SHOWN, Guard, Leaks
 from coral_lens.data.settings import Style
 from coral_lens.data.wording import asked_as
 from coral_lens.engine.extract import Extraction, score_questions
+from coral_lens.engine.settings import STATE_PLACES, StatePlace
 from coral_lens.errors import CoralError
 from coral_lens.lens.artefact import Lens
 from coral_lens.methods.interface import Predict, QuestionSet
@@ -186,6 +187,11 @@ class LensPanel:
         title = f"{first.model['name']}: {first.name}"
         return Measurement(title, first.record(), self.predict, self.trained_on, self.view)
 
+    @property
+    def places(self) -> tuple[StatePlace, ...]:
+        """Where the model is read for all of them."""
+        return tuple(place for place in STATE_PLACES if any(place in lens.places for lens in self.lenses))
+
     def layers(self, questions: Sequence[Question]) -> tuple[int, ...]:
         """Return the layers that are read of questions, to steer and to look at."""
         needed = {layer for lens in self.lenses for layer in lens.layers}
@@ -229,7 +235,12 @@ def iter_scored(
 ) -> Iterator[QuestionSet]:
     """Score set after set; without `work_dir` the states of one are thrown away before the next is scored."""
     for name, questions in sets.items():
-        extraction = Extraction(layers=panel.layers(questions), style=panel.style)
+        extraction = Extraction(
+            layers=panel.layers(questions),
+            style=panel.style,
+            read=panel.places,
+            neutral=panel.lenses[0].base == "pmi",
+        )
         folder = work_dir / file_name(name) if work_dir else None
         with (
             bar(name, len(questions), "questions") as advance,

@@ -40,7 +40,7 @@ from coral_lens.study.evaluate import FORMAT, LEAK_GUARD, Measurement, write_run
 from coral_lens.study.folders import Folders, check_folders, claim
 from coral_lens.study.plan import Load, MixturePlan, Plan, definitions_of, loader, plan_study, selected
 from coral_lens.study.predictions import Rows, described, method_folder, method_predictions
-from coral_lens.study.states import OpenModel, StudyStates, Surroundings
+from coral_lens.study.states import Helpers, OpenModel, StudyStates, Surroundings
 
 if TYPE_CHECKING:
     pass
@@ -136,19 +136,22 @@ def run_prepared(
     open_model: OpenModel,
     bar: Bar = silent,
     device: str | None = None,
+    helpers: Helpers | None = None,
 ) -> Path:
     """Run a study to its end, from wherever an earlier run was stopped, and write its report; return the page.
 
-    `device` is where networks are trained, by default the GPU if there is one.
+    `device` is where networks are trained, by default the GPU if there is one. `helpers` compute states and fits elsewhere.
     """
     need("report", by="A study")
     record = prepared.record()
     check_folders(folders, holds="study.json", kind="study")
     claim(folders.out, record)
-    around = Surroundings(folders, open_model, bar, usable_device(device))
+    around = Surroundings(folders, open_model, bar, usable_device(device), helpers)
     runs = []
     for name in prepared.study.models:
         model_run = StudyRun(prepared, name, around)
+        if helpers:
+            model_run.have_fitted(helpers)
         runs += [
             ReportedRun(name, m.mixture.name, model_run.run(m, folders.runs_of(name) / file_name(m.mixture.name)))
             for m in prepared.plan.mixtures
@@ -181,32 +184,48 @@ class StudyRun:
 
     def __init__(self, prepared: Prepared, name: str, around: Surroundings) -> None:
         self.prepared, self.study, self.name, self.bar = prepared, prepared.study, name, around.bar
-        self.device = around.device
+        self.device, self._around = around.device, around
         self.states = StudyStates(prepared.study, prepared.load, name, around)
+        self._opened: dict[str, tuple[QuestionSet, list[QuestionSet], Path]] = {}
 
     def run(self, plan: MixturePlan, folder: Path) -> Path:
         """Fit every method on a mixture, predict every test set, and write the run with its report; return its folder."""
-        train = self.states.question_set(plan.mixture.name, plan.parts)
-        tests = [self.states.test_set(t) for t in self.prepared.plan.tests]
-        work = self.states.folder / file_name(f"{plan.mixture.name}-{digest(train.states.manifest)[:8]}")
+        _, tests, work = self._sets(plan)
         results = Results(tests)
-        for entry, settings in self.prepared.methods:
+        for method in self.prepared.methods:
             for i, seed in enumerate(self.study.seeds):
-                context = FitContext(
-                    self.states.model,
-                    train,
-                    self._common(plan, seed),
-                    method_folder(work, entry, settings) / str(seed),
-                    self.bar,
-                    self.device,
-                )
-                results.add(method_predictions(context, entry, settings, tests), shown=i == 0)
-            if entry.kind == "base":
+                results.add(self._predictions(plan, method, seed), shown=i == 0)
+            if method[0].kind == "base":
                 results.add(self._without_shots(tests), shown=True)
         write_run(self._measurement(plan, results, work).run(tests, self._provenance(plan, work)), folder)
         write_record(folder / "seeds.json", {"seeds": list(self.study.seeds), "scores": results.scores})
         self._write_costs(work, folder)
         return folder
+
+    def have_fitted(self, helpers: Helpers) -> None:
+        """Have all states computed, then all fits; what is left to do afterwards finds them on the disk."""
+        for plan in self.prepared.plan.mixtures:
+            self._sets(plan)
+        helpers.fit(self.study, self._around.folders, self.name)
+
+    def fit(self, plan: MixturePlan, method: int, seed: int) -> None:
+        """Fit one method on a mixture with one seed and predict every test set, unless that was done before."""
+        self._predictions(plan, self.prepared.methods[method], seed)
+
+    def _sets(self, plan: MixturePlan) -> tuple[QuestionSet, list[QuestionSet], Path]:
+        """Return what is trained on, what is tested on, and where fits keep their work."""
+        name = plan.mixture.name
+        if name not in self._opened:
+            train = self.states.question_set(name, plan.parts)
+            work = self.states.folder / file_name(f"{name}-{digest(train.states.manifest)[:8]}")
+            self._opened = {name: (train, [self.states.test_set(t) for t in self.prepared.plan.tests], work)}
+        return self._opened[name]
+
+    def _predictions(self, plan: MixturePlan, method: tuple[MethodEntry, Any], seed: int) -> Rows:
+        (entry, settings), (train, tests, work) = method, self._sets(plan)
+        folder = method_folder(work, entry, settings) / str(seed)
+        context = FitContext(self.states.model, train, self._common(plan, seed), folder, self.bar, self.device)
+        return method_predictions(context, entry, settings, tests)
 
     def _common(self, plan: MixturePlan, seed: int) -> FitSettings:
         return FitSettings(

@@ -8,7 +8,8 @@ A store that was finished before is opened without the model; whatever two diffe
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,12 +21,15 @@ from coral_lens.data.settings import Style
 from coral_lens.engine.activations import ActivationStore, JoinedStore, Subset
 from coral_lens.engine.extract import Extraction, all_layers, extract
 from coral_lens.engine.fingerprints import identity_difference
+from coral_lens.engine.parts import extract_part
 from coral_lens.engine.precision import Precision, recorded_precision
+from coral_lens.engine.wanted import Wanted
 from coral_lens.errors import CoralError
 from coral_lens.methods.interface import QuestionSet, prompts_digest
 from coral_lens.records import Question
 from coral_lens.storage.files import digest, file_name, kept_record, write_record
-from coral_lens.storage.progress import Bar, silent
+from coral_lens.storage.parts import Part
+from coral_lens.storage.progress import Bar, Progress, silent
 from coral_lens.study.config import Source, Study
 from coral_lens.study.costs import Stopwatch, add_scoring
 from coral_lens.study.folders import Folders
@@ -43,6 +47,19 @@ class OpenModel(Protocol):
         """Return the model; `dtype` is what its states have that are there already."""
 
 
+@runtime_checkable
+class Helpers(Protocol):
+    """Others that compute the states and fits of a study, on machines of their own."""
+
+    def extract(
+        self, model: str, questions: list[Question], folder: Path, *, wanted: Wanted, progress: Progress
+    ) -> ActivationStore:
+        """Fill a store with what a model makes of questions, in the precision of what is there already."""
+
+    def fit(self, study: Study, folders: Folders, model: str) -> None:
+        """Fit all methods of a study on what a model made of its questions; results are left on the disk."""
+
+
 @dataclass(frozen=True)
 class Surroundings:
     """What the models of a study share: its folders, how a model is opened, how progress is shown."""
@@ -52,6 +69,31 @@ class Surroundings:
     bar: Bar = silent
     device: str = "cpu"
     """Where networks are trained."""
+    helpers: Helpers | None = None
+    """Who computes in place of this process."""
+
+
+@dataclass(frozen=True)
+class StorePlace:
+    """Where a store of a study is, and of what."""
+
+    label: str
+    folder: Path
+    key: str
+    """Tells whether it is finished: what was asked, and how."""
+    questions: Callable[[], list[Question]]
+    states: bool
+    """Whether it has states beside scores."""
+
+    @property
+    def mark(self) -> Path:
+        """The file that says that it is finished."""
+        return self.folder / "finished.json"
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it was finished before."""
+        return bool((kept_record(self.mark) or {}).get("key") == self.key)
 
 
 class StudyStates:
@@ -110,6 +152,18 @@ class StudyStates:
 
     def _open(self, source: Source, *, only: frozenset[str] | None = None) -> ActivationStore:
         """Return the store of a source; with `only`, of these questions alone, and their scores without states."""
+        place = self._place(source, only)
+        if place.is_finished:
+            if is_younger(self.name, place.mark):
+                self.model()  # which is compared with the store
+            store = ActivationStore(place.folder)
+        else:
+            store = self._extract(place)
+            write_record(place.mark, {"key": place.key})
+        self._check_same(store.manifest["model"], str(place.folder))
+        return store
+
+    def _place(self, source: Source, only: frozenset[str] | None = None) -> StorePlace:
         identity = self._identity(source) | ({} if only is None else {"layers": [], "only": digest(sorted(only))})
         n = source.n or "all"
         folder = self.folder / "states" / f"{file_name(source.label)}-{n}-{source.shots}shot-{digest(identity)[:8]}"
@@ -117,40 +171,65 @@ class StudyStates:
         def wanted(load: Load) -> list[Question]:
             return [q for q in load(source) if only is None or q.id in only]
 
-        mark, key = folder / "finished.json", digest([identity, prompts_digest(wanted(self._load))])
-        if (kept_record(mark) or {}).get("key") == key:
-            if is_younger(self.name, mark):
-                self.model()  # which is compared with the store
-            store = ActivationStore(folder)
-        else:
-            store = self._extract(wanted(self._asked), folder, label=source.label, states=only is None)
-            write_record(mark, {"key": key})
-        self._check_same(store.manifest["model"], str(folder))
-        return store
+        key = digest([identity, prompts_digest(wanted(self._load))])
+        return StorePlace(source.label, folder, key, lambda: wanted(self._asked), states=only is None)
 
-    def _extract(self, questions: list[Question], folder: Path, *, label: str, states: bool) -> ActivationStore:
-        """Score questions, and measure what that took."""
-        model = self.model()
-        layers = (self.study.layers or all_layers(model)) if states else ()
+    def extract_part(self, source: Source, part: Part) -> bool:
+        """Compute a part of what the model makes of a source, and return whether all parts of it are there."""
+        place = self._place(source)
+        if not place.is_finished:
+            questions, model = place.questions(), self.model()
+            with self._measured(place, model) as bar:
+                done = extract_part(
+                    model, questions, place.folder, part, extraction=self._extraction(place), bar=bar, strict=False
+                )
+            if done.missing:
+                return False
+            write_record(place.mark, {"key": place.key})
+        return True
+
+    def _extract(self, place: StorePlace) -> ActivationStore:
+        """Score questions, and measure what that took; what it takes others is not known."""
+        if helpers := self._around.helpers:
+            wanted = Wanted(self.study.layers if place.states else (), style=self.style)
+            asked = place.questions()
+            with self.bar(place.label, len(asked), "questions") as progress:
+                return helpers.extract(self.name, asked, place.folder, wanted=wanted, progress=progress)
+        questions, model = place.questions(), self.model()
+        with self._measured(place, model) as bar, bar(place.label, len(questions), "questions") as progress:
+            return extract(model, questions, place.folder, extraction=self._extraction(place), progress=progress)
+
+    def _extraction(self, place: StorePlace) -> Extraction:
+        layers = (self.study.layers or all_layers(self.model())) if place.states else ()
+        read = self.study.read if place.states else ("answer",)
+        return Extraction(layers=layers, style=self.style, read=read, neutral=self.study.scores_neutral)
+
+    @contextmanager
+    def _measured(self, place: StorePlace, model: Model) -> Iterator[Bar]:
+        """Yield a bar, and add what it counts while the block runs to the costs of a store; loading a model is no part of it."""
         done: list[int] = []
-        watch = Stopwatch()  # loading a model is no part of it
-        with self.bar(label, len(questions), "questions") as advance:
+        watch = Stopwatch()
 
-            def progress(n: int) -> None:
-                done.append(n)
-                advance(n)
+        @contextmanager
+        def counting(label: str, total: int, unit: str) -> Iterator[Progress]:
+            with self.bar(label, total, unit) as advance:
 
-            store = extract(
-                model, questions, folder, extraction=Extraction(layers=layers, style=self.style), progress=progress
-            )
+                def progress(n: int) -> None:
+                    done.append(n)
+                    advance(n)
+
+                yield progress
+
+        yield counting
         # the first number is of questions that were scored before
-        add_scoring(folder, watch.read(sum(done[1:]), model.device.type))
-        return store
+        add_scoring(place.folder, watch.read(sum(done[1:]), model.device.type))
 
     def _identity(self, source: Source) -> dict[str, Any]:
         study = self.study
         asking = {"style": study.style, "chat": study.chat, "layers": study.layers, "fixed_shots": study.fixed_shots}
-        return source.model_dump(mode="json") | asking | {"seed": study.seed if source.n else None}
+        more: dict[str, Any] = {} if study.read == ("answer",) else {"read": study.read}
+        more |= {"neutral": True} if study.scores_neutral else {}
+        return source.model_dump(mode="json") | asking | more | {"seed": study.seed if source.n else None}
 
     # --------------------------------------------------------------------------------------------------- sets
 

@@ -42,25 +42,28 @@ def fit_listwise_path(
     decays: Sequence[float] = DECAYS,
     *,
     targets: Float[np.ndarray, " row"] | None = None,
+    n_free: int = 0,
 ) -> list[FittedProbe]:
     """Minimise mean cross-entropy + decay / 2 * |w|^2 over w and a >= 0, for every weight decay, by L-BFGS.
 
-    The problem is convex, so the path of starts changes only how fast the minimum is found. `targets` are soft answers.
+    The problem is convex, so the path of starts changes only how fast the minimum is found. `targets` are soft answers. The
+    weights of the last `n_free` columns do not decay.
     """
     from scipy.optimize import minimize
 
     log_p = log_of(p)
     y = options.one_hot(answers) if targets is None else targets
-    n = len(answers)
+    n, decays_too = len(answers), np.arange(z.shape[1]) < z.shape[1] - n_free
 
     def loss(theta: np.ndarray, decay: float) -> tuple[float, np.ndarray]:
         weight, a = theta[:-1], theta[-1]
         scores = np.concatenate([z[rows] @ weight.astype(z.dtype) for rows in chunks(z)])
         q = options.softmax(a * log_p + scores.astype(np.float64))
         error = q - y
-        value = -options.sum(y * log_of(q)).mean() + 0.5 * decay * float(weight @ weight)
+        held = decay * weight * decays_too
+        value = -options.sum(y * log_of(q)).mean() + 0.5 * float(held @ weight)
         slope = sum((error[rows].astype(z.dtype) @ z[rows]).astype(np.float64) for rows in chunks(z))
-        return value, np.append(slope / n + decay * weight, error @ log_p / n)
+        return value, np.append(slope / n + held, error @ log_p / n)
 
     theta = np.append(np.zeros(z.shape[1]), 1.0)
     bounds = [(None, None)] * z.shape[1] + [(0.0, None)]

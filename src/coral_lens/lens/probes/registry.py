@@ -85,7 +85,9 @@ def fit_networks(train: Sample, validation: Sample, settings: Grid, seed: int) -
 def fit_listwise(train: Sample, _: Sample, settings: Grid, __: int) -> list[FittedProbe]:
     """Fit linear listwise lenses along the path of weight decays."""
     decays = [s["weight_decay"] for s in settings]
-    return fit_listwise_path(train.z, train.p, train.options, train.answers, decays, targets=train.targets)
+    return fit_listwise_path(
+        train.z, train.p, train.options, train.answers, decays, targets=train.targets, n_free=train.n_free
+    )
 
 
 def fit_listwise_networks(train: Sample, validation: Sample, settings: Grid, seed: int) -> list[FittedProbe]:

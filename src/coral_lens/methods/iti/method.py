@@ -274,7 +274,13 @@ def fit_iti(context: FitContext, settings: ItiSettings) -> Predict:
         model, questions = context.model(), test.prompted()
         apart = any(shared_context(p) is None for p in prepare(questions, context.common.style, model).prompts)
         # in a tree the context of one option could hold the last context token of another, which is shifted
-        extraction = Extraction((), context.common.style, packing="plain" if apart else None, edited=edited)
+        extraction = Extraction(
+            (),
+            context.common.style,
+            packing="plain" if apart else None,
+            edited=edited,
+            neutral=context.common.base == "pmi",
+        )
         table = context.extract(model, questions, file_name(test.name), extraction=extraction).table
         return {"": predictions_of("iti", test.states, base_probs(table, context.common.base))}
 

@@ -46,6 +46,7 @@ BASE_RULES = {
     "sum": "the summed log-probability of its tokens",
     "token": "the mean log-probability of its tokens",
     "char": "the log-probability per character of its text",
+    "pmi": "how much likelier the question makes it than a neutral context does",
 }
 
 

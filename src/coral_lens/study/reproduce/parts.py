@@ -39,7 +39,7 @@ from coral_lens.study.folders import Folders
 from coral_lens.study.plan import Load, loader
 from coral_lens.study.reproduce.scale import Scale
 from coral_lens.study.run import prepare_study, run_prepared
-from coral_lens.study.states import OpenModel, StudyStates, Surroundings
+from coral_lens.study.states import Helpers, OpenModel, StudyStates, Surroundings
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
@@ -57,6 +57,8 @@ class Workplace:
     open_model: OpenModel
     bar: Bar = silent
     device: str = "cpu"
+    helpers: Helpers | None = None
+    """Who computes states and fits of studies in place of this process."""
     done: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     """The records of the parts that are done, by name."""
 
@@ -80,7 +82,7 @@ class Workplace:
 
     @cached_property
     def _states(self) -> StudyStates:
-        around = Surroundings(self.folders, self.open_model, self.bar, self.device)
+        around = Surroundings(self.folders, self.open_model, self.bar, self.device, self.helpers)
         return StudyStates(self.study("probe1"), self.load, self.name, around)
 
     def store(self, source: Source) -> ActivationStore:
@@ -112,7 +114,9 @@ def run_study_of(place: Workplace, study: Study, part: str) -> dict[str, Any]:
     """Run a study of one model and one mixture."""
     prepared = prepare_study(study, place.folders.data)
     folders = replace(place.folders, out=place.out(part) / "study")
-    run_prepared(prepared, folders, open_model=place.open_model, bar=place.bar, device=place.device)
+    run_prepared(
+        prepared, folders, open_model=place.open_model, bar=place.bar, device=place.device, helpers=place.helpers
+    )
     record, (mixture,) = prepared.record(), study.mixture
     run = folders.runs_of(place.name) / file_name(mixture.name)
     return {

@@ -6,13 +6,11 @@ from how fast this machine multiplies matrices right now. It is an order of magn
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import torch
-
 from coral_lens.engine.loading import Outline, load_outline
+from coral_lens.engine.reckoning import EFFICIENCY, machine_speed, tokens_of
 from coral_lens.errors import CoralError
 from coral_lens.lens.probes.grid import grid_of
 from coral_lens.lens.probes.search import BUDGETS, planned_epochs
@@ -24,10 +22,6 @@ from coral_lens.study.reproduce.parts import Workplace
 from coral_lens.study.reproduce.scale import Scale
 from coral_lens.study.run import Prepared, prepare_study
 
-CHARACTERS = 4.0
-"""Characters of a token, about."""
-EFFICIENCY = 0.6
-"""Of a matrix product's speed, what whole passes and trainings reach."""
 EXTRA = {"iti": 1.3, "ccps": 1.5, "corrsteer": 1.5, "steerconf": 30.0}
 """Passes of a method that must run the model again, in units of scoring every question once; SteerConf writes its answers."""
 STOPPED = 0.15
@@ -71,17 +65,6 @@ def outline_of(model: str) -> Outline | None:
         return None
 
 
-def machine_speed(device: str, *, seconds: float = 0.3) -> float:
-    """Return the operations a second of matrix products on a device, as busy as it is now."""
-    a = torch.rand(1024, 1024, device=device)
-    (a @ a).sum().item()
-    n, start = 0, time.perf_counter()
-    while time.perf_counter() - start < seconds:
-        (a @ a).sum().item()
-        n += 1
-    return n * 2 * 1024**3 / (time.perf_counter() - start)
-
-
 # ------------------------------------------------------------------------------------------------- what each part loads
 
 
@@ -106,21 +89,8 @@ class Load:
 
     @property
     def tokens(self) -> float:
-        """Tokens of the questions, each prefix that many of a task share counted once."""
-        total = 0
-        for task in {q.task for q in self.questions}:
-            mine = [q for q in self.questions if q.task == task]
-            contexts = [q.rendered.contexts[0] if q.rendered else f"{q.passage}{q.text}" for q in mine]
-            shared = shared_beginning(contexts) if len(contexts) > 1 else 0
-            total += shared + sum(len(context) - shared for context in contexts)
-            total += sum(len(option) for q in mine for option in q.options)
-        return total / CHARACTERS
-
-
-def shared_beginning(texts: Sequence[str]) -> int:
-    """Return how many characters all texts begin with: of the first and the last in order, which differ most."""
-    first, last = min(texts), max(texts)
-    return next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+        """Tokens of the questions, about."""
+        return tokens_of(self.questions)
 
 
 def reckoned_seconds(load: Load, tokens: float, outline: Outline, speed: float) -> float:

@@ -24,7 +24,7 @@ from coral_lens.study.folders import Folders, check_folders
 from coral_lens.study.reproduce.page import STUDIES, Findings, write_page
 from coral_lens.study.reproduce.parts import PARTS, Workplace
 from coral_lens.study.reproduce.scale import Scale
-from coral_lens.study.states import OpenModel
+from coral_lens.study.states import Helpers, OpenModel
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
@@ -49,6 +49,8 @@ class Undertaking:
     open_model: OpenModel
     bar: Bar = silent
     device: str = "cpu"
+    helpers: Helpers | None = None
+    """Who computes states and fits of studies in place of this process."""
     anyway: bool = False
     """Whether a model of another size than the scale is meant for is let through."""
 
@@ -59,7 +61,8 @@ class Undertaking:
 
     def place(self, model: str) -> Workplace:
         """Return where the parts of a model are done."""
-        return Workplace(self.scale, model, self.folders, OneModel(self.open_model), self.bar, self.device)
+        opened = OneModel(self.open_model)
+        return Workplace(self.scale, model, self.folders, opened, self.bar, self.device, self.helpers)
 
 
 class OneModel:

@@ -1,0 +1,62 @@
+"""The rows of `answering.py` with labels: lenses that some questions of the test's own task have adapted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from coral_lens.engine.activations import JoinedStore
+from coral_lens.lens.adapt import adapt_on
+from coral_lens.lens.artefact import Lens
+from coral_lens.lens.folder import load_lens
+from coral_lens.methods.interface import QuestionSet
+from coral_lens.records import Predictions, predictions_of
+
+DRAWS = 5
+
+
+def adapted(test: QuestionSet, lenses: Mapping[str, Path], n_labels: int) -> dict[str, Predictions]:
+    """Return the answers of adapted lenses, with those of base and temperature to the same questions beside them.
+
+    Each is the mean over some draws of the labels, on the questions that are left; those of one question are a group.
+    """
+    rows: dict[str, Predictions] = {}
+    store = test.states
+    assert isinstance(store, JoinedStore)
+    if len(store.questions) <= 2 * n_labels:
+        return rows
+    for name, folder in lenses.items():
+        row = f"{name}, {n_labels} labels"
+        draws = [one_draw(load_lens(folder), store, n_labels, seed) for seed in range(DRAWS)]
+        rows[row] = together([found for found, _, _ in draws])
+        rows[f"base of {row}"] = together([base for _, base, _ in draws])
+        rows[f"temperature of {row}"] = together([cooled for _, _, cooled in draws])
+    return rows
+
+
+def one_draw(lens: Lens, store: JoinedStore, n_labels: int, seed: int) -> tuple[Predictions, Predictions, Predictions]:
+    """Return the answers of an adapted lens, of the model and of temperature to the questions that did not adapt it."""
+    labelled = np.random.default_rng(seed).permutation(len(store.questions)) < n_labels
+    few, rest = store.take(labelled), store.take(~labelled)
+    there = adapt_on(lens, few)
+    probs = there.apply(rest)
+    found, base, cooled = (predictions_of(m, rest, probs[m]) for m in (there.method, "base", "temperature"))
+    return found, base, cooled
+
+
+def together(draws: Sequence[Predictions]) -> Predictions:
+    """Return the answers of several draws as one; those to one question are a group, of which the interval knows."""
+    first, sizes = draws[0], np.concatenate([np.diff(d.offsets) for d in draws])
+    return Predictions(
+        method=first.method,
+        model=first.model,
+        task=first.task,
+        split=first.split,
+        ids=tuple(f"{i}: {name}" for i, d in enumerate(draws) for name in d.ids),
+        answers=np.concatenate([d.answers for d in draws]),
+        offsets=np.concatenate([[0], np.cumsum(sizes)]),
+        probs=np.concatenate([d.probs for d in draws]),
+        groups=tuple(group for d in draws for group in (d.groups or d.ids)),
+    )

@@ -1,0 +1,196 @@
+"""What an extraction will take, reckoned without a model: tokens, hours, bytes, shards and money.
+
+Tokens are reckoned from characters, operations from tokens and from the shape of the model, time from how fast a device
+multiplies. Of a case that is only described, everything may be said by hand. It is an order of magnitude, and says so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import torch
+
+from coral_lens.errors import CoralError, nearest
+from coral_lens.records import Question
+from coral_lens.storage.settings import Count, Range, Settings, docs_of, refuse_wrong
+
+if TYPE_CHECKING:
+    from coral_lens.engine.loading import Outline
+
+CHARACTERS = 4.0
+"""Characters of a token, about."""
+EFFICIENCY = 0.6
+"""Of a matrix product's speed, what whole passes and trainings reach."""
+BLOCK = 12
+"""Weights of a block, about, in units of its width squared: four matrices of attention, and two of four times the width."""
+ROW_FACTS = 4 * 8 + 2
+"""Bytes of an option beside its states: its score and its lengths, and its share of the number of its question."""
+DIGEST_BYTES = 80
+"""Of a line of the journal for each tensor."""
+OTHER_TENSORS = 5
+"""Tensors of a shard beside one for each layer."""
+PROMPT_BYTES = 1500
+"""Memory of the process that plans, for each question, about (`python bench/memory.py` measures it)."""
+
+
+@dataclass(frozen=True)
+class Case(Settings):
+    """An extraction, described."""
+
+    questions: Count = 1_000_000
+    """Questions."""
+    options: Annotated[float, Range(1)] = 4.0
+    """Options of a question."""
+    tokens: Annotated[float, Range(1)] = 150.0
+    """Tokens of a question with all its options, what all questions begin with counted once for all."""
+    layers: Count = 32
+    """Blocks of the model."""
+    width: Count = 4096
+    """Width of its states."""
+    block: Annotated[float, Range(above=0)] | None = None
+    """Weights of a block; by default 12 times the squared width."""
+    kept: Count | None = None
+    """Layers that are kept; by default all, and the embeddings."""
+    devices: Count = 1
+    """GPUs, or processes, that compute at once."""
+    speed: Annotated[float, Range(above=0)] = 1.0
+    """Operations that each really does in a second, in units of 10**12."""
+    price: Annotated[float, Range(0)] = 0.0
+    """Of a device for an hour."""
+
+
+@dataclass(frozen=True)
+class Reckoned:
+    """What a case takes."""
+
+    case: Case
+    n_tokens: float
+    device_hours: float
+    n_bytes: int
+    """Of the store."""
+    n_shards: int
+    journal_bytes: int
+    memory: int
+    """Of the process that plans, for prompts."""
+
+    @property
+    def hours(self) -> float:
+        """By the clock, if every device is always busy."""
+        return self.device_hours / self.case.devices
+
+    @property
+    def price(self) -> float:
+        """Of all devices."""
+        return self.device_hours * self.case.price
+
+    @property
+    def price_per_million(self) -> float:
+        """For each million questions."""
+        return self.price * 1e6 / self.case.questions
+
+    @property
+    def bytes_per_second(self) -> float:
+        """That all devices together write to the shared disk."""
+        return self.n_bytes / (self.hours * 3600)
+
+    @property
+    def shards_per_second(self) -> float:
+        """That all devices together finish."""
+        return self.n_shards / (self.hours * 3600)
+
+
+def reckon(case: Case, *, shard_bytes: int, bare_row_bytes: int) -> Reckoned:
+    """Reckon what a case takes; shards are cut as `extract` cuts them."""
+    kept = case.layers + 1 if case.kept is None else case.kept
+    rows = case.questions * case.options
+    n_tokens = case.questions * case.tokens
+    block = case.block or BLOCK * case.width**2
+    seconds = 2 * block * case.layers * n_tokens / (case.speed * 1e12)
+    states = 2 * case.width * kept
+    n_shards = max(1, round(rows * max(states, 0 if states else bare_row_bytes) / shard_bytes))
+    return Reckoned(
+        case,
+        n_tokens=n_tokens,
+        device_hours=seconds / 3600,
+        n_bytes=round(rows * (states + ROW_FACTS)),
+        n_shards=n_shards,
+        journal_bytes=n_shards * DIGEST_BYTES * (kept + OTHER_TENSORS),
+        memory=case.questions * PROMPT_BYTES,
+    )
+
+
+# ----------------------------------------------------------------------------------------------------- describing
+
+WHOLE = ("questions", "layers", "width", "kept", "devices")
+"""Facts that are counted."""
+
+
+def described(texts: Sequence[str], known: Case) -> Case:
+    """Return a case in which what `key=value` says replaces what is known."""
+    values = dict(map(read_fact, texts))
+    refuse_wrong(Case, values)
+    return replace(known, **values)
+
+
+def read_fact(text: str) -> tuple[str, Any]:
+    """Return the key and number of `questions=1000000`."""
+    key, equals, value = (part.strip() for part in text.partition("="))
+    facts = docs_of(Case)
+    if not equals or key not in facts:
+        raise CoralError(
+            f"--case must look like questions=1000000, with one of {', '.join(facts)}. Got {text!r} instead."
+            f"{nearest(key, facts)}"
+        )
+    try:
+        number = float(value.replace("_", ""))
+    except ValueError:
+        raise CoralError(f"--case {key} must be a number. Got {value!r} instead.") from None
+    if key in WHOLE and number != number // 1:  # neither is what is no number, or infinite
+        raise CoralError(f"--case {key} must be a whole number. Got {value!r} instead.")
+    return key, int(number) if key in WHOLE else number
+
+
+def known_case(questions: Sequence[Question], outline: Outline | None, *, kept: int | None, device: str) -> Case:
+    """Return the case of questions and a model that are at hand, on this machine; what is not is as in the defaults."""
+    case = Case(speed=EFFICIENCY * machine_speed(device) / 1e12, kept=kept)
+    if questions:
+        n = len(questions)
+        rows = sum(len(q.options) for q in questions)
+        case = replace(case, questions=n, options=rows / n, tokens=max(1.0, tokens_of(questions) / n))
+    if outline:
+        case = replace(case, layers=outline.n_layers, width=outline.width, block=float(outline.block_parameters))
+    return case
+
+
+def tokens_of(questions: Sequence[Question]) -> float:
+    """Return the tokens of questions, about; each prefix that all of a task share is counted once."""
+    by_task: dict[str | None, list[Question]] = {}
+    for question in questions:
+        by_task.setdefault(question.task, []).append(question)
+    total = 0
+    for mine in by_task.values():
+        contexts = [q.rendered.contexts[0] if q.rendered else f"{q.passage}{q.text}" for q in mine]
+        shared = shared_beginning(contexts) if len(contexts) > 1 else 0
+        total += shared + sum(len(context) - shared for context in contexts)
+        total += sum(len(option) for q in mine for option in q.options)
+    return total / CHARACTERS
+
+
+def shared_beginning(texts: Sequence[str]) -> int:
+    """Return how many characters all texts begin with: of the first and the last in order, which differ most."""
+    first, last = min(texts), max(texts)
+    return next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), min(len(first), len(last)))
+
+
+def machine_speed(device: str, *, seconds: float = 0.3) -> float:
+    """Return the operations a second of matrix products on a device, as busy as it is now."""
+    a = torch.rand(1024, 1024, device=device)
+    (a @ a).sum().item()
+    n, start = 0, time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        (a @ a).sum().item()
+        n += 1
+    return n * 2 * 1024**3 / (time.perf_counter() - start)

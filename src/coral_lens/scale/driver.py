@@ -1,0 +1,170 @@
+"""Hand out pieces of work to workers on a cluster until all are done, whatever dies on the way. Knows nothing of the work.
+
+A piece is computed at least once; who wrote it first does not matter, because writing it twice leaves the same bytes. A worker
+that dies is replaced, and its piece given to another one; a piece at which three workers failed ends the work, and so does at
+once what a worker says in a sentence (a full disk, another model): trying again would not help.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from coral_lens.errors import CoralError
+
+MOST_FAILURES = 3
+"""Of a piece, and of workers that are being started, one after another."""
+PATIENCE = 300.0
+"""Seconds without any worker at all, or on the way, after which the cluster is given up."""
+TICK = 1.0
+"""Seconds between two looks at the cluster while nothing happens."""
+Tell = Callable[[str], None]
+"""Told in a sentence what happens."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """How the pieces of some work are computed elsewhere."""
+
+    start: Callable[[], Any]
+    """Starts a worker and returns it."""
+    ready: Callable[[Any], Any]
+    """Asks a worker to say when it can begin, as a reference; an error says why it cannot."""
+    submit: Callable[[Any, int], Any]
+    """Gives a worker the piece of a number, and returns a reference to its result."""
+    done: Callable[[int, Any], None]
+    """Told the result of each piece, once."""
+    named: Callable[[int], str]
+    """Says what a piece is, for people."""
+
+
+@dataclass
+class Driver:
+    """Keeps workers busy with pieces until none is left."""
+
+    job: Job
+    n_workers: int
+    tell: Tell = lambda _: None
+    starting: dict[Any, Any] = field(default_factory=dict)
+    """Workers on the way, by the reference that says when they are there."""
+    free: list[Any] = field(default_factory=list)
+    running: dict[Any, tuple[Any, int]] = field(default_factory=dict)
+    """Which worker has which piece, by the reference to its result."""
+    failures: Counter[int] = field(default_factory=Counter)
+    """How often a piece failed."""
+    false_starts: int = 0
+    """Workers that could not begin, since the last one that could."""
+
+    @property
+    def alive(self) -> int:
+        """Workers that can compute."""
+        return len(self.free) + len(self.running)
+
+    def run(self, pieces: Sequence[int]) -> None:
+        """Have all pieces computed."""
+        todo = deque(pieces)
+        try:
+            while todo or self.running:
+                self._keep_workers(len(todo) + len(self.running))
+                while todo and self.free:
+                    number, worker = todo.popleft(), self.free.pop()
+                    self.running[self.job.submit(worker, number)] = (worker, number)
+                todo.extendleft(self._look())
+        finally:
+            self._dismiss()
+
+    def _keep_workers(self, n_left: int) -> None:
+        """Start workers where some are missing and there is something for them to do."""
+        for _ in range(min(self.n_workers, n_left) - self.alive - len(self.starting)):
+            worker = self.job.start()
+            self.starting[self.job.ready(worker)] = worker
+
+    def _look(self) -> list[int]:
+        """Wait until something happens, and return the pieces that have to be computed again."""
+        import ray
+
+        watched = [*self.running, *self.starting]
+        ready, _ = ray.wait(watched, num_returns=1, timeout=PATIENCE if not self.alive else None)
+        if not ready:
+            raise CoralError(
+                f"No worker has begun within {PATIENCE:.0f} s: the cluster has no room for one now; ask for less with "
+                "--cpus-per-worker and --gpus-per-worker, or come back later."
+            )
+        more, _ = ray.wait(watched, num_returns=len(watched), timeout=0)
+        again = []
+        for reference in more or ready:
+            if reference in self.starting:
+                self._begin(reference)
+            else:
+                again += self._take(reference)
+        return again
+
+    def _begin(self, reference: Any) -> None:
+        """Take a worker among those that are free, or find out why it cannot begin."""
+        import ray
+
+        worker = self.starting.pop(reference)
+        try:
+            ray.get(reference)
+        except CoralError as error:
+            raise plain(error) from None
+        except ray.exceptions.RayError as error:
+            self.false_starts += 1
+            if self.false_starts >= MOST_FAILURES:
+                raise CoralError(f"Workers cannot begin: {reason_of(error)}") from error
+            self.tell(f"a worker could not begin ({reason_of(error)}); another one is started")
+        else:
+            self.false_starts = 0
+            self.free.append(worker)
+
+    def _take(self, reference: Any) -> list[int]:
+        """Take the result of a piece; return the piece if it has to be computed again."""
+        import ray
+
+        worker, number = self.running.pop(reference)
+        try:
+            result = ray.get(reference)
+        except CoralError as error:
+            raise plain(error) from None
+        except ray.exceptions.RayTaskError as error:
+            self.free.append(worker)
+            return self._failed(number, reason_of(error.cause))
+        except ray.exceptions.RayError as error:
+            return self._failed(number, reason_of(error))
+        self.free.append(worker)
+        self.job.done(number, result)
+        return []
+
+    def _failed(self, number: int, reason: str) -> list[int]:
+        self.failures[number] += 1
+        what = self.job.named(number)
+        if self.failures[number] >= MOST_FAILURES:
+            raise CoralError(
+                f"{what} failed {MOST_FAILURES} times, and everything else is kept; the last time: {reason}"
+            )
+        self.tell(f"{what} is computed again, {self.alive} of {self.n_workers} workers are there: {reason}")
+        return [number]
+
+    def _dismiss(self) -> None:
+        import ray
+
+        for worker in [*self.free, *self.starting.values(), *(worker for worker, _ in self.running.values())]:
+            ray.kill(worker)
+
+
+def plain(error: CoralError) -> CoralError:
+    """Return what a worker has said, without what Ray says of it."""
+    cause = getattr(error, "cause", error)
+    return CoralError(str(cause))
+
+
+def reason_of(error: BaseException) -> str:
+    """Return in a line what an error says: of a traceback its last error, else the first line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    errors = [line for line in lines if re.match(r"[\w.]+(Error|Exception|Interrupt): ", line)]
+    if errors:
+        return errors[-1]
+    return f"{type(error).__name__}: {lines[0] if lines else 'no more is known'}"

@@ -1,0 +1,142 @@
+"""Fill a store from many machines: workers compute and write shards, this process alone writes the journal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coral_lens.engine import extract
+from coral_lens.engine.activations import ActivationStore
+from coral_lens.engine.extract import StorePlan, planned_work, warn_broken, warn_left_out
+from coral_lens.engine.packing import Plan
+from coral_lens.engine.wanted import Wanted
+from coral_lens.errors import CoralError
+from coral_lens.records import Question
+from coral_lens.scale.cluster import Cluster
+from coral_lens.scale.driver import MOST_FAILURES, Driver, Job, Tell, plain, reason_of
+from coral_lens.scale.worker import ModelSource, ShardWorker, cut_task
+from coral_lens.storage.files import versions
+from coral_lens.storage.progress import Progress
+from coral_lens.storage.resumable import Counted, locked
+from coral_lens.storage.shards import Journal, shard_path
+
+NAMED = 5
+"""So many questions of a shard that failed are named."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Workers with a model on a cluster, and whom to tell what happens to them."""
+
+    cluster: Cluster
+    source: ModelSource
+    tell: Tell = lambda _: None
+
+    def start(self) -> Any:
+        """Start a worker."""
+        import ray
+
+        actor = ray.remote(**self.cluster.options, max_restarts=0)(ShardWorker)
+        return actor.remote(self.source, self.cluster.cpus)
+
+
+def extract_on_ray(
+    spread: Spread,
+    questions: Sequence[Question],
+    folder: str | Path,
+    *,
+    wanted: Wanted,
+    progress: Progress | None = None,
+) -> ActivationStore:
+    """Fill a store as `extract` does, by workers on a cluster; the folder must be the same for all machines."""
+    folder = Path(folder).absolute()
+    with locked(folder):  # a second driver is refused before a worker loads anything
+        pass
+    plan, first = planned_by_worker(spread, questions, folder, wanted)
+    warn_left_out(plan.prepared)
+    spares = [first]
+
+    def elsewhere(todo: Sequence[int], journal: Journal, counted: Counted) -> None:
+        Driver(job_of(spread, plan, folder, journal, counted, spares), spread.cluster.workers, spread.tell).run(todo)
+
+    try:
+        planned_work(plan, folder, never).run(progress, elsewhere=elsewhere)
+    finally:
+        dismiss(spares)
+    store = ActivationStore(folder, layers=wanted.layers)
+    warn_broken(spread.source.name, store.broken)
+    return store
+
+
+def never(shard: Plan, progress: Progress) -> Any:
+    """Stand where one process would compute a shard."""
+    raise AssertionError("the workers compute")
+
+
+def dismiss(workers: list[Any]) -> None:
+    """End workers that were not needed."""
+    import ray
+
+    for worker in workers:
+        ray.kill(worker)
+    workers.clear()
+
+
+def planned_by_worker(
+    spread: Spread, questions: Sequence[Question], folder: Path, wanted: Wanted
+) -> tuple[StorePlan, Any]:
+    """Have a first worker plan the store, and return it with the worker; one that dies on the way is replaced."""
+    import ray
+
+    asked = ray.put(list(questions))
+    for attempt in range(1, MOST_FAILURES + 1):
+        worker = spread.start()
+        try:
+            return ray.get(worker.plan.options(name="plan").remote(asked, folder, wanted, extract.SHARD_BYTES)), worker
+        except CoralError as error:
+            raise plain(error) from None
+        except ray.exceptions.RayError as error:
+            ray.kill(worker)
+            reason = reason_of(getattr(error, "cause", None) or error)
+            if attempt == MOST_FAILURES or "ModuleNotFoundError" in str(error):
+                raise CoralError(
+                    f"Workers cannot begin: {reason}; they need coral-lens and the model, as this machine has them."
+                ) from error
+            spread.tell(f"the worker that planned has died ({reason}); another one is started")
+    raise AssertionError("it has returned or raised")
+
+
+def job_of(spread: Spread, plan: StorePlan, folder: Path, journal: Journal, counted: Counted, spares: list[Any]) -> Job:
+    """Return how the shards of a store are computed by workers; those that are there already come first."""
+    import ray
+
+    extraction = ray.put(plan.extraction)
+    about = (plan.manifest, versions())
+
+    def submit(worker: Any, number: int) -> Any:
+        task = cut_task(plan, number)
+        return worker.compute.options(name=f"shard {number}").remote(task, extraction, folder)
+
+    def done(number: int, digests: dict[str, str]) -> None:
+        if not shard_path(folder, number).exists():
+            raise CoralError(
+                f"A worker has written {shard_path(folder, number)}, which is not here: --out must be a folder that all machines "
+                "share."
+            )
+        journal.note(number, digests)
+        counted(sum(len(batch.questions) for batch in plan.shards[number].batches))
+
+    def named(number: int) -> str:
+        ids = [plan.prepared.questions[q].id for batch in plan.shards[number].batches for q in batch.questions]
+        more = f" and {len(ids) - NAMED} more" if len(ids) > NAMED else ""
+        return f"Shard {number} (questions {', '.join(map(repr, ids[:NAMED]))}{more})"
+
+    return Job(
+        start=lambda: spares.pop() if spares else spread.start(),
+        ready=lambda worker: worker.check.options(name="begin").remote(*about, mixed=plan.extraction.mixed),
+        submit=submit,
+        done=done,
+        named=named,
+    )

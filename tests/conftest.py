@@ -26,6 +26,7 @@ import torch  # noqa: E402
 from faults.kills import Recorder, record_all  # noqa: E402
 from faults.workshop import Workshop  # noqa: E402
 from hypothesis import settings  # noqa: E402
+from support.browsers import CHROMIUM, MISSING  # noqa: E402
 from support.commands import quiet  # noqa: E402
 from support.models import PLAIN_FAMILIES, TREE_FAMILIES, make_model  # noqa: E402
 from support.shared import made_once  # noqa: E402
@@ -51,6 +52,12 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what was left out for want of a browser."""
+    if CHROMIUM is None:
+        terminalreporter.write_line(MISSING)
 
 
 def pytest_runtest_setup() -> None:

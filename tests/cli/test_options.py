@@ -25,6 +25,7 @@ from coral_lens.lens.probes.mlp import HIDDEN
 from coral_lens.lens.probes.registry import LENSES
 from coral_lens.lens.rules import BASE_SCORES
 from coral_lens.lens.settings import FitSettings, Guarantees
+from coral_lens.methods.controls import OtherModel
 from coral_lens.sae.settings import AblationPlan, Sampling, SteerPlan, TrainingSettings
 from coral_lens.storage.settings import NO_OPTION, Count, Option, Settings, docs_of, option_of, settings_fields
 
@@ -33,6 +34,7 @@ NOT_OPTIONS = {
     Asking: {"split", "chat_template", "seed"},
     Looked: {"split", "chat_template", "seed"},
     FitSettings: {"validation", "stratified"},
+    OtherModel: {"validation", "stratified"},
     Guarantees: {"delta"},
     Sampling: {"shard_tokens"},
     TrainingSettings: {"warm_up", "penalty_warm_up", "decay", "resample", "checkpoint"},

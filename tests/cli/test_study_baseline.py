@@ -116,7 +116,11 @@ def test_mistakes_are_one_sentence_and_exit_code_2(baseline: Baseline, tmp_path:
         ("vector-scaling",): "Vector scaling needs the same number of options everywhere",
         ("pride",): "need options that are listed in the prompt and scored by letter",
         ("isotonic", "--set", "questions"): "--set must look like questions=20",
-        ("isotonic", "--base", "tokens"): "Unknown base 'tokens'; use one of sum, token, char. Did you mean 'token'?",
+        (
+            "isotonic",
+            "--base",
+            "tokens",
+        ): "Unknown base 'tokens'; use one of sum, token, char, pmi. Did you mean 'token'?",
         ("isotonic", "--limit", "0"): "limit must be at least 1. Got 0 instead",
         ("isotonic", "--num-fewshot", "-1"): "num_fewshot must be at least 0. Got -1 instead",
         ("isotonic", "--seed", "-1"): "seed must lie between 0 and 4294967295. Got -1 instead",

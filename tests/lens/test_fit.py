@@ -69,7 +69,7 @@ class Planted(ActivationStore):
         model = {"name": "planted", "weights": "w" * 64, "tokenizer": "t" * 64, "dtype": "torch.float32"}
         self.manifest: dict[str, Any] = {"model": model, "layers": list(LAYERS), "questions": "q" * 64, "seed": seed}
 
-    def layer(self, layer: int) -> np.ndarray:
+    def layer(self, layer: int, place: str = "answer") -> np.ndarray:
         return self.states[layer]
 
 

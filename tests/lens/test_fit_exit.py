@@ -134,7 +134,7 @@ def test_a_lens_with_a_chosen_exit_is_not_fitted_again(tmp_path: Path, monkeypat
 
 
 def test_settings_that_contradict_an_exit_are_refused() -> None:
-    with pytest.raises(CoralError, match="no base probabilities to scale"):
+    with pytest.raises(CoralError, match="leave out scale_base"):
         FitSettings(exit_layer=3, scale_base=True)
     with pytest.raises(CoralError, match="not both"):
         FitSettings(exit_layer=3, exit="auto")

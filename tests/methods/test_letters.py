@@ -64,7 +64,7 @@ class Told:
         offsets, answers = Options.of_sizes([len(v) for v in logs]).edges, np.array([q.answer for q in questions])
         self.table = OptionTable(np.concatenate(logs), ones, ones, ones, offsets, answers)
 
-    def layer(self, layer: int) -> np.ndarray:
+    def layer(self, layer: int, place: str = "answer") -> np.ndarray:
         raise AssertionError("no letter remedy reads states")
 
 

@@ -42,10 +42,10 @@ class TwoQuestions:
     )
     table = OptionTable(
         np.array([-1.0, -6.0, -9.0, -9.0, -2.0, -0.1]), np.array([1, 2, 3, 3, 1, 3]), *[np.ones(6, dtype=int)] * 2,
-        np.array([0, 4, 6]), np.array([0, 1]), None, np.array([2, 5, 1, 0, 4, 4]),
+        np.array([0, 4, 6]), np.array([0, 1]), counts=np.array([2, 5, 1, 0, 4, 4]),
     )  # fmt: skip
 
-    def layer(self, layer: int) -> np.ndarray:
+    def layer(self, layer: int, place: str = "answer") -> np.ndarray:
         raise AssertionError("no state is read")
 
 
@@ -113,8 +113,8 @@ def test_several_right_candidates_are_each_right() -> None:
     store = TwoQuestions()
     store.questions = (choice, TwoQuestions.questions[1])
     store.table = OptionTable(
-        np.array([-1.0, -2.0, -9.0, -2.0, -0.1]), *[np.ones(5, dtype=int)] * 3, np.array([0, 3, 5]), np.array([0, 1]), None,
-        np.array([3, 5, 0, 4, 4]),
+        np.array([-1.0, -2.0, -9.0, -2.0, -0.1]), *[np.ones(5, dtype=int)] * 3, np.array([0, 3, 5]), np.array([0, 1]),
+        counts=np.array([3, 5, 0, 4, 4]),
     )  # fmt: skip
     assert by_frequency(store).right.tolist() == [True, False]
     assert by_logprob(store).right.tolist() == [True, False]

@@ -55,7 +55,7 @@ class Unread:
     layers, questions = (), ()
     table: Any = None
 
-    def layer(self, layer: int) -> np.ndarray:
+    def layer(self, layer: int, place: str = "answer") -> np.ndarray:
         raise AssertionError("no state is read")
 
 

@@ -6,15 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from support.browsers import CHROMIUM, MISSING
+from support.browsers import CHROMIUM
 from support.servers import Running, Shop, open_shop, running
 
 collect_ignore = [] if CHROMIUM else ["test_page_browser.py"]
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if CHROMIUM is None:
-        terminalreporter.write_line(MISSING)
 
 
 @pytest.fixture(scope="session")

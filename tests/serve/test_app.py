@@ -9,39 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from support.servers import Running, Shop, running, settings
+from support.servers import GOOD, Running, Shop, running, settings
 
 from coral_lens.serve.settings import Answering, Batching, Limits
 
-GOOD: dict[str, Any] = {
-    "/v1/predict": {
-        "lens": "first",
-        "layers": True,
-        "questions": [
-            {"question": "2 + 2?", "options": ["3", "4"], "context": "c", "id": 7},
-            {"state": {"a": 1}, "instructions": "Is it so?", "kind": "yes-no"},
-            {"state": "s", "question": "Which?", "instructions": "Be fair.", "options": {"a": "first", "b": None}},
-        ],
-    },
-    "/v1/decisions": {
-        "model": "first",
-        "input": [{"role": "user", "content": [{"type": "input_text", "text": "It rains."}]}],
-        "questions": [
-            {"type": "predicate", "instructions": "It is wet."},
-            {"type": "choice", "instructions": "Which?", "choices": [{"value": "a"}, {"value": True}]},
-            {"type": "score", "instructions": "How?", "levels": [{"label": "low"}, {"label": "high"}]},
-        ],
-    },
-    "/v1/systemone": {
-        "model": "first",
-        "state": {"text": "It rains."},
-        "questions": {
-            "wet": {"type": "noul", "instructions": "Is it wet?", "criteria": {"true": "yes"}},
-            "which": {"type": "choice", "criteria": {"a": None, "b": "the second"}},
-            "how": {"type": "score", "criteria": ["low", "high"]},
-        },
-    },
-}
 WRONG: tuple[Any, ...] = (
     None,
     0,
@@ -167,7 +138,7 @@ def test_what_is_too_large_is_refused_as_such(shop: Shop, limits: Limits, body: 
 def test_the_description_names_every_route_and_every_schema_that_it_refers_to(server: Running) -> None:
     with server.client() as client:
         found = client.get("/openapi.json").json()
-    assert {*GOOD, "/v1/models", "/health", "/ready", "/metrics"} == set(found["paths"])
+    assert {*GOOD, "/v1/ask", "/v1/models", "/health", "/ready", "/metrics"} == set(found["paths"])
     names = {part.split('"')[0] for part in json.dumps(found).split("#/components/schemas/")[1:]}
     assert names <= set(found["components"]["schemas"])
 

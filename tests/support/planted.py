@@ -58,7 +58,8 @@ class PlantedStore(ActivationStore):
             self.states[layer][:, COLUMN] += (strength * turned * y).astype(np.float32)
         self.manifest: dict[str, Any] = {"model": IDENTITY, "layers": list(LAYERS), "questions": "q" * 64, "seed": seed}
 
-    def layer(self, layer: int) -> np.ndarray:
+    def layer(self, layer: int, place: str = "answer") -> np.ndarray:
+        assert place == "answer", "planted states are those of the answers"
         return self.states[layer]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx2
 
@@ -23,6 +24,36 @@ from support.questions import toy_questions
 
 PATIENCE = 60
 """Seconds for a server to come up, or an answer to come, on a busy machine."""
+GOOD: dict[str, Any] = {
+    "/v1/predict": {
+        "lens": "first",
+        "layers": True,
+        "questions": [
+            {"question": "2 + 2?", "options": ["3", "4"], "context": "c", "id": 7},
+            {"state": {"a": 1}, "instructions": "Is it so?", "kind": "yes-no"},
+            {"state": "s", "question": "Which?", "instructions": "Be fair.", "options": {"a": "first", "b": None}},
+        ],
+    },
+    "/v1/decisions": {
+        "model": "first",
+        "input": [{"role": "user", "content": [{"type": "input_text", "text": "It rains."}]}],
+        "questions": [
+            {"type": "predicate", "instructions": "It is wet."},
+            {"type": "choice", "instructions": "Which?", "choices": [{"value": "a"}, {"value": True}]},
+            {"type": "score", "instructions": "How?", "levels": [{"label": "low"}, {"label": "high"}]},
+        ],
+    },
+    "/v1/systemone": {
+        "model": "first",
+        "state": {"text": "It rains."},
+        "questions": {
+            "wet": {"type": "noul", "instructions": "Is it wet?", "criteria": {"true": "yes"}},
+            "which": {"type": "choice", "criteria": {"a": None, "b": "the second"}},
+            "how": {"type": "score", "criteria": ["low", "high"]},
+        },
+    },
+}
+"""A request to each route that is answered with all that there is."""
 
 
 @dataclass(frozen=True)

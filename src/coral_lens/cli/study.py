@@ -184,7 +184,7 @@ def this_command() -> str:
 NAMES = (
     "`isotonic`, `vector-scaling`; for options under letters `contextual-calibration`, `batch-calibration`, `pride`, `cyclic`; "
     "`iti`, `ccps`, `steerconf`, `corrsteer`; controls `control-random`, `control-untrained`, `control-base`, "
-    "`control-text`; or a lens"
+    "`control-text`, `control-other`; or a lens"
 )
 
 

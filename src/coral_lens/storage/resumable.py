@@ -29,7 +29,7 @@ from coral_lens.storage.files import (
 )
 from coral_lens.storage.parts import Part
 from coral_lens.storage.progress import Progress, done_before
-from coral_lens.storage.temporary import lock_file
+from coral_lens.storage.temporary import lock_file, remove_abandoned
 
 Piece = TypeVar("Piece")
 Result = TypeVar("Result")
@@ -184,6 +184,7 @@ def open_manifest(path: Path, wanted: dict[str, Any], differing: Mapping[str, st
 def begin_manifest(path: Path, wanted: dict[str, Any]) -> bool:
     """Write the manifest of new work and return True; False if there is one, or if another process was faster."""
     if path.exists():
+        remove_abandoned(path)  # of a process that was killed just when it had given the file its name
         return False
     try:
         refuse_foreign(path.parent)

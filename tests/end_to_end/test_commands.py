@@ -842,7 +842,8 @@ try:
 except SystemExit as end:
     assert not end.code, end.code
 import coral_lens
-print("IMPORTED", sorted({"torch", "transformers", "lm_eval", "numpy", "scipy", "datasets"} & set(sys.modules)))
+HEAVY = {"torch", "transformers", "lm_eval", "numpy", "scipy", "datasets", "sklearn", "matplotlib"}
+print("IMPORTED", *sorted(HEAVY & set(sys.modules)))
 """
 
 
@@ -850,7 +851,15 @@ print("IMPORTED", sorted({"torch", "transformers", "lm_eval", "numpy", "scipy", 
 def test_help_imports_nothing_heavy(arguments: tuple[str, ...]) -> None:
     done = subprocess.run([sys.executable, "-c", HELP, *arguments], capture_output=True, text=True, check=True)
     assert "Usage: coral" in done.stdout
-    assert done.stdout.splitlines()[-1] == "IMPORTED []"
+    assert done.stdout.splitlines()[-1] == "IMPORTED"
+
+
+def test_an_answer_needs_nothing_that_only_reports_benchmarks_and_fits_need(work: Work, tmp_path: Path) -> None:
+    new = write(tmp_path / "new.jsonl", [{"question": "2 + 2?", "options": ["3", "4"]}])
+    arguments = ("predict", "--lens", work.lens, "--questions", new, "--out", tmp_path / "answers.jsonl")
+    done = subprocess.run([sys.executable, "-c", HELP, *arguments], capture_output=True, text=True, check=True)
+    assert (tmp_path / "answers.jsonl").exists()
+    assert set(done.stdout.splitlines()[-1].split()[1:]) <= {"torch", "transformers", "numpy", "scipy"}
 
 
 # -------------------------------------------------------------------------------------------------------------- help

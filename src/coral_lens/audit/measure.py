@@ -21,6 +21,7 @@ from coral_lens.records import Predictions
 from coral_lens.report.confidence import ConfidenceSummary, confidence_summary, wilson_score
 from coral_lens.report.runs import Evaluation, Run
 from coral_lens.report.tables.run import COLUMNS, Pairs, ResultsTable, Scope, results_table
+from coral_lens.storage.progress import Bar, silent
 
 FEWEST = 40
 """Questions below which nothing is fitted: a quarter of them would have to carry a map."""
@@ -88,21 +89,31 @@ def audit(
     *,
     fit_on: AuditedSet | None = None,
     swapped: AuditedSet | None = None,
+    bar: Bar = silent,
 ) -> Audit:
     """Audit systems. Maps are fitted on another set if one is given, else on a part of this one, and measured on the rest."""
     settings = settings or AuditSettings()
     systems = audited.systems
-    metrics = {n: measure(p, seed=settings.seed, more=("smooth_ece",)) for n, p in systems.items()}
-    maps, measured = fitted_maps(audited, settings, fit_on)
-    rows = after_maps(measured, maps) if maps else None
+    with bar("audit", 5, "steps") as done:
+        metrics = {n: measure(p, seed=settings.seed, more=("smooth_ece",)) for n, p in systems.items()}
+        done(1)
+        floors = {name: floors_of(p, seed=settings.seed) for name, p in systems.items()}
+        done(1)
+        maps, measured = fitted_maps(audited, settings, fit_on)
+        done(1)
+        rows = after_maps(measured, maps) if maps else None
+        calibrated = table_of(rows, with_itself, seed=settings.seed) if rows else None
+        done(1)
+        compared = table_of(audited, with_first, seed=settings.seed) if len(systems) > 1 else None
+        done(1)
     return Audit(
         audited=audited,
         settings=settings,
         metrics=metrics,
-        floors={name: floors_of(p, seed=settings.seed) for name, p in systems.items()},
-        compared=table_of(audited, with_first, seed=settings.seed) if len(systems) > 1 else None,
+        floors=floors,
+        compared=compared,
         maps=maps,
-        calibrated=table_of(rows, with_itself, seed=settings.seed) if rows else None,
+        calibrated=calibrated,
         n_measured=len(measured.questions) if maps else 0,
         sets=tuple(sets_of(n, m, measured.systems[n]) for n, m in maps.items() if m.sets),
         thresholds=tuple(threshold_of(n, m, measured.systems[n]) for n, m in maps.items() if m.abstention),

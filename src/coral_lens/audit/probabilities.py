@@ -10,6 +10,7 @@ from coral_lens.audit.measure import Audit, audit
 from coral_lens.audit.reading import read_audited
 from coral_lens.audit.settings import AuditSettings
 from coral_lens.data.settings import TableOptions
+from coral_lens.storage.progress import Bar, bar_of
 
 
 def audit_probabilities(
@@ -19,6 +20,7 @@ def audit_probabilities(
     fit_on: str | Path | Any | None = None,
     swap: str | Path | Any | None = None,
     table: TableOptions | None = None,
+    bar: Bar | bool = True,
 ) -> Audit:
     """Audit probabilities with labels beside them, of a file, of a frame, or of several files of the same questions.
 
@@ -27,7 +29,7 @@ def audit_probabilities(
     """
     audited = read_audited(sources_in(source), table)
     others = [None if other is None else read_audited([other], table) for other in (fit_on, swap)]
-    return audit(audited, settings, fit_on=others[0], swapped=others[1])
+    return audit(audited, settings, fit_on=others[0], swapped=others[1], bar=bar_of(bar))
 
 
 def sources_in(source: Any) -> list[Any]:

@@ -57,9 +57,11 @@ def audit(
         apply_to(files, settings, others, table)
         return
     from coral_lens.audit.probabilities import audit_probabilities
+    from coral_lens.storage.progress import shown
 
     refuse_other_out(others.out)
-    show_audit(audit_probabilities(files, settings, fit_on=others.fit_on, swap=others.swap, table=table), others.out)
+    found = audit_probabilities(files, settings, fit_on=others.fit_on, swap=others.swap, table=table, bar=shown)
+    show_audit(found, others.out)
 
 
 def refuse_other_out(out: Path | None, *, by: str = "coral audit --out") -> None:

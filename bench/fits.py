@@ -3,8 +3,8 @@
     python bench/fits.py --store STORE --sizes 500 1000 2000 --lenses listwise ridge mlp
 
 STORE is a folder of `coral extract` with enough questions and the layers to choose from. Each fit is whole: layer, setting,
-strength, shift and tempering. Time is the processor's, of all threads together, which busy neighbours change least; that on the
-clock stands behind it.
+strength, shift and tempering. Lenses and sizes take turns, round by round. Time is the processor's, of all threads together,
+which busy neighbours change least; medians with their range, and that on the clock behind it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import os
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -29,24 +30,28 @@ def main() -> None:
     parser.add_argument("--store", type=Path, required=True)
     parser.add_argument("--sizes", type=int, nargs="+", default=[500, 1000, 2000])
     parser.add_argument("--lenses", nargs="+", default=["listwise", "ridge", "mlp"])
-    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     store = ActivationStore(args.store)
     print(
         f"{len(store.questions)} questions, {len(store.layers)} layers, {torch.get_num_threads()} threads, load of the machine "
         f"{os.getloadavg()[0]:.1f}"
     )
-    for lens in args.lenses:
-        medians = []
-        for size in args.sizes:
-            some = JoinedStore([Subset(store, np.arange(len(store.questions)) < size)])
-            rounds = [seconds_of_fit(some, lens) for _ in range(args.rounds)]
-            medians.append([statistics.median(seconds) for seconds in zip(*rounds, strict=True)])
-        growth = ", ".join(
-            f"{n:,}: {busy:.1f} s ({busy / medians[0][0]:.1f} times; {clock:.1f} s on the clock)"
-            for n, (busy, clock) in zip(args.sizes, medians, strict=True)
-        )
-        print(f"{lens:<10} {growth}", flush=True)
+    parts = {n: JoinedStore([Subset(store, np.arange(len(store.questions)) < n)]) for n in args.sizes}
+    taken: dict[tuple[str, int], list[tuple[float, float]]] = {(lens, n): [] for lens in args.lenses for n in parts}
+    for _ in range(args.rounds):
+        for (lens, n), rounds in taken.items():
+            rounds.append(seconds_of_fit(parts[n], lens))
+    print("| lens | questions | processor, s | times the first | on the clock, s |\n|---|---|---|---|---|")
+    for (lens, n), rounds in taken.items():
+        busy, clock = zip(*rounds, strict=True)
+        first = statistics.median(b for b, _ in taken[lens, args.sizes[0]])
+        print(f"| {lens} | {n:,} | {ranged(busy)} | {statistics.median(busy) / first:.1f} | {ranged(clock)} |")
+
+
+def ranged(seconds: Sequence[float]) -> str:
+    """Return the median with the least and the greatest."""
+    return f"{statistics.median(seconds):.1f} ({min(seconds):.1f} to {max(seconds):.1f})"
 
 
 def seconds_of_fit(store: JoinedStore, lens: str) -> tuple[float, float]:

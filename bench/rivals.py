@@ -39,6 +39,7 @@ from coral_lens.engine.scoring import TOKEN_BUDGET, score
 from coral_lens.records import Prompt, Rendered
 
 OURS = ("float32", "mixed", "bfloat16", "int8")
+OURS_NAMED = "ours with states, {}"
 HINTS = {"float32": "f32", "bfloat16": "bf16"}
 """What OpenVINO calls the arithmetic."""
 
@@ -94,7 +95,7 @@ def ours(name: str, model: Model, prompts: list[Prompt]) -> Rival:
                 found[question] = batch.logprobs[edges[i] : edges[i + 1]].tolist()
         return np.array([value for i in range(len(prompts)) for value in found[i]])
 
-    return Rival(f"ours with states, {name}", run)
+    return Rival(OURS_NAMED.format(name), run)
 
 
 def requests_of(rendered: Sequence[Rendered]) -> list[Any]:
@@ -165,14 +166,23 @@ def print_rates(rivals: Sequence[Rival], rounds: int, n_questions: int, n_tokens
             start = time.perf_counter()
             rival.score()
             seconds[rival.name].append(time.perf_counter() - start)
-    usual = seconds[rivals[0].name]
+    print(
+        f"| | questions/s | tokens/s | {OURS_NAMED.format('float32')} is so many times as fast | the same arithmetic | scores |"
+    )
+    print("|---|---|---|---|---|---|")
     for name, taken in seconds.items():
-        ratios = [a / b for a, b in zip(usual, taken, strict=True)]
+        alike = next((p for p in OURS[::-1] if name.endswith(p)), "float32")
+        same, usual = (times(taken, seconds[OURS_NAMED.format(p)]) for p in (alike, "float32"))
         rate = n_questions / statistics.median(taken)
         print(
-            f"{name:<28} {rate:6.2f} questions/s, {n_tokens / statistics.median(taken):7.0f} tokens/s, "
-            f"{statistics.median(ratios):5.2f} ({min(ratios):.2f} to {max(ratios):.2f}) times ours, float32; {differences[name]}"
+            f"| {name} | {rate:.2f} | {n_tokens / statistics.median(taken):.0f} | {usual} | {same} | {differences[name]} |"
         )
+
+
+def times(theirs: Sequence[float], ours: Sequence[float]) -> str:
+    """Return how many times as long theirs takes: the median over rounds, with the least and the greatest."""
+    ratios = [a / b for a, b in zip(theirs, ours, strict=True)]
+    return f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
 
 
 def difference(found: np.ndarray | None, exact: np.ndarray) -> str:

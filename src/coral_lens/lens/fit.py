@@ -48,8 +48,8 @@ from coral_lens.lens.trace import Choice, GammaPoint, LayerTrial, Trace, Trainin
 from coral_lens.lens.training_data import TrainingData, fold_masks
 from coral_lens.lens.trust import LEAST, Trust
 from coral_lens.lens.weighing import Weighing, fit_weighing
-from coral_lens.metrics.scores import METRICS, Score, measure, score
-from coral_lens.records import UNKNOWN, Question, Scored, predictions_of
+from coral_lens.metrics.scores import METRICS, Score, measure
+from coral_lens.records import UNKNOWN, Question, Scored
 from coral_lens.storage.files import digest, versions
 from coral_lens.storage.progress import Bar, bar_of, silent
 
@@ -168,11 +168,11 @@ def choose_read(store: Scored, settings: FitSettings, bar: Bar) -> ReadName:
 
 
 def choose_base_on(store: Scored, settings: FitSettings) -> BaseRule:
-    """Return the base rule that is best by the criterion of the fit."""
-    sign = -1.0 if METRICS[settings.criterion].higher_is_better else 1.0
-    return choose_base(
-        store.table, lambda probs: sign * score(predictions_of("base", store, probs), settings.criterion)
-    )
+    """Return the base rule that is best on validation, by the criterion of the fit."""
+    criterion = settings.criterion
+    sign = -1.0 if METRICS[criterion].higher_is_better else 1.0
+    data, _ = training_data(store, replace(settings, base="token", read="answer"))
+    return choose_base(data.table, data.rounds, lambda probs: sign * data.scores(probs, [criterion])[criterion])
 
 
 def closed_form(settings: FitSettings) -> str:

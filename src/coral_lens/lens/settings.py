@@ -104,7 +104,7 @@ class FitSettings(Settings):
     paper. `auto` takes the one with the best cross-validated Brier score on the training questions."""
     base: Literal["sum", "token", "char", "pmi", "auto"] = "token"
     """Score whose softmax is the base probability: `sum`, `token` (mean per token), `char` (lm-eval's acc_norm) or `pmi` (the sum
-    less that after a neutral context, which takes one more short pass). `auto` takes the best on the labelled questions."""
+    less that after a neutral context, which takes one more short pass). `auto` takes the best on validation."""
     style: Style = Style()  # noqa: RUF009  (frozen)
     """How questions without a template of their own are asked."""
     criterion: Criterion = "brier"

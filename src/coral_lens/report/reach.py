@@ -11,7 +11,10 @@ from coral_lens.metrics.conformal import Abstention, abstains
 from coral_lens.records import FAR
 from coral_lens.report.runs import Evaluation, Run
 
-UNCHECKED_OPEN = "harm cannot be excluded on a task that a lens was not fitted on unless some of its questions are labelled: measure it there"
+UNCHECKED_OPEN = (
+    "harm cannot be excluded on a task that a lens was not fitted on unless some of its questions are labelled: measure "
+    "it there"
+)
 """What is said of answers to open questions on a task that is not the lens's own."""
 UNCHECKED = f"{UNCHECKED_OPEN}, or give thirty of them to `coral adapt`"
 """What is said of answers on a task that is not the lens's own."""

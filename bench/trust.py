@@ -59,7 +59,7 @@ def main() -> None:
     weight = lens.trust.elsewhere if lens.trust else 1
     print(f"{lens.name}; weight elsewhere {weight:.2f}, {len(train.questions)} questions")
     found = print_tests(lens, early, model, args)
-    print_over_tests(found, args.test)
+    print_over_tests(found, [source for source in args.test if not is_trained(source, args)])
     at_home = print_home(lens, early, model, args)
     print_bars(found, at_home)
 
@@ -89,6 +89,11 @@ def store_of(model: Model, source: str, args: argparse.Namespace) -> ActivationS
     with questions_bar(name, len(questions)) as advance:
         extraction = Extraction(layers=all_layers(model))
         return extract(model, questions, args.work / file_name(source), extraction=extraction, progress=advance)
+
+
+def is_trained(source: str, args: argparse.Namespace) -> bool:
+    """Whether a source is of a task that the lens was fitted on."""
+    return source.partition(":")[0] in {one.partition(":")[0] for one in args.train}
 
 
 def whole(store: ActivationStore) -> Subset:
@@ -132,14 +137,15 @@ def with_labels(n: int) -> str:
 
 
 def print_tests(lens: Lens, early: Sequence[Lens], model: Model, args: argparse.Namespace) -> Found:
-    """Print a line for each way to answer each test, and return the differences."""
+    """Print a line for each way to answer each test, and return the differences on tasks that were not trained on."""
     print("| test | answers | accuracy, base | accuracy | Brier - T | ECE - T | confidence - accuracy |")
     print("|---|---|---|---|---|---|---|")
     found: Found = {}
     for seed, source in enumerate(args.test):
         for row in rows_of(lens, early, fresh_of(lens, model, source, args), args.labels):
             spreads = differences(row, seed=seed)
-            found.setdefault(row.name, []).append(spreads)
+            if not is_trained(source, args):
+                found.setdefault(row.name, []).append(spreads)
             base, accuracy = (100 * score(p, "accuracy") for p in (row.base, row.found))
             over = 100 * float(row.found.options.max(row.found.probs).mean()) - accuracy
             cells = (f"{base:.1f}", f"{accuracy:.1f}", spreads["brier"], spreads["ece"], f"{over:+.1f}")
@@ -149,7 +155,9 @@ def print_tests(lens: Lens, early: Sequence[Lens], model: Model, args: argparse.
 
 def print_over_tests(found: Found, tests: Sequence[str]) -> None:
     """Print the mean and the worst over the tests of each way to answer; a row that some test is too small for has neither."""
-    print(f"\nOver the {len(tests)} tests, mean and worst\n")
+    if not tests:
+        return
+    print(f"\nOver {', '.join(tests)}: mean and worst\n")
     print("| answers | accuracy - base | worst | Brier - T | worst | ECE - T | worst |\n|---|---|---|---|---|---|---|")
     for name, by_test in found.items():
         if len(by_test) < len(tests):
@@ -178,7 +186,7 @@ def print_home(lens: Lens, early: Sequence[Lens], model: Model, args: argparse.N
         "\nAt home\n\n| test | answers | accuracy | - base | Brier | - T | ECE | - T |\n|---|---|---|---|---|---|---|---|"
     )
     used: dict[str, Row] = {}
-    for source in args.home:
+    for source in (one for one in args.home if is_trained(one, args)):
         for row in rows_of(lens, early, fresh_of(lens, model, source, args), ()):
             cells = []
             for metric, spread in differences(row).items():
@@ -205,9 +213,14 @@ AT_HOME = {
 
 def print_bars(found: Found, at_home: dict[str, Row]) -> None:
     """Print a line for each bar of which something was measured."""
-    without = found[USED]
+    print()
+    for (task, metric), bar in AT_HOME.items():
+        if task in at_home:
+            print(bar.line(100 * score(at_home[task].found, metric)))
+    if not (without := found.get(USED)):
+        return
     brier = mean_over(without, "brier").value
-    print(f"\n{NO_LABELS[0].line(mean_over(without, 'accuracy').value)}")
+    print(NO_LABELS[0].line(mean_over(without, "accuracy").value))
     print(NO_LABELS[1].line(brier))
     print(NO_LABELS_WORST.line(max(spreads["brier"].value for spreads in without)))
     print(NO_LABELS_ECE.line(mean_over(without, "ece").interval[1]))
@@ -217,9 +230,6 @@ def print_bars(found: Found, at_home: dict[str, Row]) -> None:
         print(FIFTY[1].line(max(spreads["brier"].value for spreads in fifty)))
     if len(five) == len(without):
         print(FIVE.line(mean_over(five, "brier").value - brier))
-    for (task, metric), bar in AT_HOME.items():
-        if task in at_home:
-            print(bar.line(100 * score(at_home[task].found, metric)))
 
 
 if __name__ == "__main__":

@@ -25,6 +25,8 @@ from coral_lens.storage.settings import (
 
 FEWEST_QUESTIONS = 20
 """Fewer labelled questions than this are refused."""
+FEW_QUESTIONS = 1000
+"""Below so many labelled questions, the one who leaves the choice to us gets folds."""
 HIDDEN = (1024, 512, 256, 128)
 """The widths of the paper's four hidden layers."""
 SEARCHED = ("mlp", "linear")
@@ -121,8 +123,9 @@ class FitSettings(Settings):
     """Share of the questions, by whole groups, that choose setting, layer and gamma."""
     stratified: Annotated[bool, LATER, NO_OPTION] = True
     """Whether every task has the same share of them; otherwise they are drawn from all questions alike."""
-    folds: Annotated[int, Range(1, 20)] = 1
-    """1: one split, as in the paper. More: grouped folds choose, and a lens of closed form is then fitted on everything."""
+    folds: Annotated[int, Range(0, 20)] = 1
+    """1: one split, as in the paper. More: grouped folds choose, and a lens of closed form is then fitted on everything. 0: five
+    folds where there are fewer than 1,000 questions, else one split."""
     inputs: Annotated[tuple[Annotated[str, OneOf(input_names)], ...], Option(read=parse_names)] = ()
     """What the authors' code shows the probe beside the states, and the paper does not: `centred`, `rank`, or both with a
     comma between them."""

@@ -66,6 +66,8 @@ METHODS: tuple[dict[str, Any], ...] = (
 OTHER = MethodEntry(kind="control-random", name="control-other")
 """Its states are not random: they are read from the folder of the other model."""
 POINTS = (300, 600, 1200, 2400, 3600, 5000)
+SMALL = 1200
+"""Points of the curve up to here are means over several draws: a fit is cheap there, and chance large."""
 CURVED = ("coral (ridge)", "listwise", "auto")
 SHOWN = ("accuracy", "ece", "brier", "nll")
 ABOVE_BASE = Bar("accuracy - base, lower end of the interval", -1.0, at_least=True)
@@ -103,7 +105,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--base", default="token", choices=["sum", "token", "char", "pmi"])
     parser.add_argument("--labels", type=int, default=50, help="labels that lenses are adapted by")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="networks are fitted under each")
-    parser.add_argument("--draws", type=int, default=3, help="draws of the questions of each point of the curve")
+    parser.add_argument("--draws", type=int, default=3, help="draws of the questions of a small point of the curve")
     parser.add_argument("--list", action="store_true", help="only count the questions")
     for name, (size, meaning) in SIZES.items():
         parser.add_argument(f"--{name}", type=int, default=size, help=f"{meaning}; by default {size}")
@@ -291,10 +293,11 @@ def print_curve(args: argparse.Namespace) -> None:
     test = question_set("commonsense_qa:validation", stored(Part("commonsense_qa", "validation", args.home), args.work))
     everything = training_set(args, [test], [("commonsense_qa", args.curve)])
     most = len(everything.states.questions)
-    print(f"Means over {args.draws} draws of the questions of a point; of all {most} questions there is one.\n")
+    print(f"Up to {SMALL} questions, means over {args.draws} draws of them; beyond that, and of all {most}, one.\n")
     print("| training questions " + HEAD.replace("\n", "\n|---"))
     for n in sorted({min(n, most) for n in POINTS}):
-        draws = [curve_rows(drawn(everything, n, k), test, args) for k in range(args.draws if n < most else 1)]
+        several = range(args.draws if n < most and n <= SMALL else 1)
+        draws = [curve_rows(drawn(everything, n, draw), test, args) for draw in several]
         for line in lines({row: together([one[row] for one in draws]) for row in draws[0]}):
             print(f"| {n} {line}", flush=True)
 

@@ -93,7 +93,7 @@ class Encoder:
     def __init__(self, folder: Path) -> None:
         from transformers import AutoModel, AutoTokenizer
 
-        self.body: Any = AutoModel.from_pretrained(folder, local_files_only=True)
+        self.body: Any = AutoModel.from_pretrained(folder, local_files_only=True, use_safetensors=True)
         self.tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
     def vectors(self, texts: Sequence[str], others: Sequence[str] | None = None) -> torch.Tensor:

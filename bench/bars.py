@@ -14,7 +14,7 @@ class Bar(NamedTuple):
     """Whether what is found must be at least the limit; else at most."""
 
     def line(self, found: float, *, of: str = "") -> str:
-        """Return the line of what was found; what is missing (nan) was not met."""
-        met = found >= self.limit if self.at_least else found <= self.limit
+        """Return the line of what was found, which counts as it is shown; what is missing (nan) was not met."""
+        met = round(found, 1) >= self.limit if self.at_least else round(found, 1) <= self.limit
         wanted = f"at {'least' if self.at_least else 'most'} {self.limit:+.1f}"
         return f"{'met   ' if met else 'missed'}  {self.what}{of and f', {of}'}: {found:+.1f} (wanted: {wanted})"

@@ -67,8 +67,9 @@ def main() -> None:
         print_row(name, predictions_of(name, test, probs[name]), used)
     print_row("lens", used, used)
     encoder = Encoder(args.encoder)
+    shown = encoded(encoder, train), encoded(encoder, test)
     for name, settings in (("frozen", FitSettings(exit_layer=1)), ("frozen, with base", FitSettings())):
-        print_row(name, on_vectors(encoder, train, test, settings), used)
+        print_row(name, on_vectors(*shown, settings), used)
     if args.epochs:
         print_row("fine-tuned", fine_tuned(encoder, train, test, args), used)
 
@@ -119,10 +120,10 @@ def chunks(questions: Sequence[Question]) -> Iterator[Sequence[Question]]:
 # ----------------------------------------------------------------------------------------------------------------- frozen
 
 
-def on_vectors(encoder: Encoder, train: Scored, test: Scored, settings: FitSettings) -> Predictions:
+def on_vectors(train: OtherStates, test: OtherStates, settings: FitSettings) -> Predictions:
     """Return the answers of a lens that reads the encoder's vectors."""
-    lens = fit_store(encoded(encoder, train), settings)
-    return predictions_of("encoder", test, lens.apply(encoded(encoder, test))[lens.method])
+    lens = fit_store(train, settings)
+    return predictions_of("encoder", test, lens.apply(test)[lens.method])
 
 
 @torch.inference_mode()
@@ -131,7 +132,9 @@ def encoded(encoder: Encoder, scored: Scored) -> OtherStates:
     states = []
     for some in chunks(scored.questions):
         asked, options = rows_of(some)
-        mine, whose, both = encoder.vectors(options), encoder.vectors(asked), encoder.vectors(asked, options)
+        mine, both = encoder.vectors(options), encoder.vectors(asked, options)
+        whose = encoder.vectors([texts_of(q)[0] for q in some])
+        whose = whose.repeat_interleave(torch.tensor([len(q.options) for q in some]), dim=0)
         states.append(torch.cat([mine, mine * whose, both], dim=1).numpy())
     found = np.concatenate(states)
     return OtherStates(scored, (1,), lambda _: found, {"encoder": found.shape[1]})

@@ -17,6 +17,8 @@ from coral_lens.records import Predictions
 
 AGAINST = {"accuracy": "base", "brier": "temperature", "ece": "temperature"}
 """What each metric is compared with."""
+LABELLED = "brier, labels"
+"""What labels do to the Brier score, where some have adapted the lens."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,8 @@ class Row:
     found: Predictions
     base: Predictions
     temperature: Predictions
+    before: Predictions | None = None
+    """Of a lens that labels have adapted: what it said without them."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,9 @@ def differences(row: Row, *, seed: int = 0) -> dict[str, Spread]:
         a, b = by_method["found"][metric], by_method[other][metric]
         draws = centred(a.value - b.value, a.draws - b.draws, kind=metric_named(metric).kind)
         spreads[metric] = Spread(100 * (a.value - b.value), 100 * draws)
+    if row.before is not None:
+        a, b = (one["brier"] for one in resampled({"a": row.found, "b": row.before}, ["brier"], seed=seed).values())
+        spreads[LABELLED] = Spread(100 * (a.value - b.value), 100 * (a.draws - b.draws))
     return spreads
 
 

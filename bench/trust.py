@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from answering_labels import DRAWS, one_draw, together
 from bars import Bar
-from over_tasks import AGAINST, Row, Spread, differences, mean_of
+from over_tasks import AGAINST, LABELLED, Row, Spread, differences, mean_of
 
 from coral_lens.data.questions import load_questions
 from coral_lens.data.settings import TaskOptions
@@ -203,7 +203,7 @@ NO_LABELS = (Bar("no labels, mean accuracy - base", 8.0, at_least=True), Bar("no
 NO_LABELS_WORST = Bar("no labels, worst task's Brier - T", 1.0)
 NO_LABELS_ECE = Bar("no labels, mean ECE - T, upper end of the interval", 2.0)
 FIFTY = (Bar("50 labels, mean Brier - T", -3.5), Bar("50 labels, worst task's Brier - T", 0.5))
-FIVE = Bar("5 labels, mean Brier - T less that without labels", 0.0)
+FIVE = Bar("5 labels, mean Brier - that without labels", 0.0)
 AT_HOME = {
     ("commonsense_qa_cloze", "brier"): Bar("home, Brier of CommonsenseQA", 68.3),
     ("arc_easy", "brier"): Bar("home, Brier of ARC-Easy", 51.6),
@@ -219,9 +219,8 @@ def print_bars(found: Found, at_home: dict[str, Row]) -> None:
             print(bar.line(100 * score(at_home[task].found, metric)))
     if not (without := found.get(USED)):
         return
-    brier = mean_over(without, "brier").value
     print(NO_LABELS[0].line(mean_over(without, "accuracy").value))
-    print(NO_LABELS[1].line(brier))
+    print(NO_LABELS[1].line(mean_over(without, "brier").value))
     print(NO_LABELS_WORST.line(max(spreads["brier"].value for spreads in without)))
     print(NO_LABELS_ECE.line(mean_over(without, "ece").interval[1]))
     fifty, five = found.get(with_labels(50), []), found.get(with_labels(5), [])
@@ -229,7 +228,7 @@ def print_bars(found: Found, at_home: dict[str, Row]) -> None:
         print(FIFTY[0].line(mean_over(fifty, "brier").value))
         print(FIFTY[1].line(max(spreads["brier"].value for spreads in fifty)))
     if len(five) == len(without):
-        print(FIVE.line(mean_over(five, "brier").value - brier))
+        print(FIVE.line(mean_over(five, LABELLED).value))
 
 
 if __name__ == "__main__":

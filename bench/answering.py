@@ -8,7 +8,8 @@
 fits the methods of a study on CommonsenseQA (letters) and RACE and prints a table for each task, from whatever is extracted so
 far: at home CommonsenseQA and RACE, elsewhere the others. `curve` fits lenses on more and more questions of CommonsenseQA. Values
 x 100; differences are paired, with 95 % intervals: of accuracy to the model as it is, of Brier score and NLL to temperature
-scaling. --other is the --work of another model, whose states are then a control. Lenses and predictions are kept in --work.
+scaling. --other is the --work of another model, whose states are then a control. Lenses and predictions are kept in --work. The
+last lines say which bars the tempered lenses meet at home.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from answering_labels import adapted
+import numpy as np
+from answering_labels import adapted, together
 from answering_states import Part, counted, extract_all, first, joined, parts_of, stored
+from bars import Bar
 
 from coral_lens.data.leaks import guard_of
 from coral_lens.engine.activations import JoinedStore
@@ -33,6 +36,7 @@ from coral_lens.methods.registry import read_method
 from coral_lens.metrics.comparisons import paired_difference
 from coral_lens.metrics.scores import score
 from coral_lens.records import Predictions, Scored
+from coral_lens.storage.files import file_name
 from coral_lens.storage.settings import parse_layers
 from coral_lens.study.predictions import Rows, method_folder, method_predictions
 
@@ -62,7 +66,13 @@ METHODS: tuple[dict[str, Any], ...] = (
 OTHER = MethodEntry(kind="control-random", name="control-other")
 """Its states are not random: they are read from the folder of the other model."""
 POINTS = (300, 600, 1200, 2400, 3600, 5000)
+SMALL = 1200
+"""Points of the curve up to here are means over several draws: a fit is cheap there, and chance large."""
 CURVED = ("coral (ridge)", "listwise", "auto")
+SHOWN = ("accuracy", "ece", "brier", "nll")
+ABOVE_BASE = Bar("accuracy - base, lower end of the interval", -1.0, at_least=True)
+BELOW_TEMPERATURE = {"brier": Bar("Brier - T", -2.5), "nll": Bar("NLL - T", -8.0)}
+"""What a lens for a model that can answer is to reach at home."""
 HEAD = "| answers | accuracy | - base | ECE | Brier | - T | NLL | - T |\n|---|---|---|---|---|---|---|---|"
 
 
@@ -95,6 +105,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--base", default="token", choices=["sum", "token", "char", "pmi"])
     parser.add_argument("--labels", type=int, default=50, help="labels that lenses are adapted by")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="networks are fitted under each")
+    parser.add_argument("--draws", type=int, default=3, help="draws of the questions of a small point of the curve")
     parser.add_argument("--list", action="store_true", help="only count the questions")
     for name, (size, meaning) in SIZES.items():
         parser.add_argument(f"--{name}", type=int, default=size, help=f"{meaning}; by default {size}")
@@ -106,23 +117,27 @@ def arguments() -> argparse.Namespace:
 
 def print_tables(args: argparse.Namespace) -> None:
     """Fit every method on what is there of CommonsenseQA and RACE, and print a table for each task that is there."""
+    if args.base == "pmi":
+        print("(left out: early exit, which has no base probabilities and so no pmi)")
     tests = list(test_sets(args))
     train = training_set(args, tests, [("commonsense_qa", args.train), ("race_question", args.race)])
     named = ", ".join(f"{task} {n}" for task, n in counts(train.states).items())
     rows: Rows = {test.name: {} for test in tests}
+    seeded: list[Rows] = []
     for entry in entries(args):
         for i, seed in enumerate(args.seeds if entry.kind == "mlp" else args.seeds[:1]):
             found = fitted(entry, seed, train, tests, args)
             for test in rows if i == 0 else ():
                 rows[test] |= found[test]
-            if len(args.seeds) > 1 and entry.kind == "mlp":
-                print_seed(entry.row, seed, found)
+            seeded += [found] if len(args.seeds) > 1 and entry.kind == "mlp" else []
     print(f"Fitted on {named}; base `{args.base}`.")
     for test in tests:
         print(f"\n{test.name}, {len(test.states.questions)} questions\n\n{HEAD}")
-        found = rows[test.name] | adapted(test, lenses(train, args), args.labels)
-        for line in lines(found):
+        rows[test.name] |= adapted(test, lenses(train, args), args.labels)
+        for line in lines(rows[test.name]):
             print(line, flush=True)
+    print_seeds(seeded, args.seeds)
+    print_bars([test.name for test in tests if tasks_of(test) <= tasks_of(train)], rows, args.labels)
 
 
 def test_sets(args: argparse.Namespace) -> Iterator[QuestionSet]:
@@ -162,8 +177,9 @@ def training_set(
 def entries(args: argparse.Namespace) -> list[MethodEntry]:
     """Return the methods that are asked for."""
     every = [MethodEntry.model_validate(one) for one in METHODS] + ([OTHER] if args.other else [])
-    always = ("base", "temperature")
-    return [one for one in every if not args.only or one.row in (*always, *args.only)]
+    wanted = [one for one in every if not args.only or one.row in ("base", "temperature", *args.only)]
+    # a lens that exits early has no base probabilities, and is refused under pmi
+    return [one for one in wanted if args.base != "pmi" or not one.options.keys() & {"exit", "exit_layer"}]
 
 
 def fitted(
@@ -181,6 +197,8 @@ def context_of(entry: MethodEntry, seed: int, train: QuestionSet, args: argparse
     """Return what a method is fitted with."""
     common = FitSettings(base=args.base, layers=args.layers, seed=seed)
     place = args.work / "methods" / f"{len(train.states.questions)}-{args.base}"
+    if train.name != "train":
+        place = place.with_name(f"{place.name}-{file_name(train.name)}")
     return FitContext(no_model, train, common, method_folder(place, entry, read_method(entry)) / str(seed))
 
 
@@ -205,6 +223,11 @@ def lenses(train: QuestionSet, args: argparse.Namespace) -> dict[str, Path]:
     """Return where the lenses are that labels of a task adapt."""
     wanted = [one for one in entries(args) if one.row in ("listwise", "auto")]
     return {one.row: context_of(one, args.seeds[0], train, args).folder / "lens" for one in wanted}
+
+
+def tasks_of(some: QuestionSet) -> set[str]:
+    """Return the tasks of questions."""
+    return {q.task for q in some.states.questions}
 
 
 def counts(store: Scored) -> dict[str, int]:
@@ -232,11 +255,34 @@ def difference(found: Predictions, control: Predictions, metric: str) -> str:
     return f"{100 * d.value:+.1f} [{100 * d.low:+.1f}, {100 * d.high:+.1f}]"
 
 
-def print_seed(row: str, seed: int, found: Rows) -> None:
-    """Print what a network gives under one seed."""
-    for test, rows in found.items():
-        values = ", ".join(f"{m} {100 * score(rows[row], m):.1f}" for m in ("accuracy", "ece", "brier", "nll"))
-        print(f"{row}, seed {seed}, {test}: {values}", flush=True)
+def print_seeds(seeded: Sequence[Rows], seeds: Sequence[int]) -> None:
+    """Print one table of what networks give: the mean over seeds, and the lowest and the highest."""
+    if not seeded:
+        return
+    print(f"\nNetworks, mean over the seeds {', '.join(map(str, seeds))} (lowest to highest)\n")
+    print("| test | answers | accuracy | ECE | Brier | NLL |\n|---|---|---|---|---|---|")
+    for test, rows in seeded[0].items():
+        for row in rows:
+            found = {m: [100 * score(one[test][row], m) for one in seeded] for m in SHOWN}
+            cells = [f"{np.mean(v):.1f} ({min(v):.1f} to {max(v):.1f})" for v in found.values()]
+            print(f"| {test} | {row} | {' | '.join(cells)} |", flush=True)
+
+
+def print_bars(home: Sequence[str], rows: Rows, n_labels: int) -> None:
+    """Print one line for each bar of each tempered lens at home, and what the rows with labels are there."""
+    if home:
+        print(f"\nAt home ({', '.join(home)}) `, {n_labels} labels` is an adapted lens: for that one task, by these")
+        print(
+            "labels, and it has forgotten its home. It says what labels are worth to a lens that comes from elsewhere."
+        )
+    for test in home:
+        found = rows[test]
+        for row in (name for name in found if name.endswith(" tempered") and not name.startswith("control-")):
+            low = paired_difference(found[row], found["base"], "accuracy").low
+            print(ABOVE_BASE.line(100 * low, of=f"{test}, {row}"))
+            for metric, bar in BELOW_TEMPERATURE.items():
+                d = paired_difference(found[row], found["temperature"], metric)
+                print(bar.line(100 * d.value, of=f"{test}, {row}"), flush=True)
 
 
 # ----------------------------------------------------------------------------------------------------------- the curve
@@ -247,16 +293,32 @@ def print_curve(args: argparse.Namespace) -> None:
     test = question_set("commonsense_qa:validation", stored(Part("commonsense_qa", "validation", args.home), args.work))
     everything = training_set(args, [test], [("commonsense_qa", args.curve)])
     most = len(everything.states.questions)
+    print(f"Up to {SMALL} questions, means over {args.draws} draws of them; beyond that, and of all {most}, one.\n")
     print("| training questions " + HEAD.replace("\n", "\n|---"))
     for n in sorted({min(n, most) for n in POINTS}):
-        assert isinstance(everything.states, JoinedStore)
-        train = replace(everything, states=first(everything.states, n))
-        rows: dict[str, Predictions] = {}
-        for entry in entries(args):
-            if entry.row in ("base", "temperature", *CURVED):
-                rows |= fitted(entry, args.seeds[0], train, [test], args)[test.name]
-        for line in lines(rows):
+        several = range(args.draws if n < most and n <= SMALL else 1)
+        draws = [curve_rows(drawn(everything, n, draw), test, args) for draw in several]
+        for line in lines({row: together([one[row] for one in draws]) for row in draws[0]}):
             print(f"| {n} {line}", flush=True)
+
+
+def drawn(everything: QuestionSet, n: int, draw: int) -> QuestionSet:
+    """Return n training questions: the first ones, or those of another draw."""
+    store = everything.states
+    assert isinstance(store, JoinedStore)
+    if draw == 0:
+        return replace(everything, states=first(store, n))
+    taken = np.random.default_rng(draw).permutation(len(store.questions)) < n
+    return replace(everything, name=f"draw {draw}", states=store.take(taken))
+
+
+def curve_rows(train: QuestionSet, test: QuestionSet, args: argparse.Namespace) -> dict[str, Predictions]:
+    """Return what the lenses of the curve make of the test questions."""
+    rows: dict[str, Predictions] = {}
+    for entry in entries(args):
+        if entry.row in ("base", "temperature", *CURVED):
+            rows |= fitted(entry, args.seeds[0], train, [test], args)[test.name]
+    return rows
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
@@ -30,20 +31,29 @@ def adapted(test: QuestionSet, lenses: Mapping[str, Path], n_labels: int) -> dic
     for name, folder in lenses.items():
         row = f"{name}, {n_labels} labels"
         draws = [one_draw(load_lens(folder), store, n_labels, seed) for seed in range(DRAWS)]
-        rows[row] = together([found for found, _, _ in draws])
-        rows[f"base of {row}"] = together([base for _, base, _ in draws])
-        rows[f"temperature of {row}"] = together([cooled for _, _, cooled in draws])
+        rows[row] = together([draw.found for draw in draws])
+        rows[f"base of {row}"] = together([draw.base for draw in draws])
+        rows[f"temperature of {row}"] = together([draw.temperature for draw in draws])
     return rows
 
 
-def one_draw(lens: Lens, store: JoinedStore, n_labels: int, seed: int) -> tuple[Predictions, Predictions, Predictions]:
-    """Return the answers of an adapted lens, of the model and of temperature to the questions that did not adapt it."""
+class Draw(NamedTuple):
+    """Answers to the questions that some labels left: of the adapted lens, the model, temperature, and the lens before that."""
+
+    found: Predictions
+    base: Predictions
+    temperature: Predictions
+    before: Predictions
+
+
+def one_draw(lens: Lens, store: JoinedStore, n_labels: int, seed: int) -> Draw:
+    """Adapt a lens by labels that are drawn under a seed, and answer the other questions."""
     labelled = np.random.default_rng(seed).permutation(len(store.questions)) < n_labels
     few, rest = store.take(labelled), store.take(~labelled)
     there = adapt_on(lens, few)
-    probs = there.apply(rest)
+    probs, before = there.apply(rest), lens.apply(rest)[lens.method]
     found, base, cooled = (predictions_of(m, rest, probs[m]) for m in (there.method, "base", "temperature"))
-    return found, base, cooled
+    return Draw(found, base, cooled, predictions_of("before", rest, before))
 
 
 def together(draws: Sequence[Predictions]) -> Predictions:

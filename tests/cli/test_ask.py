@@ -54,6 +54,8 @@ def test_a_question_is_answered_with_all_that_was_written(lens: Path) -> None:
     printed = coral("ask", "--lens", lens, "Who?", "Which one?", "Why?", "When was it?")
     assert "Who?\n" in printed
     assert printed.count("none of these") == printed.count("% sure") >= 2
+    assert printed.count("Harm cannot be excluded on a task that a lens was not fitted on") == 1
+    assert "coral adapt" not in printed, "it takes no open questions"
 
 
 def test_a_file_is_answered_row_by_row_and_nothing_else_is_left_behind(lens: Path, tmp_path: Path) -> None:
@@ -68,7 +70,10 @@ def test_a_file_is_answered_row_by_row_and_nothing_else_is_left_behind(lens: Pat
         assert sum(row["probs"]) + row["p_none"] == pytest.approx(1)
         assert row["right"] is False
     assert sorted(path.name for path in tmp_path.iterdir()) == ["answers.jsonl", "asked.jsonl"]
-    coral("ask", "--lens", lens, "--questions", asked, "--out", tmp_path / "answers.jsonl")
+    assert "Harm" not in printed, "the answers are known, and were measured"
+    unknown = open_file(tmp_path / "unknown.jsonl", 6, answered=False)
+    printed = coral("ask", "--lens", lens, "--questions", unknown, "--out", tmp_path / "answers.jsonl")
+    assert "Harm cannot be excluded" in printed.splitlines()[-1]
 
 
 def test_calibration_says_when_to_abstain(lens: Path, tmp_path: Path) -> None:

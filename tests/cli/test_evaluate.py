@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -96,6 +97,22 @@ def test_worked_examples_come_from_the_split_that_the_task_names_and_only_with_s
     assert len(worked_examples("arc_easy:test", asked)) == 8, "all of the split, however few are asked"
     assert worked_examples("arc_easy:test", Asking(data_dir=data)) == []
     assert worked_examples("my.jsonl", asked) == []
+
+
+# -------------------------------------------------------------------------------------------------------- early exit
+
+
+def test_eval_and_predict_say_what_an_early_exit_saves_and_loses(folder: Path, tmp_path: Path) -> None:
+    asked, early = folder / "test.jsonl", tmp_path / "early"
+    fit(make_model("llama"), read_questions(folder / "train.jsonl"), FitSettings(exit_layer=1)).save(early)
+    model = ("--model", folder / "tiny")
+    for words in (
+        ("predict", "--lens", early, *model, "--questions", asked, "--out", tmp_path / "answers.jsonl"),
+        ("eval", "--lens", early, *model, "--task", asked),
+    ):
+        result = CliRunner().invoke(app, [*map(str, words)], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+        assert re.search(r"Early exit: .* \([01] of \d, \d+%\) .* accuracy is .* the whole model's", result.stdout)
 
 
 # ------------------------------------------------------------------------------------------- files of somebody else

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.planted import one_network
+from support.planted import PlantedStore, one_network
 from support.questions import toy_questions
 
 from coral_lens.data.settings import Style
@@ -520,6 +520,20 @@ def test_an_ensemble_averages_its_layers_and_says_which() -> None:
     assert len(lens.trace.chosen.settings) == len(LAYERS)
     fresh = scores(lens, Planted(300, strength=2.0, seed=7), "accuracy")
     assert fresh[lens.method] > fresh["base"] + 0.1
+
+
+@pytest.mark.parametrize(
+    ("settings", "n", "rounds"),
+    [
+        (FitSettings(folds=0), 999, 5),
+        (FitSettings(folds=0), 1000, 1),
+        (FitSettings(folds=0, lens="auto"), 1000, 5),
+        (FitSettings(), 999, 1),
+        (FitSettings(folds=3), 1000, 3),
+    ],
+)
+def test_few_questions_choose_by_folds_where_that_is_left_to_us(settings: FitSettings, n: int, rounds: int) -> None:
+    assert len(training_data(PlantedStore(n), settings)[0].rounds) == rounds
 
 
 def test_auto_takes_the_kind_with_the_best_cross_validated_score() -> None:

@@ -10,12 +10,13 @@ import pytest
 from support.planted import PlantedStore
 from support.questions import toy_questions
 
+from coral_lens.data.splits import split_mask
 from coral_lens.engine.extract import Extraction, score_in_memory
 from coral_lens.engine.model import Model
 from coral_lens.errors import CoralError
 from coral_lens.harness.scoring import choose_shape, score_requests
 from coral_lens.lens.artefact import Lens
-from coral_lens.lens.fit import fit, fit_store
+from coral_lens.lens.fit import choose_base_on, fit, fit_store
 from coral_lens.lens.folder import load_lens
 from coral_lens.lens.rules import base_probs
 from coral_lens.lens.settings import FitSettings
@@ -57,13 +58,17 @@ def test_lm_evals_requests_are_scored_after_a_neutral_context(tiny: Model) -> No
     np.testing.assert_allclose(found.table.neutral, store.table.neutral, atol=1e-4)
 
 
-def test_auto_takes_the_best_base_of_the_labelled_questions() -> None:
+def test_auto_takes_the_best_base_of_the_questions_that_validate() -> None:
     store = PlantedStore(120, signal={1: 1.0})
     frequent = 6.0 * np.random.default_rng(3).normal(size=len(store.table.logprobs))
     store.table = replace(store.table, logprobs=store.table.logprobs + frequent, neutral=frequent)
     lens = fit_store(store, FitSettings(layers=(1,), base="auto"))
     assert lens.base == "pmi"
     assert lens.training.settings["base"] == "auto"
+    validates = split_mask(store.questions, fraction=0.2, seed=0)
+    likeliest = store.table.options.top(store.table.logprobs)
+    store.table = replace(store.table, answers=np.where(validates, likeliest, store.table.answers))
+    assert choose_base_on(store, FitSettings(layers=(1,), base="auto")) == "sum"
 
 
 def test_a_store_without_neutral_scores_and_an_early_exit_are_refused_with_what_to_do() -> None:

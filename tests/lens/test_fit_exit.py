@@ -118,11 +118,19 @@ def test_it_is_measured_beside_the_model_as_it_is(lens: Lens, tiny: Model) -> No
     assert len(set(np.round(base, 6).tolist())) > 10, "the controls are scored to the end"
 
 
-def test_it_is_saved_and_read_and_its_card_says_what_it_saves_and_loses(lens: Lens, tmp_path: Path) -> None:
+def test_it_is_saved_and_read_and_its_card_says_what_it_saves_and_loses(
+    lens: Lens, tiny: Model, tmp_path: Path
+) -> None:
     lens.save(tmp_path / "lens")
     assert load_lens(tmp_path / "lens").exits
     assert lens.name.endswith(f"exits after layer {max(lens.layers)}")
-    assert f"the blocks up to layer {max(lens.layers)} and no vocabulary head" in card(lens)
+    last, whole = max(lens.layers), len(tiny.blocks)
+    assert f"the blocks up to layer {last} ({last} of {whole}, {last / whole:.0%}) and no vocabulary head" in card(lens)
+    found = {m: {k: f"{100 * v.value:.1f}" for k, v in scores.items()} for m, scores in lens.trace.validation.items()}
+    mine, base, cooled = (found[m] for m in (lens.method, "base", "temperature"))
+    assert f"its accuracy is {mine['accuracy']} %, the whole model's {base['accuracy']} %" in card(lens)
+    assert f"its Brier score {mine['brier']}, the whole model's by temperature {cooled['brier']}" in card(lens)
+    assert base != cooled, "the whole model was asked when it was fitted"
     assert "It becomes less sure there by itself" in card(lens)
 
 

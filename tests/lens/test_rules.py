@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
@@ -65,21 +66,26 @@ def test_pmi_is_what_the_question_adds_to_a_neutral_context() -> None:
         base_probs(RAGGED, "pmi")
 
 
-def test_the_base_that_is_best_by_its_own_temperature_is_chosen() -> None:
+def test_the_base_that_is_best_by_its_own_temperature_is_chosen_by_the_questions_that_validate() -> None:
     """Options of frequent words: their neutral log-probability drowns what the question says, and pmi takes it out."""
     rng = np.random.default_rng(0)
     n = 300
     said, often = rng.normal(size=4 * n), 4.0 * rng.normal(size=4 * n)
     options = Options.of_sizes([4] * n)
-    ones = np.ones(4 * n, dtype=np.int64)
+    ones, fold = np.ones(4 * n, dtype=np.int64), np.arange(n) % 3
     scored = OptionTable(said + often, ones, ones, ones, options.edges, options.top(said), neutral=often)
 
-    def brier(probs: np.ndarray) -> float:
-        return float(((probs - options.one_hot(scored.answers)) ** 2).sum())
+    def chosen(rounds: Sequence[np.ndarray] = tuple(fold == k for k in range(3)), **columns: np.ndarray) -> str:
+        changed, held_out = replace(scored, **columns), options.rows(np.any(rounds, axis=0))
+        costs = lambda probs: float(((probs - options.one_hot(changed.answers)) ** 2)[held_out].sum())  # noqa: E731
+        return choose_base(changed, rounds, costs)
 
-    assert choose_base(scored, brier) == "pmi"
-    assert choose_base(replace(scored, logprobs=said), brier) == "sum"
-    assert choose_base(replace(scored, logprobs=2.0 * said, n_tokens=ones + 1), brier) in ("sum", "token")
+    assert chosen() == "pmi"
+    assert chosen(logprobs=said) == "sum"
+    assert chosen(logprobs=2.0 * said, n_tokens=ones + 1) in ("sum", "token")
+    mostly = np.where(fold == 0, options.top(said + often), scored.answers)
+    assert chosen(answers=mostly) == "pmi"
+    assert chosen([fold == 0], answers=mostly) == "sum", "two questions of three say pmi, but they do not validate"
 
 
 def test_options_with_equal_scores_share_the_probability() -> None:

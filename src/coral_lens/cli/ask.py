@@ -60,8 +60,11 @@ def ask(
     if out is not None:
         answer_file(fitted, loaded(), asked, out)
         return
-    for answer in run(fitted, loaded(), asked, bar=shown if len(asked) > 1 else False):
+    answers = run(fitted, loaded(), asked, bar=shown if len(asked) > 1 else False)
+    for answer in answers:
         print_open_answer(answer, asked)
+    if sentence := unchecked_open(answers):
+        typer.echo(sentence)
 
 
 def answer_file(lens: Lens, model: object, asked: Sequence[OpenQuestion], out: Path) -> None:
@@ -113,7 +116,14 @@ def summary_line(answers: OpenAnswers) -> str:
         sure = sum(a.confidence for a in known) / len(known)
         right = sum(bool(a.right) for a in known) / len(known)
         parts.append(f"{right:.1%} of {len(known):,} with known answers are right, at a mean confidence of {sure:.1%}")
-    return f"{', '.join(parts)}."
+    return f"{', '.join(parts)}. {unchecked_open(answers)}".rstrip()
+
+
+def unchecked_open(answers: OpenAnswers) -> str:
+    """Say that harm cannot be excluded where answers are away from home and not all of them could be checked."""
+    from coral_lens.report.reach import UNCHECKED_OPEN, unchecked
+
+    return unchecked((a.trust for a in answers if a.right is None), UNCHECKED_OPEN)
 
 
 def gather_open(sources: Sequence[str], options: SourceOptions) -> list[OpenQuestion]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +15,7 @@ from coral_lens.storage.settings import Settings
 
 if TYPE_CHECKING:
     from coral_lens.lens.answers import Answer
+    from coral_lens.lens.artefact import Lens
     from coral_lens.records import Question
     from coral_lens.report.runs import Run
 
@@ -61,6 +63,7 @@ def evaluate(
     Or, without any model, what lm-eval logged: `coral eval --lm-eval-samples results/*/samples_*.jsonl --out run`
     """
     from coral_lens.cli.printing import show_run
+    from coral_lens.lens.folder import load_lens
     from coral_lens.report.reach import reach_notes
     from coral_lens.report.runs import refuse_other_run, save_run
 
@@ -75,12 +78,13 @@ def evaluate(
     if measured.out:
         need("report", by="coral eval --out")
         refuse_other_run(measured.out)
-    run = run_of_lenses(measured, asking, model)
+    lenses = [load_lens(folder) for folder in measured.lens]
+    run = run_of_lenses(lenses, measured, asking, model)
     if measured.out:
         save_run(run, measured.out)
     show_run(run, measured.out, full=measured.full)
     show_left_out(run)
-    for note in reach_notes(run):
+    for note in reach_notes(run) + exit_notes(lenses):
         typer.echo(note)
 
 
@@ -99,15 +103,20 @@ def audit_logs(logs: list[str], measured: Measured) -> None:
     show_audit(audit(audited, AuditSettings(by=(TASK,) if audited.tests else ())), measured.out)
 
 
-def run_of_lenses(measured: Measured, asking: Asking, model: OtherModelChoice) -> Run:
+def exit_notes(lenses: Sequence[Lens]) -> list[str]:
+    """Say of lenses that exit early what that saves and loses."""
+    from coral_lens.lens.publish import exit_cost
+
+    return [f"Early exit: {exit_cost(lens)}" for lens in lenses if lens.exits]
+
+
+def run_of_lenses(lenses: Sequence[Lens], measured: Measured, asking: Asking, model: OtherModelChoice) -> Run:
     """Measure lenses on tasks."""
     from coral_lens.data.leaks import guard_of_shown
-    from coral_lens.lens.folder import load_lens
     from coral_lens.storage.files import versions
     from coral_lens.storage.progress import shown as bar
     from coral_lens.study.evaluate import evaluate as measure
 
-    lenses = [load_lens(folder) for folder in measured.lens]
     loaded = model.opener(lenses[0].model)
     chat = loaded if lenses[0].style.chat else None
     tests = {name: asking.gather([name], chat=chat) for name in dict.fromkeys(measured.task)}
@@ -193,12 +202,14 @@ def predict(
         write_atomic(file, write(answers.rows()))
     typer.echo(f"{len(answers)} answers in {out}")
     typer.echo(trust_line(answers, is_adapted=fitted.adaptation is not None))
+    for note in exit_notes([fitted]):
+        typer.echo(note)
 
 
 def trust_line(answers: list[Answer], *, is_adapted: bool) -> str:
     """Say of how many answers little is known: far from the training questions, not of a task of theirs, or abstained."""
     from coral_lens.records import FAR
-    from coral_lens.report.reach import UNCHECKED
+    from coral_lens.report.reach import unchecked
 
     n = len(answers)
     found = [
@@ -209,8 +220,7 @@ def trust_line(answers: list[Answer], *, is_adapted: bool) -> str:
     line = ", ".join(found)
     if alone := sum(a.trust == 0.0 for a in answers):
         line += f"; {alone:,} are answered by the model alone, scaled by temperature"
-    away = not is_adapted and any(a.trust is not None and a.trust < 1.0 for a in answers)
-    return f"{line}.{f' {UNCHECKED[0].upper()}{UNCHECKED[1:]}.' if away else ''}"
+    return f"{line}. {'' if is_adapted else unchecked(a.trust for a in answers)}".rstrip()
 
 
 @app.command("lm-eval", add_help_option=False, context_settings={"ignore_unknown_options": True})

@@ -43,13 +43,13 @@ from coral_lens.lens.rules import (
     temperature_on,
     uniform_probs,
 )
-from coral_lens.lens.settings import FEWEST_QUESTIONS, BaseRule, FitSettings, ReadName
+from coral_lens.lens.settings import FEW_QUESTIONS, FEWEST_QUESTIONS, BaseRule, FitSettings, ReadName
 from coral_lens.lens.trace import Choice, GammaPoint, LayerTrial, Trace, Training
 from coral_lens.lens.training_data import TrainingData, fold_masks
 from coral_lens.lens.trust import LEAST, Trust
 from coral_lens.lens.weighing import Weighing, fit_weighing
-from coral_lens.metrics.scores import METRICS, Score, measure, score
-from coral_lens.records import UNKNOWN, Question, Scored, predictions_of
+from coral_lens.metrics.scores import METRICS, Score, measure
+from coral_lens.records import UNKNOWN, Question, Scored
 from coral_lens.storage.files import digest, versions
 from coral_lens.storage.progress import Bar, bar_of, silent
 
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
 KEPT_OF_MODEL = ("name", "weights", "tokenizer", "config", "dtype")
 """What a lens keeps of the record of its model."""
 AUTO_FOLDS = 5
+"""Folds where a kind of lens is chosen, or where questions are few and the choice is left to us."""
 CHECK_BOOT = 500
 """Resamples behind the intervals of the validation scores."""
 
@@ -168,11 +169,11 @@ def choose_read(store: Scored, settings: FitSettings, bar: Bar) -> ReadName:
 
 
 def choose_base_on(store: Scored, settings: FitSettings) -> BaseRule:
-    """Return the base rule that is best by the criterion of the fit."""
-    sign = -1.0 if METRICS[settings.criterion].higher_is_better else 1.0
-    return choose_base(
-        store.table, lambda probs: sign * score(predictions_of("base", store, probs), settings.criterion)
-    )
+    """Return the base rule that is best on validation, by the criterion of the fit."""
+    criterion = settings.criterion
+    sign = -1.0 if METRICS[criterion].higher_is_better else 1.0
+    data, _ = training_data(store, replace(settings, base="token", read="answer"))
+    return choose_base(data.table, data.rounds, lambda probs: sign * data.scores(probs, [criterion])[criterion])
 
 
 def closed_form(settings: FitSettings) -> str:
@@ -200,7 +201,7 @@ def load_or_fit(store: Scored, settings: FitSettings, folder: Path, *, bar: Bar 
 def training_data(store: Scored, settings: FitSettings) -> tuple[TrainingData, float]:
     """Divide the questions into training and validation, and scale the base probabilities if that is asked for."""
     questions, table = store.questions, store.table
-    folds = AUTO_FOLDS if settings.lens == "auto" and settings.folds == 1 else settings.folds
+    folds = folds_of(settings, len(questions))
     if folds > 1:
         rounds = fold_masks(questions, folds, seed=settings.seed)
     else:
@@ -217,6 +218,14 @@ def training_data(store: Scored, settings: FitSettings) -> tuple[TrainingData, f
     assert settings.read != "auto", "it was chosen before"
     layer = training_layers(store, settings.read, lettered=settings.style.kind == "letters")
     return TrainingData(questions, table, p, residuals(table, p), layer, rounds, base=base), temperature
+
+
+def folds_of(settings: FitSettings, n_questions: int) -> int:
+    """Return how many folds choose a lens of so many questions; 1 is one split."""
+    if settings.folds > 1:
+        return settings.folds
+    few = settings.folds == 0 and n_questions < FEW_QUESTIONS
+    return AUTO_FOLDS if few or settings.lens == "auto" else 1
 
 
 # ------------------------------------------------------------------------------------------------------------ the lens

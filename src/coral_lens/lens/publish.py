@@ -138,11 +138,27 @@ def score_rows(validation: Mapping[str, Mapping[str, Score]]) -> str:
 
 def exit_sentence(lens: Lens) -> str:
     """Say what an early exit saves and loses."""
-    if not lens.exits:
-        return ""
+    return f"\n- **Early exit**: {exit_cost(lens)}" if lens.exits else ""
+
+
+BLOCKS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+"""What configurations call the number of blocks."""
+LOST = {"accuracy": "base", "brier": "temperature"}
+"""What a lens that exits early is compared with, by metric."""
+
+
+def exit_cost(lens: Lens) -> str:
+    """Say which share of the model an answer of a lens that exits early takes, and what validation says of what that loses."""
+    config, last = lens.model.get("config", {}), max(lens.layers)
+    n_blocks = next((config[name] for name in BLOCKS if isinstance(config.get(name), int)), None)
+    share = f" ({last} of {n_blocks}, {last / n_blocks:.0%})" if n_blocks else ""
+    found = lens.trace.validation
+    accuracy, brier = ([100 * found[m][metric].value for m in (lens.method, other)] for metric, other in LOST.items())
     return (
-        f"\n- **Early exit**: an answer takes the blocks up to layer {max(lens.layers)} and no vocabulary head. The model's own "
-        "probabilities are not computed: the lens cannot go back to them, and far from home it can only be less sure."
+        f"an answer takes the blocks up to layer {last}{share} and no vocabulary head. On the validation questions, which chose "
+        f"it, its accuracy is {accuracy[0]:.1f} %, the whole model's {accuracy[1]:.1f} %; its Brier score {brier[0]:.1f}, the "
+        f"whole model's by temperature {brier[1]:.1f}. The model's own probabilities are not computed: the lens cannot go back "
+        "to them, and far from home it can only be less sure."
     )
 
 

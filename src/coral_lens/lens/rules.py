@@ -9,7 +9,7 @@ y - p that a probe learns) and temperature scaling: one number, which moves conf
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -57,16 +57,24 @@ def base_probs(
     return table.options.softmax(BASE_SCORES[rule](table) if isinstance(rule, str) else rule(table))
 
 
-def choose_base(table: OptionTable, metric: Callable[[Float[np.ndarray, " row"]], float]) -> BaseRule:
-    """Return the rule whose probabilities, each by the temperature that suits them, have the lowest metric.
+def choose_base(
+    table: OptionTable,
+    rounds: Sequence[Bool[np.ndarray, " question"]],
+    metric: Callable[[Float[np.ndarray, " row"]], float],
+) -> BaseRule:
+    """Return the rule whose probabilities of the validation questions have the lowest metric.
 
-    A temperature is one number: it is fitted and judged on the same labelled questions.
+    `rounds` says which questions validate in each; the others give each rule the temperature that suits it. The metric is told
+    the probabilities of all rows, and looks at those that validate.
     """
-    everything = np.ones(len(table), dtype=bool)
     costs: dict[BaseRule, float] = {}
     for rule in get_args(BaseRule):
         p = base_probs(table, rule)
-        costs[rule] = metric(apply_temperature(p, table.options, temperature=temperature_on(p, table, everything)))
+        scaled = p.copy()
+        for held_out in rounds:
+            rows, temperature = table.options.rows(held_out), temperature_on(p, table, ~held_out)
+            scaled[rows] = apply_temperature(p, table.options, temperature=temperature)[rows]
+        costs[rule] = metric(scaled)
     return min(costs, key=lambda rule: costs[rule])
 
 

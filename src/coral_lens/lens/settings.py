@@ -25,6 +25,8 @@ from coral_lens.storage.settings import (
 
 FEWEST_QUESTIONS = 20
 """Fewer labelled questions than this are refused."""
+FEW_QUESTIONS = 1000
+"""Below so many labelled questions, the one who leaves the choice to us gets folds."""
 HIDDEN = (1024, 512, 256, 128)
 """The widths of the paper's four hidden layers."""
 SEARCHED = ("mlp", "linear")
@@ -104,7 +106,7 @@ class FitSettings(Settings):
     paper. `auto` takes the one with the best cross-validated Brier score on the training questions."""
     base: Literal["sum", "token", "char", "pmi", "auto"] = "token"
     """Score whose softmax is the base probability: `sum`, `token` (mean per token), `char` (lm-eval's acc_norm) or `pmi` (the sum
-    less that after a neutral context, which takes one more short pass). `auto` takes the best on the labelled questions."""
+    less that after a neutral context, which takes one more short pass). `auto` takes the best on validation."""
     style: Style = Style()  # noqa: RUF009  (frozen)
     """How questions without a template of their own are asked."""
     criterion: Criterion = "brier"
@@ -121,8 +123,9 @@ class FitSettings(Settings):
     """Share of the questions, by whole groups, that choose setting, layer and gamma."""
     stratified: Annotated[bool, LATER, NO_OPTION] = True
     """Whether every task has the same share of them; otherwise they are drawn from all questions alike."""
-    folds: Annotated[int, Range(1, 20)] = 1
-    """1: one split, as in the paper. More: grouped folds choose, and a lens of closed form is then fitted on everything."""
+    folds: Annotated[int, Range(0, 20)] = 1
+    """1: one split, as in the paper. More: grouped folds choose, and a lens of closed form is then fitted on everything. 0: five
+    folds where there are fewer than 1,000 questions, else one split."""
     inputs: Annotated[tuple[Annotated[str, OneOf(input_names)], ...], Option(read=parse_names)] = ()
     """What the authors' code shows the probe beside the states, and the paper does not: `centred`, `rank`, or both with a
     comma between them."""

@@ -5,15 +5,27 @@ It reads a run alone; runs of lenses of earlier versions, and of lm-eval's logs,
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from coral_lens.metrics.conformal import Abstention, abstains
 from coral_lens.records import FAR
 from coral_lens.report.runs import Evaluation, Run
 
-UNCHECKED = (
-    "harm cannot be excluded on a task that a lens was not fitted on unless some of its questions are labelled: measure it "
-    "there, or give thirty of them to `coral adapt`"
+UNCHECKED_OPEN = (
+    "harm cannot be excluded on a task that a lens was not fitted on unless some of its questions are labelled: measure "
+    "it there"
 )
+"""What is said of answers to open questions on a task that is not the lens's own."""
+UNCHECKED = f"{UNCHECKED_OPEN}, or give thirty of them to `coral adapt`"
 """What is said of answers on a task that is not the lens's own."""
+
+
+def unchecked(trusts: Iterable[float | None], what: str = UNCHECKED) -> str:
+    """Return the sentence about tasks that are not the lens's own where some answers are of such, else nothing.
+
+    `trusts`: the weight of the lens in each answer; None where it does not know.
+    """
+    return f"{what[0].upper()}{what[1:]}." if any(trust is not None and trust < 1.0 for trust in trusts) else ""
 
 
 def reach_notes(run: Run) -> list[str]:

@@ -11,7 +11,7 @@ from support.servers import Shop
 
 from coral_lens.records import Question
 from coral_lens.serve import batching
-from coral_lens.serve.batching import BatchCutter, BatchRule
+from coral_lens.serve.batching import BatchCutter, BatchRule, batch_tokens
 from coral_lens.serve.queue import Job, JobQueue
 
 RULE = BatchRule(tokens=10_000, wait=0.0, longest=10_000)
@@ -60,6 +60,11 @@ def test_the_input_that_questions_share_counts_once(shop: Shop) -> None:
     together, apart = JobQueue(100), JobQueue(100)
     put(together, shop, *questions)
     assert [len(batch) for batch in cut(shop, together, rule)] == [8]
+    queue = JobQueue(100)
+    put(queue, shop, *questions)
+    batch = BatchCutter(shop.model, queue, "tree", rule).next_batch() or []
+    n_passage = len(f"{passage}\n")
+    assert n_passage < batch_tokens(batch) < 2 * n_passage < sum(item.n_tokens for item in batch)
     for question in questions:
         put(apart, shop, question)
     assert [len(batch) for batch in cut(shop, apart, rule)] == [1] * 8

@@ -19,6 +19,7 @@ from coral_lens.lens.fit import fit
 from coral_lens.lens.settings import FitSettings, Guarantees
 from coral_lens.serve.lenses import open_lenses
 from coral_lens.serve.settings import Address, ServeSettings
+from coral_lens.storage.escape import for_csv
 
 expect.set_options(timeout=1000 * PATIENCE)
 
@@ -206,6 +207,47 @@ def test_a_server_with_a_key_asks_for_it(visit: Any, shop: Shop, monkeypatch: py
         page.fill("#key", "secret")
         page.press("#key", "Tab")
         assert "sure" in answered(page)
+        page.context.close()
+
+
+def test_a_table_to_download_holds_no_formula_of_those_who_asked(visit: Any, tmp_path: Any) -> None:
+    """The same cells get an apostrophe as in the files that commands write."""
+    cells = ["=1+1", " =1+1", "-1+1", "+cmd", "@a", "-1.5e3", "+2", ".5", "- a list", "\ttab", "plain"]
+    page = visit()
+    answered(page)
+    page.click("#tab-table")
+    text = io.StringIO()
+    rows = [[cell, "Which?", "=A1", "two"] for cell in cells]
+    csv.writer(text).writerows([["note", "question", "option_a", "option_b"], *rows])
+    page.fill("#table", text.getvalue())
+    page.click("#go")
+    expect(page.locator("#rows-words")).to_contain_text(f"{len(cells)} of {len(cells)} answered.")
+    with page.expect_download() as waiting:
+        page.click("#download")
+    waiting.value.save_as(tmp_path / "answers.csv")
+    with open(tmp_path / "answers.csv", newline="", encoding="utf-8") as file:
+        found = list(csv.DictReader(file))
+    assert [row["note"] for row in found] == [for_csv(cell) for cell in cells]
+    assert {row["option_a"] for row in found} == {"'=A1"}
+    assert {row["coral_answer"] for row in found} <= {"'=A1", "two"}
+
+
+def test_the_routes_are_described_to_who_has_the_key(visit: Any, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGE_KEY", "secret")
+    settings = ServeSettings(address=Address(port=0, api_key_env="PAGE_KEY"))
+    with running(shop.model, shop.lenses, settings) as server:
+        page = visit("/docs", server=server)
+        expect(page.locator("#key-error")).to_contain_text("wants a key")
+        assert violations(page) == []
+        page.fill("#key", "wrong")
+        page.press("#key", "Enter")
+        expect(page.locator("#key-error")).to_contain_text("not the right one")
+        page.fill("#key", "secret")
+        page.press("#key", "Enter")
+        page.wait_for_selector("#PredictRequest")
+        page.click("[aria-label='Look at /v1/models']")
+        expect(page.locator("#docs pre >> visible=true")).to_contain_text('"id": "first"')
+        assert violations(page) == []
         page.context.close()
 
 

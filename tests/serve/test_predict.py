@@ -116,3 +116,14 @@ def test_a_question_is_answered_as_if_it_were_alone_also_beside_others_with_the_
         answers = client.post("/v1/predict", json=body_of(first, second, lens="second")).json()["answers"]
     for question, given in zip((first, second), answers, strict=True):
         assert_same(given, predicted(shop, "second", [question])[0])
+
+
+def test_where_a_lens_is_away_from_home_it_says_what_nobody_has_checked(server: Running) -> None:
+    asked = {"question": "2 + 2?", "options": ["3", "4"]}
+    with server.client() as client:
+        notes = [
+            client.post("/v1/predict", json={"lens": lens, "questions": asked}).json()["note"]
+            for lens in ("first", "second")
+        ]
+    assert notes[0] is None  # a ridge is the paper's lens, and has no trust to lose
+    assert notes[1].startswith("Harm cannot be excluded on a task that a lens was not fitted on")

@@ -198,7 +198,7 @@ def predict(
 def trust_line(answers: list[Answer], *, is_adapted: bool) -> str:
     """Say of how many answers little is known: far from the training questions, not of a task of theirs, or abstained."""
     from coral_lens.records import FAR
-    from coral_lens.report.reach import UNCHECKED
+    from coral_lens.report.reach import harm_note
 
     n = len(answers)
     found = [
@@ -209,8 +209,8 @@ def trust_line(answers: list[Answer], *, is_adapted: bool) -> str:
     line = ", ".join(found)
     if alone := sum(a.trust == 0.0 for a in answers):
         line += f"; {alone:,} are answered by the model alone, scaled by temperature"
-    away = not is_adapted and any(a.trust is not None and a.trust < 1.0 for a in answers)
-    return f"{line}.{f' {UNCHECKED[0].upper()}{UNCHECKED[1:]}.' if away else ''}"
+    note = harm_note((a.trust for a in answers), is_adapted=is_adapted)
+    return f"{line}. {note}" if note else f"{line}."
 
 
 @app.command("lm-eval", add_help_option=False, context_settings={"ignore_unknown_options": True})

@@ -5,6 +5,8 @@ It reads a run alone; runs of lenses of earlier versions, and of lm-eval's logs,
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from coral_lens.metrics.conformal import Abstention, abstains
 from coral_lens.records import FAR
 from coral_lens.report.runs import Evaluation, Run
@@ -14,6 +16,12 @@ UNCHECKED = (
     "there, or give thirty of them to `coral adapt`"
 )
 """What is said of answers on a task that is not the lens's own."""
+
+
+def harm_note(trusts: Iterable[float | None], *, is_adapted: bool) -> str | None:
+    """Return what is said of answers in some of which a lens is away from home, by its weight in each; None where it never is."""
+    away = not is_adapted and any(trust is not None and trust < 1.0 for trust in trusts)
+    return f"{UNCHECKED[0].upper()}{UNCHECKED[1:]}." if away else None
 
 
 def reach_notes(run: Run) -> list[str]:

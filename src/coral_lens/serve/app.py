@@ -34,6 +34,7 @@ def make_app(service: Service) -> App:
         service.start()
         yield
         service.stop()
+        opened.close()
 
     app = FastAPI(
         title="coral-lens", version=version("coral-lens"), lifespan=running, docs_url=None, redoc_url=None,
@@ -58,18 +59,19 @@ def make_app(service: Service) -> App:
     for status in (400, 404, 405):
         app.add_exception_handler(status, on_wrong_route)
 
+    async def gone(request: Request) -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
     async def answer(request: Request, body: Body, name: str | None) -> Reply:
         most = service.settings.limits.max_questions
         if body.n_questions > most:
             raise Complaint(413, f"The request has {body.n_questions} questions, and {most} are allowed at a time.")
 
-        async def gone() -> None:
-            while (await request.receive())["type"] != "http.disconnect":
-                pass
-
         try:
             layers = isinstance(body, PredictRequest) and body.layers
-            return await service.answer(Asked(request.url.path, name, body.asked(), layers), gone=gone)
+            asked = Asked(request.url.path, name, body.asked(), layers)
+            return await service.answer(asked, gone=lambda: gone(request))
         except Complaint:
             raise
         except Exception as error:
@@ -85,9 +87,9 @@ def make_app(service: Service) -> App:
     opened = OpenAsker(service)
 
     @app.post("/v1/ask", responses=ERRORS)
-    async def ask(body: AskRequest) -> AskReply:
+    async def ask(body: AskRequest, request: Request) -> AskReply:
         """Answer questions that come without options: the model writes candidates, and a lens weighs them."""
-        return await opened.answer(body)
+        return await opened.answer(body, gone=lambda: gone(request))
 
     @app.post("/v1/decisions", responses=ERRORS)
     async def decisions(body: DecisionRequest, request: Request) -> DecisionReply:

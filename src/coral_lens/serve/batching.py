@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -129,6 +130,11 @@ class BatchCutter:
                 f"Question {name!r} has {item.n_tokens} tokens with its options, and {longest} are allowed; shorten it."
             )
         return ""
+
+
+def batch_tokens(batch: Sequence[Item]) -> int:
+    """Return the tokens of a batch; what questions of one request share counts once."""
+    return sum(item.n_tokens for item in batch) - sum(map(shared_tokens, batch, batch[1:]))
 
 
 def shared_tokens(before: Item, item: Item) -> int:

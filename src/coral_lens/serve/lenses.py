@@ -61,14 +61,24 @@ class ServedLenses:
         return f"served here are {', '.join(self.by_name)}"
 
     @property
+    def for_options(self) -> list[ServedLens]:
+        """Those that questions with options share a pass for; open questions are asked for one lens at a time."""
+        return [served for served in self if not served.lens.open]
+
+    @property
     def layers(self) -> tuple[int, ...]:
-        """Every layer that one of them reads."""
-        return tuple(sorted({layer for served in self for layer in served.lens.layers}))
+        """Every layer that one pass reads."""
+        return tuple(sorted({layer for served in self.for_options for layer in served.lens.layers}))
 
     @property
     def places(self) -> tuple[StatePlace, ...]:
         """Where the model is read for all of them."""
-        return tuple(place for place in STATE_PLACES if any(place in served.lens.places for served in self))
+        return tuple(p for p in STATE_PLACES if any(p in served.lens.places for served in self.for_options))
+
+    @property
+    def exits(self) -> bool:
+        """Whether none of them needs more of the model than the deepest of these layers."""
+        return bool(self.for_options) and all(served.lens.exits for served in self.for_options)
 
     def settled(self, settle: Callable[[Lens], Lens]) -> ServedLenses:
         """Return them as they are to be used: on another model, or at home."""

@@ -13,26 +13,10 @@ from typing import Any
 import pytest
 from support.servers import PATIENCE, Running, Shop, running, settings
 
-from coral_lens.data.open_questions import OpenQuestion
-from coral_lens.engine.settings import Sampling
-from coral_lens.lens.asking import fit_open
-from coral_lens.lens.settings import FitSettings
 from coral_lens.serve.ask import MOST_WAITING
-from coral_lens.serve.lenses import open_lenses
 from coral_lens.serve.settings import Answering, Batching
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*left out:UserWarning")
-
-
-@pytest.fixture(scope="module")
-def asker(shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A server of a lens for open questions, and of one for questions with options."""
-    folder: Path = tmp_path_factory.mktemp("open")
-    questions = [OpenQuestion(f"q{i}", f"Toy {i}?", ("x",)) for i in range(40)]
-    sampling = Sampling(candidates=8, temperature=1.0, max_tokens=64, examples=0)
-    fit_open(shop.model, questions, FitSettings(layers=(1,)), sampling=sampling, bar=False).save(folder / "open")
-    with running(shop.model, open_lenses([str(folder / "open"), f"first={shop.folder / 'first'}"])) as server:
-        yield server
 
 
 def test_questions_get_what_the_lens_answers_in_their_order(asker: Running, shop: Shop) -> None:

@@ -164,6 +164,7 @@ def about(served: ServedLens) -> dict[str, Any]:
         "layers": list(lens.layers),
         "trained_on": {public_name(source): n for source, n in lens.training.tasks.items()},
         "has_layer_view": lens.view is not None,
+        "open": lens.open is not None,
         "coverage": lens.sets.coverage if lens.sets else None,
         "risk": lens.abstention.risk if lens.abstention else None,
         "least_confidence": lens.abstention.threshold if lens.abstention else None,

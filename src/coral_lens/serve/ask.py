@@ -109,6 +109,8 @@ class AskAnswer(Given):
     """Whether it is too uncertain for the stated risk, if the lens was calibrated for one."""
     none: float | None = None
     """How likely no candidate is right."""
+    written: int | None = None
+    """How many answers the model wrote, those too that are no candidate: empty ones, and those that do not end."""
     candidates: list[WrittenCandidate] | None = None
     """All that the model wrote, the most frequent first."""
     shift: float | None = None
@@ -141,6 +143,7 @@ def ask_answer(found: OpenAnswer) -> AskAnswer:
         confidence=found.confidence,
         abstain=found.abstain,
         none=found.p_none,
+        written=found.n_written,
         candidates=[WrittenCandidate(text=text, probability=p, count=n) for text, p, n in written],
         shift=found.shift,
         trust=found.trust,

@@ -11,12 +11,14 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from threading import Event
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from pydantic import Field
 
 from coral_lens.data.open_questions import OpenQuestion
+from coral_lens.engine.candidates import worked_examples
 from coral_lens.engine.packing import tree_size
 from coral_lens.engine.prompts import prepare_any
 from coral_lens.engine.self_check import packing_of
@@ -235,8 +237,10 @@ class OpenAsker:
 
     def _tokens(self, served: ServedLens, questions: Sequence[Question]) -> int:
         """Return the tokens of questions with their candidates."""
-        model = self._service.model
-        prompts = prepare_any(questions, served.lens.style, model, listed=False).prompts
+        model, lens = self._service.model, served.lens
+        assert lens.open is not None, "it was checked"
+        shots = worked_examples(lens.open.sampling.examples)  # which are not kept with scores
+        prompts = prepare_any([replace(q, shots=shots) for q in questions], lens.style, model).prompts
         return sum(tree_size(build_tree(prompt), packing_of(model)) for prompt in prompts)
 
     def _outcome(self, name: str, answer: OpenAnswer | None) -> OpenAnswer | Refusal:

@@ -30,7 +30,7 @@ export function showAnswer(row, answer, lens, note) {
   $("bars-title").textContent = open ? "What the model wrote" : "Before and after";
   $("before-words").textContent = open ? "how often it wrote it" : "the model alone";
   $("after-words").textContent = open ? "how likely that is right, by the lens" : "with the lens";
-  $("note").textContent = note ?? "";
+  $("note").replaceChildren(...(note ?? "").split("`").map((text, i) => (i % 2 ? element("code", { textContent: text }) : text)));
   showVerdict(row, answer, options, lens);
   showExtra(row, answer, options);
   showBars(answer, options);
@@ -102,7 +102,7 @@ function showBars(answer, options) {
       const known = side === "after" || hasBase;
       option.querySelector(`.percent.${side}`).replaceChildren(known ? percent(probs[i]) : "", element("span", { className: "hidden", textContent: ` ${$(`${side}-words`).textContent}` }));
       const fill = option.querySelector(`.trough.${side} .fill`);
-      requestAnimationFrame(() => { fill.style.width = `${known ? Math.max(100 * probs[i], 0.4) : 0}%`; });
+      requestAnimationFrame(() => { fill.style.width = `${known && probs[i] ? Math.max(100 * probs[i], 0.4) : 0}%`; });
     }
   });
 }
@@ -127,7 +127,8 @@ function showDistance(answer, lens) {
   picture.append(svg("circle", { class: "needle", cx: x(at), cy: 20, r: 8 }));
   $("gauge").replaceChildren(picture);
   const trust = answer.trust;
-  const weight = trust === null ? "" : trust >= 0.995 ? " The lens is believed fully." : trust <= 0.005 ? " The lens is not believed here: the answer is the model's own, with its confidence scaled." : ` The lens has ${percent(trust)} of the weight in this answer; the rest is the model's own, with its confidence scaled.`;
+  const rest = answer.candidates ? "how often the model wrote each answer, and how likely it finds it" : "the model's own answer, with its confidence scaled";
+  const weight = trust === null ? "" : trust >= 0.995 ? " The lens is believed fully." : trust <= 0.005 ? ` The lens is not believed here: what counts is ${rest}.` : ` The lens has ${percent(trust)} of the weight in this answer; the rest is ${rest}.`;
   $("distance").replaceChildren(element("b", { textContent: `${words}` }), ` (${distance(shift)}).${weight}`);
 }
 

@@ -70,6 +70,28 @@ def test_the_input_that_questions_share_counts_once(shop: Shop) -> None:
     assert [len(batch) for batch in cut(shop, apart, rule)] == [1] * 8
 
 
+def test_who_asks_alone_waits_for_nobody_and_in_company_for_others(shop: Shop) -> None:
+    queue = JobQueue(100)
+    cutter = BatchCutter(shop.model, queue, "tree", replace(RULE, wait=0.4))
+
+    def seconds() -> float:
+        start = time.perf_counter()
+        batch = cutter.next_batch() or []
+        queue.finished(len(batch))
+        return time.perf_counter() - start
+
+    put(queue, shop, *toy_questions(2))
+    assert seconds() < 0.3  # alone
+    put(queue, shop, *toy_questions(1))
+    put(queue, shop, *toy_questions(1))
+    assert seconds() > 0.3  # two are there, and a third might come
+    put(queue, shop, *toy_questions(1))
+    assert seconds() > 0.3  # others were there a moment ago
+    cutter._company_until = 0.0
+    put(queue, shop, *toy_questions(1))
+    assert seconds() < 0.3
+
+
 def test_one_by_one_every_question_is_a_batch(shop: Shop) -> None:
     queue = JobQueue(100)
     put(queue, shop, *toy_questions(3))

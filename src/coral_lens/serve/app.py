@@ -125,7 +125,13 @@ def make_app(service: Service) -> App:
 
     pages = add_pages(app)
     address, limits = service.settings.address, service.settings.limits
-    doors = Doors(routes=frozenset(app.openapi()["paths"]) | pages, pages=pages, key=address.key, names=address.names)
+    doors = Doors(
+        routes=frozenset(app.openapi()["paths"]) | pages,
+        pages=pages,
+        key=address.key,
+        names=address.names,
+        origins=address.allow_origin,
+    )
     return Guard(app, service.metrics, doors, limits.max_body)
 
 

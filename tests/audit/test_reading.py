@@ -87,6 +87,14 @@ def test_a_frame_and_a_list_of_rows_are_audited_alike() -> None:
     assert frame.groups == listed.groups
 
 
+def test_what_a_lens_chose_is_no_label() -> None:
+    """`coral predict` calls its choice `answer`: taken for the label, every answer would be right."""
+    row = {"id": "q", "answer": 0, "option": "a", "confidence": 0.7, "probs": [0.7, 0.3], "base_probs": [0.5, 0.5]}
+    with pytest.raises(CoralError, match="1 of 1 rows have no label"):
+        read_audited([[row]])
+    assert read_audited([[row | {"label": 1, "options": ["a", "b"]}]]).questions[0].answer == 1
+
+
 def test_answers_of_a_lens_are_read_from_the_file_that_predict_writes() -> None:
     made = [
         {"input_answer": r["label"], "answer": "spam", "confidence": max(r["probs"]), "base_probs": [0.25] * 4}

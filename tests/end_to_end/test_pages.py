@@ -38,6 +38,8 @@ CANNOT_RUN = {
     "pip install coral-lens[all]": "installs packages",
     "coral assets": "downloads the embedded model and data",
     "coral push my-lens me/my-lens": "uploads to the hub",
+    "coral serve": "serves until it is stopped; tests/serve/test_server.py runs it",
+    "coral predict --questions new.csv --out first.jsonl": "needs the real model; tests/serve/test_predict.py has it answer",
     "coral serve --lens my-lens": "serves until it is stopped; tests/serve/test_server.py runs it",
     "coral serve --lens my-lens --host 0.0.0.0 --api-key-env CORAL_KEY": "serves until it is stopped",
     'curl http://127.0.0.1:8000/v1/predict --json {"questions": {"question": "2 + 2?", "options": ["3", "4"]}}': "asks a "

@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import pytest
-from support.servers import Running, Shop, running
+from support.servers import PATIENCE, Running, Shop, running, settings
 
-from coral_lens.data.open_questions import OpenQuestion
-from coral_lens.engine.settings import Sampling
-from coral_lens.lens.asking import fit_open
-from coral_lens.lens.settings import FitSettings
 from coral_lens.serve.ask import MOST_WAITING
-from coral_lens.serve.lenses import open_lenses
+from coral_lens.serve.settings import Answering, Batching
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*left out:UserWarning")
-
-
-@pytest.fixture(scope="module")
-def asker(shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    """A server of a lens for open questions, and of one for questions with options."""
-    folder: Path = tmp_path_factory.mktemp("open")
-    questions = [OpenQuestion(f"q{i}", f"Toy {i}?", ("x",)) for i in range(40)]
-    sampling = Sampling(candidates=8, temperature=1.0, max_tokens=64, examples=0)
-    fit_open(shop.model, questions, FitSettings(layers=(1,)), sampling=sampling, bar=False).save(folder / "open")
-    with running(shop.model, open_lenses([str(folder / "open"), f"first={shop.folder / 'first'}"])) as server:
-        yield server
 
 
 def test_questions_get_what_the_lens_answers_in_their_order(asker: Running, shop: Shop) -> None:
@@ -81,6 +71,56 @@ def test_each_mistake_is_one_sentence(
         reply = client.post(f"/v1/{route}", json=body)
     assert reply.status_code == status
     assert sentence in reply.text
+
+
+def test_what_takes_too_long_is_given_up_and_its_work_ends(shop: Shop, asker: Running, monkeypatch: Any) -> None:
+    """The writer is told by the bar that it moves; what waits behind is not begun."""
+    begun: list[str] = []
+    release = Event()
+    told: list[bool] = []
+
+    @contextmanager
+    def slow(lens: Any, model: Any, questions: Any, *, bar: Any) -> Iterator[Any]:
+        begun.append(questions[0].text)
+        with bar("writing", 1, "questions") as advance:
+            assert release.wait(PATIENCE)
+            told.append(True)
+            advance(1)
+        raise AssertionError("nobody waits any more")
+
+    monkeypatch.setattr("coral_lens.serve.ask.scored_open", slow)
+    short = settings(batching=Batching(deadline=0.3))
+    with running(shop.model, asker.service.lenses, short) as server, server.client() as client:
+        with ThreadPoolExecutor(2) as pool:
+            asked = {"lens": "open"}
+            replies = list(pool.map(lambda q: client.post("/v1/ask", json=asked | {"questions": q}), ("A?", "B?")))
+        release.set()
+        assert [reply.status_code for reply in replies] == [503, 503]
+        assert "no answer within 0.3 seconds" in replies[0].text
+        text = client.get("/metrics").text
+    assert (len(begun), told) == (1, [True])
+    assert "coral_dropped_total 2.0" in text
+    assert "coral_failures_total 0.0" in text
+
+
+def test_answers_are_counted_and_say_what_nobody_has_checked(shop: Shop, asker: Running, tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    asked = settings(answering=Answering(log=log))
+    with running(shop.model, asker.service.lenses, asked) as server, server.client() as client:
+        reply = client.post("/v1/ask", json={"lens": "open", "questions": ["Who?", "Which one?", "Why?"]}).json()
+        text = client.get("/metrics").text
+    given = [answer for answer in reply["answers"] if not answer["refusal"]]
+    assert given
+    assert f'coral_answers_total{{lens="open"}} {len(given)}.0' in text
+    assert f'coral_shift_count{{lens="open"}} {len(given)}.0' in text
+    assert "coral_batch_questions_sum 3.0" in text
+    assert f"coral_batch_tokens_sum {reply['tokens']}.0" in text
+    assert reply["tokens"] > 0
+    away = any(answer["trust"] < 1 for answer in given)
+    assert bool(reply["note"]) == away
+    lines = [json.loads(line) for line in log.read_text("utf-8").splitlines()]
+    assert [line["question"] for line in lines] == ["Who?", "Which one?", "Why?"]
+    assert sum(line.get("type") == "refusal" for line in lines) == 3 - len(given)
 
 
 def test_who_comes_when_too_many_wait_is_asked_to_come_again(asker: Running, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from support.servers import Shop
 
 from coral_lens.records import Question
 from coral_lens.serve import batching
-from coral_lens.serve.batching import BatchCutter, BatchRule
+from coral_lens.serve.batching import BatchCutter, BatchRule, batch_tokens
 from coral_lens.serve.queue import Job, JobQueue
 
 RULE = BatchRule(tokens=10_000, wait=0.0, longest=10_000)
@@ -60,9 +60,36 @@ def test_the_input_that_questions_share_counts_once(shop: Shop) -> None:
     together, apart = JobQueue(100), JobQueue(100)
     put(together, shop, *questions)
     assert [len(batch) for batch in cut(shop, together, rule)] == [8]
+    queue = JobQueue(100)
+    put(queue, shop, *questions)
+    batch = BatchCutter(shop.model, queue, "tree", rule).next_batch() or []
+    n_passage = len(f"{passage}\n")
+    assert n_passage < batch_tokens(batch) < 2 * n_passage < sum(item.n_tokens for item in batch)
     for question in questions:
         put(apart, shop, question)
     assert [len(batch) for batch in cut(shop, apart, rule)] == [1] * 8
+
+
+def test_who_asks_alone_waits_for_nobody_and_in_company_for_others(shop: Shop) -> None:
+    queue = JobQueue(100)
+    cutter = BatchCutter(shop.model, queue, "tree", replace(RULE, wait=0.4))
+
+    def seconds() -> float:
+        start = time.perf_counter()
+        batch = cutter.next_batch() or []
+        queue.finished(len(batch))
+        return time.perf_counter() - start
+
+    put(queue, shop, *toy_questions(2))
+    assert seconds() < 0.3  # alone
+    put(queue, shop, *toy_questions(1))
+    put(queue, shop, *toy_questions(1))
+    assert seconds() > 0.3  # two are there, and a third might come
+    put(queue, shop, *toy_questions(1))
+    assert seconds() > 0.3  # others were there a moment ago
+    cutter._company_until = 0.0
+    put(queue, shop, *toy_questions(1))
+    assert seconds() < 0.3
 
 
 def test_one_by_one_every_question_is_a_batch(shop: Shop) -> None:

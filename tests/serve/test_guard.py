@@ -45,11 +45,27 @@ def test_without_a_key_the_server_answers_to_the_names_of_its_machine_only(
         assert client.get("/v1/models", headers={"Host": host}).status_code == status
 
 
-def test_a_compressed_body_is_refused_in_words(server: Running) -> None:
-    with server.client() as client:
-        reply = client.post("/v1/systemone", content=b"\x28\xb5", headers={"Content-Encoding": "zstd"})
-    assert reply.status_code == 415
-    assert "compression=False" in reply.json()["error"]["message"]
+def test_pages_of_a_named_site_and_of_no_other_may_ask(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_KEY", KEY)
+    named = "https://app.example"
+    address = Address(port=0, api_key_env="TEST_KEY", allow_origin=(named,))
+    asking = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
+    with running(shop.model, shop.lenses, settings(address=address)) as server, server.client() as client:
+        before = client.request("OPTIONS", "/v1/predict", headers=asking | {"Origin": named})
+        assert before.status_code == 204
+        assert before.headers["Access-Control-Allow-Origin"] == named
+        assert before.headers["Access-Control-Allow-Headers"] == "Authorization, Content-Type"
+        key = {"Authorization": f"Bearer {KEY}"}
+        reply = client.get("/v1/models", headers=key | {"Origin": named})
+        assert (reply.status_code, reply.headers["Access-Control-Allow-Origin"]) == (200, named)
+        assert client.get("/v1/models", headers={"Origin": named}).status_code == 401
+        for other in ("https://elsewhere.example", "https://app.example.evil", "null"):
+            refused = client.request("OPTIONS", "/v1/predict", headers=asking | {"Origin": other})
+            assert refused.status_code == 401
+            assert "Access-Control-Allow-Origin" not in refused.headers
+            assert (
+                "Access-Control-Allow-Origin" not in client.get("/v1/models", headers=key | {"Origin": other}).headers
+            )
 
 
 @pytest.mark.parametrize(

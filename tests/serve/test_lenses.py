@@ -1,4 +1,4 @@
-"""Lenses are served under names, several of one model together, and those of a hub at a revision only."""
+"""Lenses are served under names, several of one model together, and those of a hub at a commit only."""
 
 from __future__ import annotations
 
@@ -51,11 +51,15 @@ def test_lenses_of_different_models_are_refused(shop: Shop, tmp_path: Path) -> N
         open_lenses([str(shop.folder / "first"), str(tmp_path / "other")])
 
 
-def test_a_lens_of_the_hub_needs_a_revision(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(served, "local_folder", lambda place: shop.folder / "first")
-    with pytest.raises(CoralError, match="which may change: name a revision, as in owner/name@first"):
-        open_lenses(["owner/name"])
-    assert list(open_lenses(["owner/name@abc"]).by_name) == ["name"]
+def test_a_lens_of_the_hub_needs_a_commit(shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = "0123456789" * 4
+    (tmp_path / commit).symlink_to(shop.folder / "first")
+    monkeypatch.setattr(served, "local_folder", lambda place: tmp_path / commit)
+    for place, what in {"owner/name": "is a lens", "owner/name@main": "'main' is a branch or a tag"}.items():
+        with pytest.raises(CoralError, match=f"{what} of the hub, which may change; name the commit, .*@{commit}"):
+            open_lenses([place])
+    assert list(open_lenses([f"owner/name@{commit}"]).by_name) == ["name"]
+    assert list(open_lenses([f"mine=owner/name@{commit[:7]}"]).by_name) == ["mine"]
 
 
 def test_a_name_may_be_left_out_where_there_is_one_lens(shop: Shop) -> None:

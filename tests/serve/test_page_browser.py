@@ -19,8 +19,11 @@ from coral_lens.lens.fit import fit
 from coral_lens.lens.settings import FitSettings, Guarantees
 from coral_lens.serve.lenses import open_lenses
 from coral_lens.serve.settings import Address, ServeSettings
+from coral_lens.storage.escape import for_csv
 
 expect.set_options(timeout=1000 * PATIENCE)
+TOYS = ("Who?", "Which one?", "Why?", "When was it?")
+"""To some of them the tiny model writes something."""
 
 
 @pytest.fixture(scope="module")
@@ -206,6 +209,95 @@ def test_a_server_with_a_key_asks_for_it(visit: Any, shop: Shop, monkeypatch: py
         page.fill("#key", "secret")
         page.press("#key", "Tab")
         assert "sure" in answered(page)
+        page.context.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*left out:UserWarning")
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+def test_an_open_question_is_answered_with_what_the_model_wrote(
+    visit: Any, asker: Running, width: int, scheme: str
+) -> None:
+    with asker.client() as client:
+        replies = {q: client.post("/v1/ask", json={"lens": "open", "questions": q}).json()["answers"][0] for q in TOYS}
+    question, answer = next((q, a) for q, a in replies.items() if not a["refusal"])
+    page = visit(server=asker, width=width, scheme=scheme)
+    answered(page)
+    assert page.locator("#lens option").all_inner_texts() == ["first"]
+    page.focus("#tab-score")
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement.id") == "tab-open"
+    assert page.locator("#lens option").all_inner_texts() == ["open"]
+    page.click("#go")
+    assert page.inner_text("#question-error") == "Type what is asked."
+    page.fill("#question", question)
+    page.keyboard.press("Control+Enter")
+    assert answered(page).startswith(answer["answer"].strip())
+    labels = [text.strip() for text in page.locator("#bars .label").all_inner_texts()]
+    assert labels == [*(c["text"].strip() for c in answer["candidates"]), "none of these"]
+    shown = page.locator("#bars .percent.after").all_inner_texts()
+    wanted = [*(c["probability"] for c in answer["candidates"]), answer["none"]]
+    assert [int(re.findall(r"\d+", text)[0]) for text in shown] == [min(99, max(1, round(100 * p))) for p in wanted]
+    assert f"{answer['candidates'][0]['count']} of {answer['written']} times" in page.inner_text("#verdict")
+    expect(page.locator("#copy-openai")).to_be_hidden()
+    assert "/v1/ask" in page.inner_text("#code")
+    page.focus("#copy-curl")
+    page.keyboard.press("ArrowRight")
+    assert "lens.ask(model" in page.inner_text("#code")
+    assert violations(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, "nothing sticks out"
+    page.click("#tab-question")
+    expect(page.locator("#lens option")).to_have_text(["first"])
+
+
+def test_where_no_lens_for_open_questions_is_served_it_is_said_how_to_get_one(visit: Any) -> None:
+    page = visit()
+    answered(page)
+    page.click("#tab-open")
+    expect(page.locator("#no-lens")).to_contain_text("coral fit --open FILE --out open-lens")
+    expect(page.locator("#go")).to_be_hidden()
+    assert violations(page) == []
+    page.click("#tab-question")
+    assert "sure" in answered(page)
+
+
+def test_a_table_to_download_holds_no_formula_of_those_who_asked(visit: Any, tmp_path: Any) -> None:
+    """The same cells get an apostrophe as in the files that commands write."""
+    cells = ["=1+1", " =1+1", "-1+1", "+cmd", "@a", "-1.5e3", "+2", ".5", "- a list", "\ttab", "plain"]
+    page = visit()
+    answered(page)
+    page.click("#tab-table")
+    text = io.StringIO()
+    rows = [[cell, "Which?", "=A1", "two"] for cell in cells]
+    csv.writer(text).writerows([["note", "question", "option_a", "option_b"], *rows])
+    page.fill("#table", text.getvalue())
+    page.click("#go")
+    expect(page.locator("#rows-words")).to_contain_text(f"{len(cells)} of {len(cells)} answered.")
+    with page.expect_download() as waiting:
+        page.click("#download")
+    waiting.value.save_as(tmp_path / "answers.csv")
+    with open(tmp_path / "answers.csv", newline="", encoding="utf-8") as file:
+        found = list(csv.DictReader(file))
+    assert [row["note"] for row in found] == [for_csv(cell) for cell in cells]
+    assert {row["option_a"] for row in found} == {"'=A1"}
+    assert {row["coral_answer"] for row in found} <= {"'=A1", "two"}
+
+
+def test_the_routes_are_described_to_who_has_the_key(visit: Any, shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAGE_KEY", "secret")
+    settings = ServeSettings(address=Address(port=0, api_key_env="PAGE_KEY"))
+    with running(shop.model, shop.lenses, settings) as server:
+        page = visit("/docs", server=server)
+        expect(page.locator("#key-error")).to_contain_text("wants a key")
+        assert violations(page) == []
+        page.fill("#key", "wrong")
+        page.press("#key", "Enter")
+        expect(page.locator("#key-error")).to_contain_text("not the right one")
+        page.fill("#key", "secret")
+        page.press("#key", "Enter")
+        page.wait_for_selector("#PredictRequest")
+        page.click("[aria-label='Look at /v1/models']")
+        expect(page.locator("#docs pre >> visible=true")).to_contain_text('"id": "first"')
+        assert violations(page) == []
         page.context.close()
 
 

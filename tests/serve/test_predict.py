@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support.questions import toy_questions
 from support.servers import Running, Shop, running, settings
+from typer.testing import CliRunner
 
+from coral_lens.cli import app
+from coral_lens.engine.model import Model
 from coral_lens.lens.answers import OF_KINDS
 from coral_lens.records import Question
+from coral_lens.serve.lenses import open_lenses
 from coral_lens.serve.settings import Batching
 
 CLIENTS = 64
@@ -116,3 +122,36 @@ def test_a_question_is_answered_as_if_it_were_alone_also_beside_others_with_the_
         answers = client.post("/v1/predict", json=body_of(first, second, lens="second")).json()["answers"]
     for question, given in zip((first, second), answers, strict=True):
         assert_same(given, predicted(shop, "second", [question])[0])
+
+
+def test_where_a_lens_is_away_from_home_it_says_what_nobody_has_checked(server: Running) -> None:
+    asked = {"question": "2 + 2?", "options": ["3", "4"]}
+    with server.client() as client:
+        notes = [
+            client.post("/v1/predict", json={"lens": lens, "questions": asked}).json()["note"]
+            for lens in ("first", "second")
+        ]
+    assert notes[0] is None  # a ridge is the paper's lens, and has no trust to lose
+    assert notes[1].startswith("Harm cannot be excluded on a task that a lens was not fitted on")
+
+
+def test_the_lens_that_ships_answers_over_http_what_the_command_does(smollm2: Model, tmp_path: Path) -> None:
+    """With the real model: three questions, one of them a decision about a text."""
+    rows = [
+        {"id": "bees", "question": "What do bees make?", "options": ["honey", "milk", "bread"]},
+        {"id": "chalk", "question": "What do you write with on a blackboard?", "options": ["a shoe", "chalk"]},
+        {"id": "late", "question": "Which team answers?", "options": ["billing", "parcels"], "context": "It is late."},
+    ]
+    file = tmp_path / "questions.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    with running(smollm2, open_lenses(["general"])) as server, server.client() as client:
+        given = client.post("/v1/predict", json={"questions": rows}).json()["answers"]
+    words = ["predict", "--questions", str(file), "--out", str(tmp_path / "answers.jsonl"), "--dtype", "float32"]
+    CliRunner().invoke(app, words, catch_exceptions=False, standalone_mode=False)
+    wanted = [json.loads(line) for line in (tmp_path / "answers.jsonl").read_text("utf-8").splitlines()]
+    for one, other in zip(given, wanted, strict=True):
+        assert (one["id"], one["option"], one["abstain"]) == (other["id"], other["option"], other["abstain"])
+        for name in ("probs", "base_probs", "options_in_set"):
+            assert one[name] == pytest.approx(other[name], abs=1e-4)
+        for name in ("confidence", "shift", "trust"):
+            assert one[name] == pytest.approx(other[name], abs=1e-3)

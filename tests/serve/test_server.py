@@ -49,17 +49,17 @@ def command(shop: Shop, *options: str) -> Iterator[tuple[subprocess.Popen[str], 
 
 
 def test_a_signal_ends_the_command_well_once_what_waits_is_answered(shop: Shop) -> None:
-    body = {"questions": [{"question": f"{i} + 2?", "options": ["3", "4"]} for i in range(20)]}
+    body = {"questions": [{"question": f"{i} + 2?", "options": ["3", "4"]} for i in range(400)]}
     replies: list[Any] = []
-    # the batch is open for so long that the signal comes while all twenty wait
-    with command(shop, "--max-wait-ms", "1500") as (process, address):
+    # one by one they take so long that the signal comes while most of them wait
+    with command(shop, "--one-by-one") as (process, address):
 
         def ask() -> None:
             replies.append(httpx2.post(f"{address}/v1/predict", json=body, timeout=PATIENCE))
 
         thread = threading.Thread(target=ask)
         thread.start()
-        while "coral_queue_questions 20.0" not in httpx2.get(f"{address}/metrics", timeout=PATIENCE).text:
+        while "coral_queue_questions 0.0" in httpx2.get(f"{address}/metrics", timeout=PATIENCE).text:
             assert thread.is_alive()
             time.sleep(0.02)
         process.send_signal(signal.SIGTERM)
@@ -67,7 +67,7 @@ def test_a_signal_ends_the_command_well_once_what_waits_is_answered(shop: Shop) 
         out, err = process.communicate(timeout=PATIENCE)
     (reply,) = replies
     assert reply.status_code == 200
-    assert len(reply.json()["answers"]) == 20
+    assert len(reply.json()["answers"]) == 400
     assert process.returncode == 0, (out, err)
     assert "Traceback" not in err
     with pytest.raises(httpx2.ConnectError):

@@ -34,6 +34,13 @@ def test_a_key_that_is_not_there_is_said(value: str | None, monkeypatch: pytest.
         _ = Address(api_key_env="K").key
 
 
+@pytest.mark.parametrize("origin", ["*", "example.org", "https://example.org/", "null", "https://*.example.org", ""])
+def test_what_is_no_origin_of_pages_is_said(origin: str) -> None:
+    with pytest.raises(CoralError, match="is no origin of pages: give scheme, host and port alone"):
+        Address(allow_origin=(origin,))
+    assert Address(allow_origin=("https://example.org", "http://localhost:3000", "http://[::1]:3000")).allow_origin
+
+
 def test_a_key_and_no_key_exclude_each_other() -> None:
     with pytest.raises(CoralError, match="exclude each other"):
         Address(api_key_env="K", no_auth=True)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +17,11 @@ from support.servers import Shop, settings
 from coral_lens.engine.model import Model
 from coral_lens.errors import CoralError
 from coral_lens.lens.answers import Answer
+from coral_lens.lens.fit import fit
+from coral_lens.lens.settings import FitSettings
 from coral_lens.records import Question
 from coral_lens.serve import worker
+from coral_lens.serve.lenses import open_lenses
 from coral_lens.serve.metrics import ServeMetrics
 from coral_lens.serve.queue import Job, JobQueue, Outcome, Refusal
 from coral_lens.serve.worker import ModelThread
@@ -61,6 +67,33 @@ def test_one_pass_reads_the_layers_of_all_lenses(shop: Shop, monkeypatch: pytest
             assert isinstance(given, Answer)
             assert given.id == answer.id
             assert given.probs == pytest.approx(answer.probs, abs=1e-4)
+
+
+@pytest.mark.parametrize("with_full", [False, True])
+def test_the_pass_ends_after_the_deepest_layer_where_no_lens_needs_the_rest(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_full: bool
+) -> None:
+    leaving = fit(shop.model, toy_questions(60), FitSettings(exit_layer=1))
+    leaving.save(tmp_path / "leaving")
+    others = [f"second={shop.folder / 'second'}"] if with_full else []
+    served = Shop(shop.model, open_lenses([str(tmp_path / "leaving"), *others]), shop.folder)
+    ran: list[bool] = []
+    score = worker.score_planned
+
+    def watched(planned: Any) -> Any:
+        handle = shop.model.blocks[-1].register_forward_hook(lambda *_: ran.append(True))
+        with closing(SimpleNamespace(close=handle.remove)):
+            return score(planned)
+
+    monkeypatch.setattr(worker, "score_planned", watched)
+    questions = toy_questions(3, labelled=False)
+    wanted, job = leaving.predict(shop.model, questions), job_of(served, *questions, lens="leaving")
+    run(served, [job])
+    assert bool(ran) == with_full
+    for given, answer in zip(outcomes_of(job), wanted, strict=True):
+        assert isinstance(given, Answer)
+        assert given.probs == pytest.approx(answer.probs, abs=1e-4)
+        assert given.base_probs == ()
 
 
 def test_an_error_in_a_batch_is_that_of_its_own_request(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:

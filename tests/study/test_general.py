@@ -11,8 +11,9 @@ from support.models import make_model
 
 from coral_lens.data.licences import licence_of
 from coral_lens.engine.model import Model
-from coral_lens.lens.folder import GENERAL, load_lens
+from coral_lens.lens.folder import CARD, GENERAL, RECORD, is_own_card, load_lens
 from coral_lens.records import UNNAMED, Question
+from coral_lens.storage.files import digest_bytes, read_json
 from coral_lens.study.general import SOURCES, Source, compared, general_questions, make_general
 
 DIGEST = "5cf9dbc962131e878993f98a4b7c1bf362a432e71ceb8d3a4307f326e26b4585"
@@ -91,6 +92,8 @@ def test_the_command_makes_the_same_bytes_twice_and_says_what_differs(tmp_path: 
     assert compared(tmp_path / "one", tmp_path / "two").startswith("The same bytes as the lens that ships")
     card = tmp_path / "two" / "README.md"
     assert "| arc_easy:validation, never trained on | 12 |" in card.read_text("utf-8")
+    assert read_json(tmp_path / "two" / RECORD)["sha256"][CARD] == digest_bytes(card.read_bytes())
+    assert is_own_card(tmp_path / "two")
     card.write_text("other words", encoding="utf-8")
     assert "its card reads otherwise" in compared(tmp_path / "one", tmp_path / "two")
     assert "reads layer" in compared(tmp_path / "one") or "Not the same bytes" in compared(tmp_path / "one")

@@ -43,6 +43,8 @@ PARTS: dict[str, tuple[str, ...]] = {
     "system": ("system", "model", "method", "lens"),
 }
 """What each part of an audited row may be called; the first name that a table has counts."""
+CHOSEN = {"option", "confidence", "probs", "base_probs"}
+"""Beside these, `answer` is what a lens chose (`coral predict` writes it so), and no label."""
 CLASS_COLUMN = re.compile(r"(?:probs?|probability|proba|p)_(.+)", re.IGNORECASE)
 """The column of one class: `prob_spam`, `p_0`."""
 
@@ -67,6 +69,8 @@ def layout_of(names: Sequence[str], said: Mapping[str, str], where: str) -> Layo
             )
     plain = {plain_name(name): name for name in reversed(names)}
     parts = {part: column for part, column in said.items() if column}
+    if set(plain) >= CHOSEN:
+        plain.pop("answer", None)
     for part, aliases in PARTS.items():
         found = next((plain[alias] for alias in aliases if alias in plain), None)
         if part not in said and found is not None and found not in parts.values():

@@ -34,8 +34,8 @@ REMEDY = "fit or copy it again"
 # -------------------------------------------------------------------------------------------------------------- writing
 
 
-def save_lens(lens: Lens, folder: str | Path) -> None:
-    """Write a lens; see `Lens.save`."""
+def save_lens(lens: Lens, folder: str | Path, *, more: str = "") -> None:
+    """Write a lens; see `Lens.save`. `more` is a further part of its card, which the recorded digest then knows."""
     target = Path(folder)
     refuse_other_folder(target)
     older = kept_record(target / RECORD)
@@ -43,7 +43,7 @@ def save_lens(lens: Lens, folder: str | Path) -> None:
         settle(target, {TENSORS: str(older.get("tensors")), **older.get("sha256", {})})
     others = {VIEW_FILE: lens.view.content()} if lens.view else {}
     if is_own_card(target):
-        others[CARD] = card(lens).encode()
+        others[CARD] = (card(lens) + more).encode()
     else:
         warnings.warn(
             f"{target / CARD} was edited, so it is kept, and tells of the lens before; delete it to have a new one.",

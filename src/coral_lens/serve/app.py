@@ -34,6 +34,7 @@ def make_app(service: Service) -> App:
         service.start()
         yield
         service.stop()
+        opened.close()
 
     app = FastAPI(
         title="coral-lens", version=version("coral-lens"), lifespan=running, docs_url=None, redoc_url=None,
@@ -58,18 +59,19 @@ def make_app(service: Service) -> App:
     for status in (400, 404, 405):
         app.add_exception_handler(status, on_wrong_route)
 
+    async def gone(request: Request) -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
     async def answer(request: Request, body: Body, name: str | None) -> Reply:
         most = service.settings.limits.max_questions
         if body.n_questions > most:
             raise Complaint(413, f"The request has {body.n_questions} questions, and {most} are allowed at a time.")
 
-        async def gone() -> None:
-            while (await request.receive())["type"] != "http.disconnect":
-                pass
-
         try:
             layers = isinstance(body, PredictRequest) and body.layers
-            return await service.answer(Asked(request.url.path, name, body.asked(), layers), gone=gone)
+            asked = Asked(request.url.path, name, body.asked(), layers)
+            return await service.answer(asked, gone=lambda: gone(request))
         except Complaint:
             raise
         except Exception as error:
@@ -85,9 +87,9 @@ def make_app(service: Service) -> App:
     opened = OpenAsker(service)
 
     @app.post("/v1/ask", responses=ERRORS)
-    async def ask(body: AskRequest) -> AskReply:
+    async def ask(body: AskRequest, request: Request) -> AskReply:
         """Answer questions that come without options: the model writes candidates, and a lens weighs them."""
-        return await opened.answer(body)
+        return await opened.answer(body, gone=lambda: gone(request))
 
     @app.post("/v1/decisions", responses=ERRORS)
     async def decisions(body: DecisionRequest, request: Request) -> DecisionReply:
@@ -123,7 +125,13 @@ def make_app(service: Service) -> App:
 
     pages = add_pages(app)
     address, limits = service.settings.address, service.settings.limits
-    doors = Doors(routes=frozenset(app.openapi()["paths"]) | pages, pages=pages, key=address.key, names=address.names)
+    doors = Doors(
+        routes=frozenset(app.openapi()["paths"]) | pages,
+        pages=pages,
+        key=address.key,
+        names=address.names,
+        origins=address.allow_origin,
+    )
     return Guard(app, service.metrics, doors, limits.max_body)
 
 
@@ -162,6 +170,7 @@ def about(served: ServedLens) -> dict[str, Any]:
         "layers": list(lens.layers),
         "trained_on": {public_name(source): n for source, n in lens.training.tasks.items()},
         "has_layer_view": lens.view is not None,
+        "open": lens.open is not None,
         "coverage": lens.sets.coverage if lens.sets else None,
         "risk": lens.abstention.risk if lens.abstention else None,
         "least_confidence": lens.abstention.threshold if lens.abstention else None,

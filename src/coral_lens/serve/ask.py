@@ -1,28 +1,42 @@
 """Open questions, `POST /v1/ask`: texts in, what the model wrote and how likely each of it is right out.
 
-Writing takes long, so requests are answered one after the other, beside the thread that scores options: both take turns with the
-model, whose lock they share. A few may wait; who comes then is asked to come again.
+Writing takes long, so requests are answered one after the other, in a thread beside the one that scores options: both take
+turns with the model, whose lock they share. A few may wait; who comes then is asked to come again. The work of a client that has
+gone, or whose time is over, ends with the candidates that are being written at that moment.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from threading import Event
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from coral_lens.data.open_questions import OpenQuestion
+from coral_lens.engine.candidates import worked_examples
+from coral_lens.engine.packing import tree_size
+from coral_lens.engine.prompts import prepare_any
+from coral_lens.engine.self_check import packing_of
+from coral_lens.engine.trees import build_tree
 from coral_lens.errors import CoralError
-from coral_lens.lens.asking import ask
-from coral_lens.lens.open_answers import OpenAnswer
+from coral_lens.lens.asking import scored_open
+from coral_lens.lens.open_answers import OpenAnswer, open_answers
+from coral_lens.records import Question
 from coral_lens.serve.complaints import Complaint
-from coral_lens.serve.content import Strict
-from coral_lens.serve.service import report
+from coral_lens.serve.content import Given, Strict
+from coral_lens.serve.log import Logged
+from coral_lens.serve.queue import Refusal
+from coral_lens.serve.service import away_note
+from coral_lens.storage.progress import Progress
 
 if TYPE_CHECKING:
     from coral_lens.serve.lenses import ServedLens
-    from coral_lens.serve.service import Service
+    from coral_lens.serve.service import Gone, Service
 
 MOST_WAITING = 8
 """Requests that wait for their turn."""
@@ -76,7 +90,7 @@ class AskRequest(Strict):
         return questions
 
 
-class WrittenCandidate(BaseModel):
+class WrittenCandidate(Given):
     """Something that the model wrote."""
 
     text: str
@@ -86,7 +100,7 @@ class WrittenCandidate(BaseModel):
     """How often the model wrote it."""
 
 
-class AskAnswer(BaseModel):
+class AskAnswer(Given):
     """What a lens says to an open question; of a refusal, the id and the reason alone."""
 
     id: str
@@ -97,6 +111,8 @@ class AskAnswer(BaseModel):
     """Whether it is too uncertain for the stated risk, if the lens was calibrated for one."""
     none: float | None = None
     """How likely no candidate is right."""
+    written: int | None = None
+    """How many answers the model wrote, those too that are no candidate: empty ones, and those that do not end."""
     candidates: list[WrittenCandidate] | None = None
     """All that the model wrote, the most frequent first."""
     shift: float | None = None
@@ -107,13 +123,17 @@ class AskAnswer(BaseModel):
     """Why there is no answer."""
 
 
-class AskReply(BaseModel):
+class AskReply(Given):
     """The answers of a request, in the order of its questions."""
 
     lens: str
     digest: str
     """Of the lens."""
     answers: list[AskAnswer]
+    tokens: int
+    """Tokens of all questions, each with its context and its candidates."""
+    note: str | None = None
+    """What nobody has checked, where the lens is away from home."""
 
 
 def ask_answer(found: OpenAnswer) -> AskAnswer:
@@ -125,33 +145,57 @@ def ask_answer(found: OpenAnswer) -> AskAnswer:
         confidence=found.confidence,
         abstain=found.abstain,
         none=found.p_none,
+        written=found.n_written,
         candidates=[WrittenCandidate(text=text, probability=p, count=n) for text, p, n in written],
         shift=found.shift,
         trust=found.trust,
     )
 
 
+class DroppedError(Exception):
+    """Nobody waits for this any more."""
+
+
+class Written(NamedTuple):
+    """What became of the questions of a request."""
+
+    outcomes: tuple[OpenAnswer | Refusal, ...]
+    """In the order of the questions."""
+    n_tokens: int
+
+
 class OpenAsker:
     """Answers open questions, one request after the other."""
 
     def __init__(self, service: Service) -> None:
-        self._service, self._turn, self._waiting = service, asyncio.Lock(), 0
+        self._service, self._waiting = service, 0
+        self._turns = ThreadPoolExecutor(1, thread_name_prefix="coral writer")
 
-    async def answer(self, body: AskRequest) -> AskReply:
-        """Answer the questions of one request; a failure of ours is in the log, and no more than a sentence to the client."""
+    def close(self) -> None:
+        """End with what is being written."""
+        self._turns.shutdown(cancel_futures=True)
+
+    async def answer(self, body: AskRequest, *, gone: Gone) -> AskReply:
+        """Answer the questions of one request; what `gone` returns ends when its client does."""
         served, questions = self._refused(body), body.asked()
+        dropped = Event()
         self._waiting += 1
         try:
-            async with self._turn:
-                found = await asyncio.to_thread(self._written, served, questions)
-        except Exception as error:
-            report(error)
-            self._service.metrics.failure()
-            raise Complaint(500, "The server failed on this request; its log says where.") from None
+            written = await self._service.wait(self._turns.submit(self._written, served, questions, dropped), gone)
         finally:
+            dropped.set()
             self._waiting -= 1
-        answers = [found.get(q.id) or AskAnswer(id=q.id, refusal=NOTHING.format(q.id)) for q in questions]
-        return AskReply(lens=served.name, digest=served.digest, answers=answers)
+        self._service.keep_books(Logged("/v1/ask", served, tuple(questions), written.outcomes))
+        pairs = zip(questions, written.outcomes, strict=True)
+        return AskReply(
+            lens=served.name,
+            digest=served.digest,
+            answers=[
+                ask_answer(o) if isinstance(o, OpenAnswer) else AskAnswer(id=q.id, refusal=o.reason) for q, o in pairs
+            ],
+            tokens=written.n_tokens,
+            note=away_note(served, written.outcomes),
+        )
 
     def _refused(self, body: AskRequest) -> ServedLens:
         """Return the lens of a request; refuse what it is not for, what is too much, and what comes too early."""
@@ -168,12 +212,39 @@ class OpenAsker:
             raise Complaint(429, f"Too many questions wait; come again in {RETRY} seconds.", retry_after=RETRY)
         return served
 
-    def _written(self, served: ServedLens, questions: Sequence[OpenQuestion]) -> dict[str, AskAnswer]:
-        """Return the answers by the ids of the questions; those to which nothing was written are missing."""
+    def _written(self, served: ServedLens, questions: Sequence[OpenQuestion], dropped: Event) -> Written:
+        """Have the model write and the lens weigh; what nobody waits for any more ends where a bar would move."""
+
+        @contextmanager
+        def bar(_: str, __: int, ___: str) -> Iterator[Progress]:
+            def advance(_: int) -> None:
+                if dropped.is_set():
+                    raise DroppedError
+
+            advance(0)
+            yield advance
+
+        start = time.perf_counter()
         try:
-            return {a.id: ask_answer(a) for a in ask(served.lens, self._service.model, questions)}
+            with scored_open(served.lens, self._service.model, questions, bar=bar) as store:
+                found: dict[str, OpenAnswer] = {answer.id: answer for answer in open_answers(served.lens, store)}
+                n_tokens = self._tokens(served, store.questions)
         except CoralError as error:
-            return {q.id: AskAnswer(id=q.id, refusal=str(error)) for q in questions}
+            return Written((Refusal(str(error)),) * len(questions), 0)
+        seconds = time.perf_counter() - start
+        self._service.metrics.batch(n_questions=len(questions), n_tokens=n_tokens, seconds=seconds)
+        return Written(tuple(self._outcome(q.id, found.get(q.id)) for q in questions), n_tokens)
 
+    def _tokens(self, served: ServedLens, questions: Sequence[Question]) -> int:
+        """Return the tokens of questions with their candidates."""
+        model, lens = self._service.model, served.lens
+        assert lens.open is not None, "it was checked"
+        shots = worked_examples(lens.open.sampling.examples)  # which are not kept with scores
+        prompts = prepare_any([replace(q, shots=shots) for q in questions], lens.style, model).prompts
+        return sum(tree_size(build_tree(prompt), packing_of(model)) for prompt in prompts)
 
-NOTHING = "Question {0!r}: the model wrote no answer that ends in time; ask in other words."
+    def _outcome(self, name: str, answer: OpenAnswer | None) -> OpenAnswer | Refusal:
+        """Return the answer to a question, or why there is none."""
+        if answer is None:
+            return Refusal(f"Question {name!r}: the model wrote no answer that ends in time; ask in other words.")
+        return self._service.unless_abstained(answer)

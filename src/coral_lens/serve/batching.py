@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,10 @@ from coral_lens.serve.queue import Job, JobQueue, Refusal, Scored
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
+
+
+COMPANY = 10.0
+"""Seconds after which requests that shared a batch say nothing of the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +49,7 @@ class BatchRule:
     tokens: int
     """It holds no more tokens, unless a single question does."""
     wait: float
-    """Seconds that its first question waits for others."""
+    """Seconds that its first question waits for others, where others are to be expected."""
     longest: int
     """Tokens of a question at most; a longer one is refused."""
     alone: bool = False
@@ -57,6 +62,8 @@ class BatchCutter:
     def __init__(self, model: Model, queue: JobQueue, packing: Packing, rule: BatchRule) -> None:
         self._model, self._queue, self._packing, self._rule = model, queue, packing, rule
         self._ready: deque[Item] = deque()
+        self._company_until = 0.0
+        """Until when others are to be expected beside a request: some were there at the last batch, not long ago."""
 
     def next_batch(self) -> list[Item] | None:
         """Return the questions of the next batch, waiting for them; None once the queue is closed and empty."""
@@ -64,7 +71,9 @@ class BatchCutter:
         if first is None:
             return None
         batch, tokens = [first], first.n_tokens
-        until = first.job.arrived + self._rule.wait
+        # one who asks alone does not wait for nobody
+        expects = time.monotonic() < self._company_until or self._queue.has_company(first.job)
+        until = first.job.arrived + (self._rule.wait if expects else 0.0)
         while not self._rule.alone and tokens < self._rule.tokens:
             item = self._next_item(max(0.0, until - time.monotonic()))
             if item is None:
@@ -75,6 +84,8 @@ class BatchCutter:
                 break
             batch.append(item)
             tokens += cost
+        if len({id(item.job) for item in batch}) > 1:
+            self._company_until = time.monotonic() + COMPANY
         return batch
 
     def _next_item(self, timeout: float | None) -> Item | None:
@@ -129,6 +140,11 @@ class BatchCutter:
                 f"Question {name!r} has {item.n_tokens} tokens with its options, and {longest} are allowed; shorten it."
             )
         return ""
+
+
+def batch_tokens(batch: Sequence[Item]) -> int:
+    """Return the tokens of a batch; what questions of one request share counts once."""
+    return sum(item.n_tokens for item in batch) - sum(map(shared_tokens, batch, batch[1:]))
 
 
 def shared_tokens(before: Item, item: Item) -> int:

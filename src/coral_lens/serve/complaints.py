@@ -15,7 +15,7 @@ STATUSES = {
     401: "The key is missing or wrong.",
     404: "There is no such lens.",
     413: "The body, the number of questions or that of options is above its limit.",
-    415: "The body is compressed.",
+    415: "The body is compressed in a way that is not read.",
     422: "A field is missing, unknown or of the wrong kind.",
     429: "Too many questions wait; `Retry-After` says when to come again.",
     500: "The server failed on this request.",

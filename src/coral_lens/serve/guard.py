@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from coral_lens.serve.complaints import Complaint
+from coral_lens.serve.encodings import decoded, too_long
 from coral_lens.serve.metrics import ServeMetrics
 
 Message = MutableMapping[str, Any]
@@ -29,7 +30,13 @@ HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
 }
-"""Of every answer. There is none that lets pages of other sites read answers."""
+"""Of every answer. There is none that lets pages of other sites read answers, unless these are named."""
+PREFLIGHT = {
+    "Access-Control-Allow-Methods": "GET, POST",
+    "Access-Control-Allow-Headers": "Authorization, Content-Type",
+    "Access-Control-Max-Age": "600",
+}
+"""What a browser is told that asks before a page of a named site does."""
 PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -49,6 +56,15 @@ class Doors:
     """What clients must send; None lets everybody in."""
     names: tuple[str, ...] | None
     """What clients may call the server; None lets them call it anything."""
+    origins: tuple[str, ...] = ()
+    """Sites whose pages may ask and read answers."""
+
+    def shared(self, scope: Message) -> dict[str, str]:
+        """Return the headers that let a page of another site read an answer, if it is of one of these."""
+        origin = headers_of(scope).get(b"origin", b"").decode("latin-1")
+        if not self.origins:
+            return {}
+        return {"Vary": "Origin"} | ({"Access-Control-Allow-Origin": origin} if origin in self.origins else {})
 
 
 @dataclass(frozen=True)
@@ -72,11 +88,17 @@ class Guard:
             if message["type"] == "http.response.start":
                 seen["status"] = message["status"]
                 policy = {"Content-Security-Policy": PAGE_POLICY} if scope["path"] in self.doors.pages else {}
-                own = [(name.lower().encode(), value.encode()) for name, value in (HEADERS | policy).items()]
+                added = HEADERS | policy | self.doors.shared(scope)
+                own = [(name.lower().encode(), value.encode()) for name, value in added.items()]
                 message = {**message, "headers": [*message.get("headers", ()), *own]}
             await send(message)
 
         try:
+            if is_preflight(scope) and "Access-Control-Allow-Origin" in self.doors.shared(scope):
+                raw = [(name.lower().encode(), value.encode()) for name, value in PREFLIGHT.items()]
+                await sending({"type": "http.response.start", "status": 204, "headers": raw})
+                await sending({"type": "http.response.body", "body": b""})
+                return
             self._check(scope)
             await self.app(scope, await whole_body(scope, receive, self.max_body), sending)
         except Complaint as complaint:
@@ -88,8 +110,7 @@ class Guard:
 
     def _check(self, scope: Message) -> None:
         """Refuse a request by its headers alone."""
-        headers = {name.lower(): value for name, value in scope["headers"]}
-        doors = self.doors
+        headers, doors = headers_of(scope), self.doors
         if doors.names is not None and host_name(headers.get(b"host", b"").decode("latin-1")) not in doors.names:
             raise Complaint(
                 421, "This server answers to the names of its own machine only; start it with --allow-host NAME."
@@ -98,10 +119,16 @@ class Guard:
             given = headers.get(b"authorization", b"")
             if not hmac.compare_digest(given, b"Bearer " + doors.key.encode()):
                 raise Complaint(401, "The key is missing or wrong; send it as `Authorization: Bearer KEY`.")
-        if headers.get(b"content-encoding", b"identity") != b"identity":
-            raise Complaint(
-                415, "Compressed bodies are not read; send it as it is (TypeSafe's client: compression=False)."
-            )
+
+
+def is_preflight(scope: Message) -> bool:
+    """Whether a browser asks, before a page of another site does, if it may; it sends no key."""
+    return bool(scope["method"] == "OPTIONS" and b"access-control-request-method" in headers_of(scope))
+
+
+def headers_of(scope: Message) -> dict[bytes, bytes]:
+    """Return the headers of a request by their names in small letters."""
+    return {name.lower(): value for name, value in scope["headers"]}
 
 
 def host_name(host: str) -> str:
@@ -121,10 +148,12 @@ async def whole_body(scope: Message, receive: Receive, most: int) -> Receive:
             raise Complaint(400, "The body ended before it was whole.")
         size += len(message.get("body", b""))
         if size > most:
-            raise Complaint(413, f"The body has more than {most} bytes; ask fewer questions at a time.")
+            raise too_long(most)
         parts.append(message.get("body", b""))
         more = message.get("more_body", False)
-    first = [{"type": "http.request", "body": b"".join(parts), "more_body": False}]
+    encoding = headers_of(scope).get(b"content-encoding", b"").decode("latin-1").strip().lower()
+    body = decoded(b"".join(parts), encoding, most)
+    first = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def given() -> Message:
         return first.pop() if first else await receive()

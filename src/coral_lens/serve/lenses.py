@@ -18,6 +18,8 @@ from coral_lens.serve.complaints import Complaint
 from coral_lens.storage.files import SEAL, read_json
 
 NAME = re.compile(r"[\w.-]+")
+FEWEST_DIGITS = 7
+"""Of a commit that is named by its first digits."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,14 +63,24 @@ class ServedLenses:
         return f"served here are {', '.join(self.by_name)}"
 
     @property
+    def for_options(self) -> list[ServedLens]:
+        """Those that questions with options share a pass for; open questions are asked for one lens at a time."""
+        return [served for served in self if not served.lens.open]
+
+    @property
     def layers(self) -> tuple[int, ...]:
-        """Every layer that one of them reads."""
-        return tuple(sorted({layer for served in self for layer in served.lens.layers}))
+        """Every layer that one pass reads."""
+        return tuple(sorted({layer for served in self.for_options for layer in served.lens.layers}))
 
     @property
     def places(self) -> tuple[StatePlace, ...]:
         """Where the model is read for all of them."""
-        return tuple(place for place in STATE_PLACES if any(place in served.lens.places for served in self))
+        return tuple(p for p in STATE_PLACES if any(p in served.lens.places for served in self.for_options))
+
+    @property
+    def exits(self) -> bool:
+        """Whether none of them needs more of the model than the deepest of these layers."""
+        return bool(self.for_options) and all(served.lens.exits for served in self.for_options)
 
     def settled(self, settle: Callable[[Lens], Lens]) -> ServedLenses:
         """Return them as they are to be used: on another model, or at home."""
@@ -106,12 +118,14 @@ def name_and_place(source: str) -> tuple[str, str]:
 
 
 def open_lens(name: str, place: str) -> ServedLens:
-    """Read a lens from a folder, or from the hub, where a revision says which."""
+    """Read a lens from a folder, or from the hub, where a commit says which."""
     folder = local_folder(place)
-    if folder != Path(place) and "@" not in place and place not in SHIPPED:
-        raise CoralError(
-            f"--lens {place} is a lens of the hub, which may change: name a revision, as in {place}@{folder.name}"
-        )
+    if folder != Path(place) and place not in SHIPPED:
+        repo, _, revision = place.partition("@")
+        # a download is kept under its commit; a branch such as main, or a tag, may be another one tomorrow
+        if len(revision) < FEWEST_DIGITS or not folder.name.startswith(revision):
+            what = f"{revision!r} is a branch or a tag of the hub" if revision else "is a lens of the hub"
+            raise CoralError(f"--lens {place}: {what}, which may change; name the commit, as in {repo}@{folder.name}")
     lens = load_lens(folder)
     if lens.style.kind == "p-true":
         raise CoralError(

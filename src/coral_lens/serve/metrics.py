@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from coral_lens.lens.answers import Answer
+from coral_lens.lens.open_answers import OpenAnswer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from coral_lens.serve.queue import Outcome
+    from coral_lens.serve.queue import Refusal
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 TOKENS = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384)
@@ -90,15 +91,15 @@ class ServeMetrics:
         """Count a request that was given up."""
         self._dropped.inc()
 
-    def outcome(self, lens: str, outcome: Outcome) -> None:
+    def outcome(self, lens: str, outcome: Answer | OpenAnswer | Refusal) -> None:
         """Count what became of a question."""
-        if not isinstance(outcome, Answer):
+        if not isinstance(outcome, Answer | OpenAnswer):
             self._refusals.labels(lens).inc()
             return
         self._answers.labels(lens).inc()
         self._confidence.labels(lens).observe(outcome.confidence)
         self._shift.labels(lens).observe(outcome.shift)
-        if outcome.base_probs.index(max(outcome.base_probs)) != outcome.answer:
+        if is_changed(outcome):
             self._changed.labels(lens).inc()
         if outcome.abstain:
             self._abstained.labels(lens).inc()
@@ -108,3 +109,11 @@ class ServeMetrics:
         from prometheus_client import generate_latest
 
         return generate_latest(self._registry)
+
+
+def is_changed(answer: Answer | OpenAnswer) -> bool:
+    """Whether a lens prefers another option than the model, or another answer than the one that the model wrote most often."""
+    if isinstance(answer, OpenAnswer):
+        return answer.answer != answer.candidates[0]
+    base = answer.base_probs  # empty where the lens exits before the model has said anything
+    return bool(base) and base.index(max(base)) != answer.answer

@@ -13,7 +13,7 @@ from coral_lens.records import Kind, Question
 from coral_lens.serve.complaints import Complaint
 from coral_lens.serve.content import Given, Strict
 from coral_lens.serve.queue import Scored
-from coral_lens.serve.service import Reply, ask, unique
+from coral_lens.serve.service import Reply, ask, away_note, unique
 
 Listed = Annotated[list[str | int | float], Field(min_length=2)]
 Described = Annotated[dict[str, str | None], Field(min_length=2)]
@@ -130,6 +130,8 @@ class PredictReply(Given):
     """Tokens of all questions, each with its context and options."""
     cached_tokens: int
     """How many of them had been computed for an earlier request."""
+    note: str | None = None
+    """What nobody has checked, where the lens is away from home."""
 
 
 def predict_reply(reply: Reply) -> PredictReply:
@@ -140,6 +142,7 @@ def predict_reply(reply: Reply) -> PredictReply:
         answers=[predict_answer(q, scored) for q, scored in zip(reply.questions, reply.scored, strict=True)],
         tokens=reply.n_tokens,
         cached_tokens=reply.n_cached,
+        note=away_note(reply.lens, reply.outcomes),
     )
 
 

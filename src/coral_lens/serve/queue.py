@@ -99,6 +99,10 @@ class JobQueue:
         """Questions that are neither answered nor dropped."""
         return self._waiting
 
+    def has_company(self, job: Job) -> bool:
+        """Whether questions of other requests wait beside those of this one."""
+        return self._waiting > len(job.questions)
+
     def put(self, job: Job) -> None:
         """Add a request, all of it or nothing."""
         with self._changed:

@@ -6,16 +6,19 @@ import asyncio
 import math
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from coral_lens.errors import CoralError
 from coral_lens.lens.answers import Answer
+from coral_lens.lens.open_answers import OpenAnswer
 from coral_lens.records import Kind, Question
+from coral_lens.report.reach import unchecked
 from coral_lens.serve.complaints import Complaint
 from coral_lens.serve.lenses import ServedLens, ServedLenses
-from coral_lens.serve.log import AnswerLog
+from coral_lens.serve.log import AnswerLog, Logged
 from coral_lens.serve.metrics import ServeMetrics
 from coral_lens.serve.queue import FullError, Job, JobQueue, Outcome, Refusal, Scored
 from coral_lens.serve.worker import ModelThread
@@ -26,6 +29,10 @@ if TYPE_CHECKING:
 
 LONGEST_RETRY = 60
 """Seconds after which a client is asked to come again, at most."""
+Gone = Callable[[], Awaitable[None]]
+"""Returns when the client of a request has gone."""
+Result = TypeVar("Result")
+OutcomeOrOpen = TypeVar("OutcomeOrOpen", Outcome, OpenAnswer)
 
 
 class Reply(NamedTuple):
@@ -93,7 +100,7 @@ class Service:
         """What the thread that owns the model ended with before its time: mostly the self-check."""
         return self._worker.failure
 
-    async def answer(self, asked: Asked, *, gone: Callable[[], Awaitable[None]]) -> Reply:
+    async def answer(self, asked: Asked, *, gone: Gone) -> Reply:
         """Answer the questions of one request; what `gone` returns ends when its client does."""
         lens, questions = self.lenses.find(asked.lens), asked.questions
         try:
@@ -109,12 +116,17 @@ class Service:
             seconds = min(LONGEST_RETRY, max(1, math.ceil(self._queue.waiting * self._worker.pace)))
             message = f"Too many questions wait; come again in {seconds} seconds."
             raise Complaint(429, message, retry_after=seconds) from None
-        scored = tuple(map(self._abstaining, await self._wait(job, gone)))
-        for question, one in zip(questions, scored, strict=True):
-            self.metrics.outcome(lens.name, one.outcome)
-            if self._log:
-                self._log.write(asked.route, lens, question, one.outcome)
+        answered = await self.wait(job.done, gone)
+        scored = tuple(one._replace(outcome=self.unless_abstained(one.outcome)) for one in answered)
+        self.keep_books(Logged(asked.route, lens, job.questions, tuple(one.outcome for one in scored)))
         return Reply(lens, job.questions, scored)
+
+    def keep_books(self, answered: Logged) -> None:
+        """Count what became of the questions of a request, and log it where that is asked for."""
+        for outcome in answered.outcomes:
+            self.metrics.outcome(answered.lens.name, outcome)
+        if self._log:
+            self._log.write(answered)
 
     def _refuse(self, question: Question) -> None:
         """Refuse a question that no model could be asked, or that has too many options."""
@@ -128,9 +140,9 @@ class Service:
         if any("\ud800" <= character <= "\udfff" for character in text):
             raise Complaint(422, f"Question {question.id!a} holds half of a surrogate pair, which is not text.")
 
-    async def _wait(self, job: Job, gone: Callable[[], Awaitable[None]]) -> tuple[Scored, ...]:
-        """Wait for a request to be done; its work is dropped when it is too late, or when its client has gone."""
-        done = asyncio.wrap_future(job.done)
+    async def wait(self, work: Future[Result], gone: Gone) -> Result:
+        """Wait for work to be done; it is dropped when it is too late, or when its client has gone."""
+        done = asyncio.wrap_future(work)
         left = asyncio.ensure_future(gone())
         try:
             waited: set[asyncio.Future[Any]] = {done, left}
@@ -138,7 +150,8 @@ class Service:
         finally:
             left.cancel()
             if not done.done():
-                done.cancel()  # and with it the job's own
+                done.cancel()
+                work.cancel()  # unless it runs
                 self.metrics.dropped()
         if done.cancelled():
             seconds = f"{self.settings.batching.deadline:g}"
@@ -149,13 +162,17 @@ class Service:
             raise Complaint(500, "The server failed on this request; its log says where.")
         return done.result()
 
-    def _abstaining(self, scored: Scored) -> Scored:
-        """Return the refusal of an answer in which the lens abstains, where the server was started so."""
-        outcome = scored.outcome
-        if self.settings.answering.refuse_abstained and isinstance(outcome, Answer) and outcome.abstain:
-            refusal = Refusal(f"Question {outcome.id!r}: the answer is too uncertain for the stated risk.")
-            return Scored(refusal, scored.n_tokens, scored.n_cached)
-        return scored
+    def unless_abstained(self, outcome: OutcomeOrOpen) -> OutcomeOrOpen | Refusal:
+        """Return an answer, or its refusal if the lens abstains and the server was started so."""
+        if self.settings.answering.refuse_abstained and not isinstance(outcome, Refusal) and outcome.abstain:
+            return Refusal(f"Question {outcome.id!r}: the answer is too uncertain for the stated risk.")
+        return outcome
+
+
+def away_note(served: ServedLens, outcomes: Iterable[Answer | OpenAnswer | Refusal]) -> str | None:
+    """Return what nobody has checked of answers in which a lens is away from home; None where it is not."""
+    trusts = [outcome.trust for outcome in outcomes if not isinstance(outcome, Refusal)]
+    return None if served.lens.adaptation is not None else unchecked(trusts) or None
 
 
 def ask(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +12,8 @@ from typing import Annotated
 from coral_lens.errors import CoralError
 from coral_lens.storage.settings import Count, CountOrZero, Range, Settings
 
+ORIGIN = re.compile(r"https?://[a-z0-9.-]+(:\d{1,5})?|https?://\[[0-9a-f:]+\](:\d{1,5})?")
+"""As browsers send it: no path, no star."""
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 """What a client on the same machine may call the server."""
 
@@ -30,8 +33,18 @@ class Address(Settings):
     allow_host: tuple[str, ...] = ()
     """Without a key on this machine only, a further name that clients may call the server by; may be given several times."""
 
+    allow_origin: tuple[str, ...] = ()
+    """Site whose pages may ask from a browser and read answers, such as https://example.org; may be given several times. By
+    default none may (CORS)."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        for origin in self.allow_origin:
+            if not ORIGIN.fullmatch(origin):
+                raise CoralError(
+                    f"--allow-origin {origin} is no origin of pages: give scheme, host and port alone, as in "
+                    "https://example.org or http://localhost:3000."
+                )
         if self.api_key_env is not None and self.no_auth:
             raise CoralError("--api-key-env and --no-auth exclude each other; give one of them.")
         if not self.is_loopback and self.api_key_env is None and not self.no_auth:
@@ -95,7 +108,7 @@ class Batching(Settings):
     deadline: Annotated[float, Range(above=0, most=86_400)] = 120.0
     """Seconds after which a request is given up."""
     max_wait_ms: Annotated[float, Range(0, 10_000)] = 5.0
-    """Milliseconds that a question waits for others to share its batch."""
+    """Milliseconds that a question waits for others to share its batch, where others ask too."""
     batch_tokens: Count | None = None
     """Tokens at which a batch is full. By default what keeps all threads busy."""
     cache_mb: CountOrZero = 512

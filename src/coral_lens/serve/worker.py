@@ -22,7 +22,7 @@ from coral_lens.engine.packing import Packing
 from coral_lens.engine.prompts import Prepared
 from coral_lens.engine.self_check import packing_of
 from coral_lens.records import Question
-from coral_lens.serve.batching import BatchCutter, BatchRule, Item
+from coral_lens.serve.batching import BatchCutter, BatchRule, Item, batch_tokens
 from coral_lens.serve.lenses import ServedLenses
 from coral_lens.serve.prefixes import RecurringPrefixes
 from coral_lens.serve.queue import JobQueue, LayerChange, Refusal, Scored
@@ -79,7 +79,8 @@ class ModelThread:
                 packing=packing_of(self._model),
                 token_budget=choose_budget(self._model, 0),
                 read=self._lenses.places,
-                neutral=any(served.lens.base == "pmi" for served in self._lenses),
+                neutral=any(served.lens.base == "pmi" for served in self._lenses.for_options),
+                exits=self._lenses.exits,
             )
         except Exception as error:
             self.failure = error
@@ -115,7 +116,7 @@ class ModelThread:
         seconds = time.perf_counter() - start
         each = seconds / len(batch)
         self.pace = MEMORY * self.pace + (1 - MEMORY) * each if self.pace else each
-        self._metrics.batch(n_questions=len(batch), n_tokens=sum(item.n_tokens for item in batch), seconds=seconds)
+        self._metrics.batch(n_questions=len(batch), n_tokens=batch_tokens(batch), seconds=seconds)
         self._queue.finished(len(batch))
 
     def _answer(self, batch: Sequence[Item]) -> None:
@@ -142,7 +143,9 @@ class ModelThread:
         wanted = {layer for item in batch if item.job.layers for layer in item.job.lens.view_layers}
         extraction = replace(self._extraction, layers=tuple(sorted({*self._extraction.layers, *wanted})))
         prepared = numbered([item.prepared for item in batch])
-        kept, known = self._prefixes.kept(prepared.prompts) if self._prefixes else (None, (0,) * len(batch))
+        # what is kept of a text ends at the layer after which passes usually end, and is of no use to a deeper one
+        prefixes = self._prefixes if extraction.last == self._extraction.last else None
+        kept, known = prefixes.kept(prepared.prompts) if prefixes else (None, (0,) * len(batch))
         store = score_planned(PlannedQuestions(self._model, prepared, extraction, kept))
         scored = [Scored(not_finite(item)) for item in batch]
         for place, question in enumerate(store.questions):

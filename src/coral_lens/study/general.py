@@ -27,13 +27,13 @@ from coral_lens.errors import CoralError
 from coral_lens.lens.artefact import Lens
 from coral_lens.lens.calibrate import calibrate_on
 from coral_lens.lens.fit import fit_store
-from coral_lens.lens.folder import CARD, GENERAL, RECORD, load_lens
+from coral_lens.lens.folder import CARD, GENERAL, RECORD, load_lens, save_lens
 from coral_lens.lens.rules import temperature_on
 from coral_lens.lens.settings import FitSettings, Guarantees
 from coral_lens.metrics.conformal import abstains, prediction_sets
 from coral_lens.metrics.scores import measure
 from coral_lens.records import UNNAMED, Question, Scored, predictions_of
-from coral_lens.storage.files import SEAL, read_json, write_atomic
+from coral_lens.storage.files import SEAL, read_json
 from coral_lens.storage.progress import Bar, shown, silent
 
 if TYPE_CHECKING:
@@ -142,9 +142,7 @@ def make_general(model: Model, out: Path, *, sources: Sequence[Source] = SOURCES
     first = np.random.default_rng(SEED).permutation(len(held_out.questions)) < len(held_out.questions) // 2
     lens, _ = calibrate_on(warmed(lens, held_out, first), JoinedStore([Subset(held_out, ~first)]), GUARANTEES)
     lens = lens.public()
-    lens.save(out)
-    card = (out / CARD).read_text("utf-8") + measured_section(lens, parts, states)
-    write_atomic(out / CARD, card.encode())
+    save_lens(lens, out, more=measured_section(lens, parts, states))
     return lens
 
 

@@ -13,9 +13,9 @@ const meaning = (row, text) => (Array.isArray(row.options) ? "" : row.options?.[
 
 export const FORMS = { curl, openai, typesafe, python };
 
-function curl({ row, lens, key }) {
+function curl({ row, lens, key, open }) {
   const quoted = JSON.stringify({ lens, questions: row }, null, 2).replaceAll("'", "'\\''");
-  return `curl ${location.origin}/v1/predict \\\n${key ? '  -H "Authorization: Bearer $CORAL_KEY" \\\n' : ""}  --json '${quoted}'`;
+  return `curl ${location.origin}/v1/${open ? "ask" : "predict"} \\\n${key ? '  -H "Authorization: Bearer $CORAL_KEY" \\\n' : ""}  --json '${quoted}'`;
 }
 
 function openai({ row, lens, key }) {
@@ -54,7 +54,17 @@ reply = client.system_one(
 print(reply.answers["asked"])`.replace(key ? "" : "import os\n\n", "");
 }
 
-function python({ row, lens, about }) {
+function pythonOpen({ row, lens, about }) {
+  const question = row.context ? `OpenQuestion("1", ${py(row.question)}, passage=${py(row.context)})` : py(row.question);
+  return `import coral_lens
+${row.context ? "from coral_lens import OpenQuestion\n" : ""}
+lens = coral_lens.load_lens(${py(lens)})  # a folder
+model = coral_lens.load_model(${py(about.model)}, dtype="float32")
+print(lens.ask(model, [${question}])[0])`;
+}
+
+function python({ row, lens, about, open }) {
+  if (open) return pythonOpen({ row, lens, about });
   const descriptions = optionTexts(row).map((text) => meaning(row, text));
   const more = [
     ["passage", row.context],

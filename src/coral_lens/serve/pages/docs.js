@@ -1,4 +1,4 @@
-// The routes as a page, made of /openapi.json: what each takes and gives, field by field.
+// The routes as a page, made of /openapi.json: what each takes and gives, field by field. A server with a key asks for it.
 import { $, element } from "./form.js";
 
 const name = (ref) => ref.split("/").pop();
@@ -29,19 +29,42 @@ function route(path, method, operation) {
   const taken = operation.requestBody?.content["application/json"]?.schema, given = operation.responses["200"]?.content?.["application/json"]?.schema;
   if (taken) parts.push(element("p", {}, "Takes ", ...kind(taken), "."));
   if (given) parts.push(element("p", {}, "Gives ", ...kind(given), "."));
-  if (method === "get") parts.push(element("p", {}, element("a", { href: path, textContent: "Look" })));
+  if (method === "get") parts.push(look(path));
   return element("section", { className: "route" }, ...parts);
 }
 
-try {
-  const reply = await fetch("/openapi.json");
-  if (!reply.ok) throw new Error((await reply.json()).error.message);
-  const found = await reply.json();
+const get = (path) => fetch(path, { headers: $("key").value ? { Authorization: `Bearer ${$("key").value}` } : {} });
+
+// What a route says now, shown below it: a link would not send the key.
+function look(path) {
+  const button = element("button", { type: "button", className: "quiet", textContent: "Look", ariaLabel: `Look at ${path}` }), said = element("pre", { hidden: true, tabIndex: 0 });
+  button.addEventListener("click", async () => {
+    const text = await get(path).then((reply) => reply.text(), () => "The server cannot be reached; is it still running?");
+    try { said.textContent = JSON.stringify(JSON.parse(text), null, 2); } catch { said.textContent = text; }
+    said.hidden = false;
+  });
+  return element("div", {}, button, said);
+}
+
+async function read() {
+  const reply = await get("/openapi.json"), found = await reply.json();
+  const locked = reply.status === 401;
+  $("key-error").textContent = !locked ? "" : $("key").value ? "This key is not the right one." : "This server wants a key.";
+  $("key-form").hidden = !locked;
+  if (locked) { $("words").textContent = ""; $("key").focus(); return; }
+  if (!reply.ok) throw new Error(found.error.message);
+  show(found);
+  if ($("key").value) Object.assign($("openapi"), { href: URL.createObjectURL(new Blob([JSON.stringify(found)], { type: "application/json" })), download: "openapi.json" });
+}
+
+function show(found) {
   const schemas = Object.entries(found.components.schemas).filter(([one]) => !one.includes("ValidationError"));
   $("docs").replaceChildren(element("p", { className: "lead", textContent: found.info.summary }),
     ...Object.entries(found.paths).flatMap(([path, methods]) => Object.entries(methods).map(([method, operation]) => route(path, method, operation))),
     ...schemas.map(([one, schema]) => element("section", { className: "route", id: one }, element("h2", { textContent: one }), element("p", { textContent: schema.description ?? "" }), fields(schema))));
   if (location.hash) document.querySelector(location.hash)?.scrollIntoView();
-} catch (error) {
-  $("words").textContent = `The description cannot be read: ${error.message}`;
 }
+
+const begin = () => read().catch((error) => { $("words").textContent = `The description cannot be read: ${error.message}`; });
+$("key-form").addEventListener("submit", (event) => { event.preventDefault(); begin(); });
+await begin();

@@ -20,6 +20,12 @@ export const EXAMPLES = {
     { name: "How angry?", state: "I have been on hold for an hour. This is the last time that I buy anything from you.", question: "How angry is the writer?", options: [["calm", ""], ["annoyed", ""], ["angry", ""], ["furious", ""]] },
     { name: "Stars", state: "Nice little lamp. It came late, and one screw was missing, but it looks lovely on my desk.", question: "How many stars would this customer give?", options: [["one star", "very bad"], ["two stars", ""], ["three stars", ""], ["four stars", ""], ["five stars", "perfect"]] },
   ],
+  open: [
+    { name: "A river", question: "Which river flows through Vienna?" },
+    { name: "A number", question: "How many legs does a spider have?" },
+    { name: "With a text", state: "The museum opens at ten. On Mondays it is closed, and on the first Sunday of a month nobody pays.", question: "On which day is the museum closed?" },
+    { name: "Nobody knows", question: "What is the name of my neighbour's cat?" },
+  ],
   table: [
     { name: "Six questions", table: "question,option_a,option_b,option_c,answer\nWhat do bees make?,honey,milk,bread,A\nWhat do you use to write on a blackboard?,chalk,a spoon,a shoe,A\nWhere would you keep milk cold?,in the refrigerator,in the oven,under the bed,A\nWhat is frozen water called?,steam,ice,sand,B\n\"Which of these can fly, if it wants to?\",a stone,a fish tank,a pigeon,C\nWhat do plants need to grow?,light,plastic,noise,A\n" },
   ],

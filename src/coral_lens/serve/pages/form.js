@@ -16,6 +16,7 @@ const FIELDS = {
   decision: { fields: ["state", "question", "options"], state: "State: what is decided about, text or JSON", question: "Instructions", options: "Options, with what they mean", described: true },
   "yes-no": { fields: ["state", "question"], state: "State: what it is about, text or JSON", question: "Yes-or-no question" },
   score: { fields: ["state", "question", "options"], state: "State: what is rated, text or JSON", question: "Instructions", options: "Levels, from the lowest to the highest", described: true },
+  open: { fields: ["state", "question"], state: "Text to read first", question: "Question, to which the model writes the answer" },
   table: { fields: ["table"] },
 };
 const FEWEST = 2, MOST = 255;
@@ -42,7 +43,7 @@ export class Form {
     if (wanted.question) $("question-label").textContent = wanted.question;
     if (wanted.options) $("options-label").textContent = wanted.options;
     $("add").textContent = kind === "score" ? "+ Add a level" : "+ Add an option";
-    $("live").closest("label").hidden = kind === "table";
+    $("live").closest("label").hidden = kind === "table" || kind === "open";
     if (wanted.options) this.setOptions(before.length >= FEWEST ? before : [["", ""], ["", ""]]);
     this.complain({});
   }
@@ -133,7 +134,7 @@ export class Form {
     const row = { question };
     if (state) row.context = state;
     if (this.kind === "yes-no") row.kind = "yes-no";
-    else {
+    else if (this.kind !== "open") {
       const rows = this.rows().map(([text, meaning]) => [text.trim(), meaning.trim()]).filter(([text]) => text);
       const twice = rows.find(([text], i) => rows.findIndex(([other]) => other === text) !== i);
       if (rows.length < FEWEST) problems.options = "Give at least two.";
@@ -162,23 +163,24 @@ export const optionTexts = (row) => (row.kind === "yes-no" && !row.options ? ["n
 // Tabs that arrow keys move between; `chosen` is told the button.
 export function tabs(list, chosen) {
   const buttons = [...list.querySelectorAll("[role=tab]")];
-  const select = (button, focus) => {
+  const select = (button, focus, tell = true) => {
     for (const one of buttons) {
       one.setAttribute("aria-selected", String(one === button));
       one.tabIndex = one === button ? 0 : -1;
     }
     $(button.getAttribute("aria-controls")).setAttribute("aria-labelledby", button.id);
     if (focus) button.focus();
-    chosen(button);
+    if (tell) chosen(button);
   };
   for (const button of buttons) button.addEventListener("click", () => select(button, false));
   list.addEventListener("keydown", (event) => {
+    const shown = buttons.filter((one) => !one.hidden), n = shown.length;
     const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    const at = buttons.indexOf(document.activeElement);
-    const to = event.key === "Home" ? 0 : event.key === "End" ? buttons.length - 1 : (at + step + buttons.length) % buttons.length;
+    const at = shown.indexOf(document.activeElement);
+    const to = event.key === "Home" ? 0 : event.key === "End" ? n - 1 : (at + step + n) % n;
     if (at < 0 || !(step || event.key === "Home" || event.key === "End")) return;
     event.preventDefault();
-    select(buttons[to], true);
+    select(shown[to], true);
   });
   return select;
 }

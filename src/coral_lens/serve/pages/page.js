@@ -2,7 +2,7 @@
 import { EXAMPLES } from "./examples.js";
 import { FORMS } from "./copy.js";
 import { $, Form, element, tabs } from "./form.js";
-import { showAnswer } from "./results.js";
+import { asChoice, showAnswer } from "./results.js";
 import { runTable } from "./table.js";
 
 const PAUSE = 350; // milliseconds without a key before it asks
@@ -11,6 +11,10 @@ let timer = 0, flight = null, shown = null, copyForm = "curl", drafts = {};
 
 const form = new Form(() => changed());
 const lens = () => lenses[$("lens").value] ?? {};
+const LACKING = {
+  open: ["No lens for open questions is served here. Fit one on questions whose answers are known, ", "coral fit --open FILE --out open-lens", ", and start the server with ", "--lens open-lens", " too."],
+  options: ["Only open questions can be asked here. For questions with options, start the server with ", "--lens general", " too, or with a lens of your own."],
+};
 
 // --------------------------------------------------------------------------------------------------------------- asking
 
@@ -36,7 +40,7 @@ async function send(path, body, signal) {
 function changed() {
   clearTimeout(timer);
   drafts[form.kind] = draft();
-  if (form.kind !== "table" && $("live").checked) timer = setTimeout(() => ask(false), PAUSE);
+  if (form.kind !== "table" && form.kind !== "open" && $("live").checked) timer = setTimeout(() => ask(false), PAUSE);
 }
 
 // `aloud`: the person has pressed the button, so that what is missing is said; while typing it is not yet a mistake.
@@ -45,6 +49,7 @@ async function ask(aloud) {
   flight?.abort();
   form.complain({});
   $("failure").textContent = "";
+  if ($("form").hidden) return null;
   if (form.kind === "table") return askTable();
   const { row, problems } = form.read();
   if (aloud) form.complain(problems);
@@ -52,13 +57,14 @@ async function ask(aloud) {
   if (!row) { if (aloud) focusFirst(problems); return null; }
   const own = (flight = new AbortController()), start = performance.now();
   $("result").classList.add("waiting");
-  const slow = setTimeout(() => { $("status").textContent = "asking …"; }, 200);
+  const words = form.kind === "open" ? "writing …" : "asking …", slow = setTimeout(() => { $("status").textContent = words; }, 200);
   try {
-    const reply = await send("/v1/predict", { lens: $("lens").value, questions: row, layers: true }, own.signal);
+    const open = form.kind === "open", body = { lens: $("lens").value, questions: row };
+    const reply = open ? await send("/v1/ask", body, own.signal) : await send("/v1/predict", { ...body, layers: true }, own.signal);
     const [answer] = reply.answers;
     if (answer.refusal) throw new Refused(422, { message: answer.refusal });
-    showAnswer(row, answer, lens());
-    shown = { row, lens: reply.lens };
+    showAnswer(row, open ? asChoice(answer) : answer, lens(), reply.note);
+    shown = { row, lens: reply.lens, open };
     reveal("answer");
     showCode();
     if (aloud && matchMedia("(max-width: 60rem)").matches) $("result").scrollIntoView({ block: "start" });
@@ -67,7 +73,7 @@ async function ask(aloud) {
     if (error.name !== "AbortError") fail(error);
   } finally {
     clearTimeout(slow);
-    if (flight === own) { $("result").classList.remove("waiting"); if ($("status").textContent === "asking …") $("status").textContent = ""; }
+    if (flight === own) { $("result").classList.remove("waiting"); if ($("status").textContent === words) $("status").textContent = ""; }
   }
   return null;
 }
@@ -126,14 +132,32 @@ function reveal(part) {
 }
 
 function showCode() {
+  for (const id of ["copy-openai", "copy-typesafe"]) $(id).hidden = form.kind === "open"; // their formats know no open questions
+  if (form.kind === "open" && copyForm !== "python" && copyForm !== "curl") {
+    copyForm = "curl";
+    selectCopy($("copy-curl"), false, false);
+  }
   if (shown) $("code").textContent = FORMS[copyForm]({ ...shown, key: $("key").value, about: lens() });
 }
 
 function showLens() {
   const about = lens();
-  if (!about.model) return;
+  if (!about.model) { $("about").textContent = ""; return; }
   const sources = Object.entries(about.trained_on).map(([name, n]) => (name === "questions" ? `${n}` : `${n} of ${name.split(":")[0]}`)).join(", ");
   $("about").textContent = `Model ${about.model}; ${about.lens}. It learned from questions: ${sources}. Digest ${about.digest.slice(0, 12)}.`;
+}
+
+// The lenses that the chosen kind of question can be asked of; where there is none, how to get one.
+function showLenses() {
+  const open = form.kind === "open", before = $("lens").value, fitting = Object.keys(lenses).filter((id) => lenses[id].open === open);
+  $("lens").replaceChildren(...fitting.map((id) => element("option", { value: id, textContent: id })));
+  if (fitting.includes(before)) $("lens").value = before;
+  const lacking = Object.keys(lenses).length > 0 && !fitting.length;
+  $("form").hidden = lacking;
+  $("no-lens").hidden = !lacking;
+  if (lacking) $("no-lens").replaceChildren(...LACKING[open ? "open" : "options"].map((text, i) => (i % 2 ? element("code", { textContent: text }) : text)));
+  $("lens").disabled = lacking;
+  showLens();
 }
 
 function showExamples() {
@@ -150,13 +174,14 @@ function choose(kind) {
   clearTimeout(timer);
   flight?.abort();
   form.show(kind);
+  showLenses();
   showExamples();
-  form.fill(drafts[kind] ?? { options: kind === "yes-no" || kind === "table" ? [] : ["", ""] });
+  form.fill(drafts[kind] ?? { options: ["yes-no", "table", "open"].includes(kind) ? [] : ["", ""] });
   $("failure").textContent = $("status").textContent = "";
   shown = null;
   reveal("empty");
   $("result").classList.remove("waiting");
-  if (drafts[kind] && kind !== "table") ask(false);
+  if (drafts[kind] && kind !== "table" && kind !== "open") ask(false);
 }
 
 // --------------------------------------------------------------------------------------------------------------- wiring
@@ -165,11 +190,8 @@ async function loadLenses() {
   try {
     const { data } = await send("/v1/models");
     form.complain({});
-    const before = $("lens").value;
     for (const { id, coral } of data) lenses[id] = coral;
-    $("lens").replaceChildren(...data.map(({ id }) => element("option", { value: id, textContent: id })));
-    if (before in lenses) $("lens").value = before;
-    showLens();
+    showLenses();
     return true;
   } catch (error) {
     fail(error);
@@ -215,5 +237,6 @@ const selectCopy = tabs($("copy-tabs"), (button) => { copyForm = button.dataset.
 const selectKind = tabs(document.querySelector(".ask .tabs"), (button) => choose(button.dataset.kind));
 selectCopy($("copy-curl"), false);
 drafts.question = { ...EXAMPLES.question[0] };
-if (await loadLenses()) selectKind($("tab-question"), false);
-else { form.show("question"); selectKind($("tab-question"), false); }
+form.show("question");
+await loadLenses();
+selectKind($(Object.values(lenses).every((one) => one.open) && $("form").hidden ? "tab-open" : "tab-question"), false);

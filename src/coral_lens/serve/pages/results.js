@@ -12,8 +12,25 @@ function svg(name, attributes = {}, ...children) {
   return made;
 }
 
-export function showAnswer(row, answer, lens) {
-  const options = optionTexts(row);
+const NONE = "none of these";
+
+// An open answer as one to a choice: the options are what the model wrote, and beside the lens stands how often it wrote each.
+export function asChoice(answer) {
+  const texts = answer.candidates.map((one) => one.text), counts = answer.candidates.map((one) => one.count);
+  const rest = answer.written - counts.reduce((sum, n) => sum + n, 0);
+  return {
+    ...answer, answer: texts.indexOf(answer.answer), option: answer.answer, options: [...texts, NONE],
+    probs: [...answer.candidates.map((one) => one.probability), answer.none], base_probs: [...counts, rest].map((n) => n / answer.written),
+    options_in_set: null, layers: null,
+  };
+}
+
+export function showAnswer(row, answer, lens, note) {
+  const open = Boolean(answer.candidates), options = open ? answer.options : optionTexts(row);
+  $("bars-title").textContent = open ? "What the model wrote" : "Before and after";
+  $("before-words").textContent = open ? "how often it wrote it" : "the model alone";
+  $("after-words").textContent = open ? "how likely that is right, by the lens" : "with the lens";
+  $("note").replaceChildren(...(note ?? "").split("`").map((text, i) => (i % 2 ? element("code", { textContent: text }) : text)));
   showVerdict(row, answer, options, lens);
   showExtra(row, answer, options);
   showBars(answer, options);
@@ -27,7 +44,8 @@ export function showAnswer(row, answer, lens) {
 function showVerdict(row, answer, options, lens) {
   const base = answer.base_probs, own = base.length ? base.indexOf(Math.max(...base)) : null;
   const said = [element("p", { className: "said", textContent: answer.option }), element("p", { className: "sure" }, element("b", { textContent: percent(answer.confidence) }), " sure")];
-  if (own !== null) {
+  if (answer.candidates) said.push(element("p", { className: "alone", textContent: wroteIt(answer) }));
+  else if (own !== null) {
     const alone = own === answer.answer ? `The model alone says the same, ${percent(base[own])} sure.` : `The model alone says “${options[own]}”, ${percent(base[own])} sure: the lens changes the answer.`;
     said.push(element("p", { className: "alone", textContent: alone }));
   }
@@ -37,6 +55,12 @@ function showVerdict(row, answer, options, lens) {
     said.push(element("p", { className: "alone" }, element("span", { className: `badge ${answer.abstain ? "no" : "yes"}`, textContent: answer.abstain ? "Would abstain" : "Sure enough to answer" }), element("span", { className: "why", textContent: why })));
   }
   $("verdict").replaceChildren(...said);
+}
+
+function wroteIt(answer) {
+  const of = (i) => `${answer.candidates[i].count} of ${answer.written} times`, none = answer.none > answer.confidence ? " More likely, nothing that it wrote is right." : "";
+  if (answer.answer === 0) return `The model wrote it ${of(0)}.${none}`;
+  return `The model wrote it ${of(answer.answer)}, and “${answer.candidates[0].text}” ${of(0)}: the lens changes the answer.${none}`;
 }
 
 // Of a scale, where on it; of yes or no, how likely yes.
@@ -76,9 +100,9 @@ function showBars(answer, options) {
     option.querySelector(".label").replaceChildren(...[mark, text, mark && element("span", { className: "hidden", textContent: " (in the prediction set)" })].filter(Boolean));
     for (const [side, probs] of [["before", answer.base_probs], ["after", answer.probs]]) {
       const known = side === "after" || hasBase;
-      option.querySelector(`.percent.${side}`).replaceChildren(known ? percent(probs[i]) : "", element("span", { className: "hidden", textContent: side === "before" ? " before" : " with the lens" }));
+      option.querySelector(`.percent.${side}`).replaceChildren(known ? percent(probs[i]) : "", element("span", { className: "hidden", textContent: ` ${$(`${side}-words`).textContent}` }));
       const fill = option.querySelector(`.trough.${side} .fill`);
-      requestAnimationFrame(() => { fill.style.width = `${known ? Math.max(100 * probs[i], 0.4) : 0}%`; });
+      requestAnimationFrame(() => { fill.style.width = `${known && probs[i] ? Math.max(100 * probs[i], 0.4) : 0}%`; });
     }
   });
 }
@@ -103,7 +127,8 @@ function showDistance(answer, lens) {
   picture.append(svg("circle", { class: "needle", cx: x(at), cy: 20, r: 8 }));
   $("gauge").replaceChildren(picture);
   const trust = answer.trust;
-  const weight = trust === null ? "" : trust >= 0.995 ? " The lens is believed fully." : trust <= 0.005 ? " The lens is not believed here: the answer is the model's own, with its confidence scaled." : ` The lens has ${percent(trust)} of the weight in this answer; the rest is the model's own, with its confidence scaled.`;
+  const rest = answer.candidates ? "how often the model wrote each answer, and how likely it finds it" : "the model's own answer, with its confidence scaled";
+  const weight = trust === null ? "" : trust >= 0.995 ? " The lens is believed fully." : trust <= 0.005 ? ` The lens is not believed here: what counts is ${rest}.` : ` The lens has ${percent(trust)} of the weight in this answer; the rest is ${rest}.`;
   $("distance").replaceChildren(element("b", { textContent: `${words}` }), ` (${distance(shift)}).${weight}`);
 }
 

@@ -127,8 +127,10 @@ export function asCsv(table, answers) {
   return [head, ...lines].map((row) => row.map(csvCell).join(",")).join("\r\n") + "\r\n";
 }
 
-// A cell that a spreadsheet would take for a formula gets an apostrophe.
+// A cell that a spreadsheet would compute gets an apostrophe, a number stays one: as in the files that `coral predict` writes.
 function csvCell(value) {
-  const text = typeof value === "string" && /^[=+@\t\r-]/.test(value) && !/^-?\d/.test(value) ? `'${value}` : String(value);
-  return /[",\r\n;]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+  const given = String(value), text = given.replace(/\r\n?/g, "\n");
+  const computed = typeof value === "string" && /^(\s*[=+\-@]|[\t\r\n])/.test(given) && !/^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i.test(given);
+  const cell = computed ? `'${text}` : text;
+  return /[",\n;]/.test(cell) ? `"${cell.replaceAll('"', '""')}"` : cell;
 }

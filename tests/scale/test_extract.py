@@ -53,10 +53,11 @@ def content(folder: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in folder.iterdir()}
 
 
+@pytest.mark.parametrize("more", [Wanted(), Wanted((1,), read=("answer", "context"), neutral=True)])
 def test_a_shard_that_is_cut_out_of_its_plan_has_the_bytes_of_one_that_is_not(
-    golden: Model, questions: list[Question], tmp_path: Path
+    golden: Model, questions: list[Question], tmp_path: Path, more: Wanted
 ) -> None:
-    planned = extract_module.plan_questions(golden, questions, Extraction(all_layers(golden)))
+    planned = extract_module.plan_questions(golden, questions, more.of(golden))
     plan = extract_module.plan_shards(planned)
     assert len(plan.shards) > 4
     for number, shard in enumerate(plan.shards):

@@ -55,10 +55,17 @@ def results(folder: Path) -> dict[str, bytes]:
     return {n: d for n, d in files.items() if n.startswith(("study/", "states/")) and not n.endswith("cost.json")}
 
 
-def test_helpers_leave_what_one_process_leaves(tmp_path: Path) -> None:
+OTHERWISE = 'read = ["answer", "context"]\nbase = "pmi"\n'
+"""What a study may ask for that changes what is scored and kept."""
+
+
+@pytest.mark.parametrize("more", ["", OTHERWISE])
+def test_helpers_leave_what_one_process_leaves(tmp_path: Path, more: str) -> None:
     helpers, found = InTurn(), []
     for name, who in (("alone", None), ("helped", helpers)):
         with quiet(), contextlib.chdir(furnish(tmp_path / name, large=False)):
+            text = Path("study.toml").read_text("utf-8")
+            Path("study.toml").write_text(text.replace("layers =", f"{more}layers ="), "utf-8")
             study = load_study("study.toml")
             folders = Folders(Path("study"), Path("states"))
             run_prepared(prepare_study(study, None), folders, open_model=load_model, helpers=who)

@@ -65,14 +65,14 @@ class ShardTask:
     questions: tuple[int, ...]
     """Their numbers in the store; the plan has them as 0, 1, 2 in this order."""
     prompts: tuple[Prompt, ...]
-    choices: tuple[tuple[str, ...], ...]
-    """The texts of the options, whose length is kept."""
+    rendered: tuple[Rendered, ...]
+    """The texts of the options, whose length is kept; all of the strings where a neutral context is made of them."""
     plan: Plan
 
     @property
     def prepared(self) -> Prepared:
         """The questions, as far as they are needed."""
-        return Prepared((), tuple(Rendered((), (), choices) for choices in self.choices), self.prompts, {})
+        return Prepared((), self.rendered, self.prompts, {})
 
 
 def cut_task(plan: StorePlan, number: int) -> ShardTask:
@@ -85,8 +85,10 @@ def cut_task(plan: StorePlan, number: int) -> ShardTask:
         for batch in shard.batches
     )
     prompts = tuple(plan.prepared.prompts[q] for q in questions)
-    choices = tuple(plan.prepared.rendered[q].choices for q in questions)
-    return ShardTask(number, questions, prompts, choices, Plan(batches, shard.packing))
+    rendered = tuple(plan.prepared.rendered[q] for q in questions)
+    if not plan.extraction.neutral:
+        rendered = tuple(Rendered((), (), r.choices) for r in rendered)
+    return ShardTask(number, questions, prompts, rendered, Plan(batches, shard.packing))
 
 
 def compute_task(model: Model, task: ShardTask, extraction: Extraction, folder: Path) -> dict[str, str]:

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.commands import GOLDEN
@@ -22,6 +21,7 @@ from coral_lens.engine.parts import extract_part
 from coral_lens.engine.wanted import Wanted
 from coral_lens.records import Question
 from coral_lens.scale.cluster import connected
+from coral_lens.scale.driver import Worker
 from coral_lens.scale.extract import Spread, extract_on_ray
 from coral_lens.scale.settings import RaySettings
 from coral_lens.scale.worker import ModelSource, compute_task, cut_task
@@ -72,9 +72,9 @@ def test_a_shard_that_is_cut_out_of_its_plan_has_the_bytes_of_one_that_is_not(
 class Watched(Spread):
     """Workers that a test can kill."""
 
-    started: list[Any] = field(default_factory=list)
+    started: list[Worker] = field(default_factory=list)
 
-    def start(self) -> Any:
+    def start(self) -> Worker:
         self.started.append(super().start())
         return self.started[-1]
 
@@ -111,7 +111,7 @@ def test_workers_on_two_nodes_of_which_one_is_killed_go_on_to_the_bytes_of_one_p
 
         def advance(n: int) -> None:
             if len(spread.started) == 2 and not killed:
-                killed.append(ray.get(spread.started[1].__ray_call__.remote(lambda worker: os.getpid())))
+                killed.append(ray.get(spread.started[1].actor.__ray_call__.remote(lambda worker: os.getpid())))
                 os.kill(killed[0], signal.SIGKILL)
 
         store = extract_on_ray(spread, questions, tmp_path / "many", wanted=Wanted(), progress=advance)

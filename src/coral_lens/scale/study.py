@@ -53,18 +53,15 @@ class RayHelpers:
 
     def fit(self, study: Study, folders: Folders, model: str) -> None:
         """Fit all methods of a study on what a model made of its questions; results are left on the disk."""
-        import ray
-
         fits = fits_of(prepare_study(study, folders.data))
         manifests = sorted((folders.of_model(model) / "states").glob("*/manifest.json"))
         like = next((m["model"] for m in map(kept_record, manifests) if m and "model" in m), None)
-        actor = ray.remote(**self.cluster.options, max_restarts=0)(FitWorker)
         work = FitWork(study, absolute(folders), self.source(model, like=like), Path.cwd())
         version = installed_version("coral-lens")
         job = Job(
-            start=lambda: actor.remote(work, self.cluster.cpus),
-            ready=lambda worker: worker.check.options(name="begin").remote(version),
-            submit=lambda worker, number: worker.fit.options(name=f"fit {number}").remote(fits[number]),
+            start=lambda: self.cluster.start(FitWorker, work, self.cluster.cpus),
+            ready=lambda actor: actor.check.options(name="begin").remote(version),
+            submit=lambda actor, number: actor.fit.options(name=f"fit {number}").remote(fits[number]),
             done=lambda number, _: None,
             named=lambda number: named(study, fits[number]),
         )
@@ -120,6 +117,9 @@ class FitWorker:
 
     def _open(self, name: str, *, dtype: str | None = None) -> Model:
         return self.work.source.load()
+
+    def there(self) -> None:
+        """Say that the cluster had room."""
 
     def check(self, version: str) -> None:
         """Refuse to fit with other software than the driver has, or without the states."""

@@ -114,6 +114,13 @@ class ShardWorker:
         """The model, loaded when it is first asked for: what is wrong with it is then said in a sentence."""
         return self.source.load()
 
+    def there(self) -> None:
+        """Say that the cluster had room."""
+
+    def load(self) -> None:
+        """Load the model."""
+        assert self.model is not None
+
     def plan(self, questions: Sequence[Question], folder: Path, wanted: Wanted, shard_bytes: int) -> StorePlan:
         """Plan a store: the worker has the model and the device that states depend on, and the driver need not."""
         with warnings.catch_warnings():

@@ -28,7 +28,7 @@ from coral_lens.storage.files import (
     write_new,
 )
 from coral_lens.storage.parts import Part
-from coral_lens.storage.progress import Progress, done_before
+from coral_lens.storage.progress import Progress, done_before, note_beside
 from coral_lens.storage.temporary import lock_file, remove_abandoned
 
 Piece = TypeVar("Piece")
@@ -133,6 +133,11 @@ class Counted:
         self.total += n
         if self._progress:
             done_before(self._progress, n)
+
+    def note(self, text: str) -> None:
+        """Say something beside the numbers."""
+        if self._progress:
+            note_beside(self._progress, text)
 
 
 def write_unless_same(path: Path, content: bytes) -> None:

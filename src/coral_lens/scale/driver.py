@@ -57,6 +57,8 @@ class Job:
     """Told the result of each piece, once."""
     named: Callable[[int], str]
     """Says what a piece is, for people."""
+    begun: Callable[[Any], None] = lambda _: None
+    """Told what a worker says when it can begin; it may refuse the worker by an error."""
     release: Callable[[Worker], None] = Worker.end
     """What becomes of a worker that is not needed any more."""
     note: Tell = lambda _: None
@@ -163,7 +165,7 @@ class Driver:
         worker = self.starting.pop(reference)
         self.arriving = {there: one for there, one in self.arriving.items() if one is not worker}
         try:
-            ray.get(reference)
+            self.job.begun(ray.get(reference))
         except CoralError as error:
             worker.end()
             raise plain(error) from None

@@ -146,17 +146,22 @@ def about(model: Model) -> dict[str, Any]:
     }
 
 
+def refuse_software(here: Mapping[str, str], installed: Mapping[str, str]) -> None:
+    """Refuse a worker with other packages than the driver has."""
+    others = [name for name in installed if here.get(name) != installed[name]]
+    if others:
+        name = others[0]
+        raise CoralError(
+            f"A worker has {name} {here.get(name)}, and this process has {installed[name]}; install the same versions on all "
+            "machines."
+        )
+
+
 def refuse_other(
     here: Mapping[str, Any], manifest: Mapping[str, Any], installed: Mapping[str, str], *, mixed: bool
 ) -> None:
     """Refuse a worker whose software, model or kind of device is not that of the driver and of the store."""
-    others = [name for name in installed if here["versions"].get(name) != installed[name]]
-    if others:
-        name = others[0]
-        raise CoralError(
-            f"A worker has {name} {here['versions'].get(name)}, and this process has {installed[name]}; install the same "
-            "versions on all machines."
-        )
+    refuse_software(here["versions"], installed)
     if difference := identity_difference(manifest["model"], here["model"]):
         raise CoralError(
             f"A worker has another model under the same name ({difference}); have all machines load the same files."

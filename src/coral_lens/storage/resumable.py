@@ -206,7 +206,7 @@ def refuse_other_device(folder: Path, recorded: Mapping[str, Any], wanted: Mappi
     if there and here and there != here:
         raise CoralError(
             f"{folder} was begun on another kind of device ({there}, not {here}), and each rounds in its own way; go on there, "
-            "or add --mixed if that does not matter."
+            "or give `coral extract`, `run` or `reproduce` --mixed if that does not matter."
         )
 
 

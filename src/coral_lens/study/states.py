@@ -203,7 +203,8 @@ class StudyStates:
 
     def _wanted(self, place: StorePlace) -> Wanted:
         layers, read = (self.study.layers, self.study.read) if place.states else ((), ("answer",))
-        return Wanted(layers, read=read, neutral=self.study.scores_neutral, style=self.style)
+        mixed = self._around.folders.mixed
+        return Wanted(layers, read=read, neutral=self.study.scores_neutral, style=self.style, mixed=mixed)
 
     @contextmanager
     def _measured(self, place: StorePlace, model: Model) -> Iterator[Bar]:

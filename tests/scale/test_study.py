@@ -1,6 +1,6 @@
 """A study whose states and fits are computed by workers elsewhere ends with the bytes of one process.
 
-The workers are those of a cluster, here without one: `python tests/faults/cluster.py study` has the cluster.
+The workers are those of a cluster, here without one: `tests/faults/cluster.py` has the cluster.
 """
 
 from __future__ import annotations

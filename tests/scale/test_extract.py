@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,13 +30,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 NAME = str(GOLDEN / "model")
 
 
-@pytest.fixture(autouse=True)
-def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shards of a few questions, in batches of a few tokens."""
-    monkeypatch.setattr(extract_module, "SHARD_BYTES", 1)
-    monkeypatch.setattr(extract_module, "choose_budget", lambda *_: 128)
-
-
 @pytest.fixture(scope="module")
 def golden() -> Model:
     return load_model(NAME, dtype="float32")
@@ -50,8 +44,8 @@ def questions() -> list[Question]:
 def test_a_shard_that_is_cut_out_of_its_plan_has_the_bytes_of_one_that_is_not(
     golden: Model, questions: list[Question], tmp_path: Path, more: Wanted
 ) -> None:
-    planned = extract_module.plan_questions(golden, questions, more.of(golden))
-    plan = extract_module.plan_shards(planned)
+    planned = extract_module.plan_questions(golden, questions, replace(more.of(golden), token_budget=128))
+    plan = extract_module.plan_shards(planned, 1)
     assert len(plan.shards) > 4
     for number, shard in enumerate(plan.shards):
         whole = write_shard(tmp_path, number, extract_module.compute_shard(planned, shard, lambda _: None))

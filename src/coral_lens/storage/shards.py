@@ -11,9 +11,12 @@ damage is noticed. Never pickle.
 from __future__ import annotations
 
 import json
+import os
 import re
 import secrets
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from itertools import compress
 from pathlib import Path
 
 import torch
@@ -79,13 +82,16 @@ class Journal:
         """
         if self.alone:
             remove_abandoned_like(self.folder, SHARD_NAMES)
-        for shard, digests in list(self.entries.items()):
-            if among is not None and shard not in among:
-                continue
-            if damaged_tensors(shard_path(self.folder, shard), digests):
-                del self.entries[shard]
-                self._clean = False
-        return {shard for shard in self.entries if among is None or shard in among}
+        shards = [shard for shard in self.entries if among is None or shard in among]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # bytes are hashed side by side
+            damaged = list(pool.map(self._is_damaged, shards))
+        for shard in compress(shards, damaged):
+            del self.entries[shard]
+            self._clean = False
+        return set(shards) & self.entries.keys()
+
+    def _is_damaged(self, shard: int) -> bool:
+        return bool(damaged_tensors(shard_path(self.folder, shard), self.entries[shard]))
 
     def add(self, number: int, result: dict[str, Tensor]) -> None:
         """Write the tensors of a shard, then its line."""
@@ -193,8 +199,13 @@ def digest_tensor(tensor: Tensor) -> str:
 
 
 def damaged_tensors(path: Path, digests: dict[str, str]) -> list[str]:
-    """Return the names of tensors that are missing from a shard or differ from their digest."""
-    return [name for name, wanted in digests.items() if read_tensor(path, name, wanted) is None]
+    """Return the names of tensors that are missing from a shard or differ from their digest; the file is opened once."""
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            held = set(file.keys())
+            return [n for n, wanted in digests.items() if n not in held or digest_tensor(file.get_tensor(n)) != wanted]
+    except (OSError, SafetensorError, ValueError):
+        return list(digests)
 
 
 def read_tensor(path: Path, name: str, wanted: str) -> Tensor | None:

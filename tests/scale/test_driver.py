@@ -52,6 +52,7 @@ class Dice:
     killed: list[Actor] = field(default_factory=list)
     can_start: bool = True
     notes: list[str] = field(default_factory=list)
+    begun: Callable[[Any], None] = lambda _: None
 
     def start(self) -> Worker:
         self.started.append(Actor())
@@ -104,6 +105,7 @@ def run(
         dice.submit,
         lambda number, _: done.append(number),
         lambda n: f"Shard {n} (ids)",
+        begun=dice.begun,
         note=dice.notes.append,
     )
     driver = Driver(job, n_workers, said.append)
@@ -207,6 +209,17 @@ def test_a_worker_that_loads_for_long_is_waited_for_and_that_is_said(
     assert done == [0]
     assert set(said) == {"worker 1 is there, and has been loading the model for more than 300 s"}
     assert 1 <= len(said) <= 4
+
+
+def test_a_worker_that_is_refused_by_what_it_says_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(said: Any) -> None:
+        raise CoralError("Workers have several kinds of devices.")
+
+    dice = Dice(lambda *_: "digests")
+    dice.begun = refuse
+    with pytest.raises(CoralError, match="several kinds"):
+        run(dice, 1, 1, monkeypatch)
+    assert dice.killed == dice.started
 
 
 def test_how_many_workers_there_are_is_said_when_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:

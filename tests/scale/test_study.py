@@ -6,7 +6,7 @@ The workers are those of a cluster, here without one: `tests/faults/cluster.py` 
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from support.commands import GOLDEN, furnish, quiet
 from coral_lens.engine.activations import ActivationStore
 from coral_lens.engine.extract import extract
 from coral_lens.engine.loading import load_model
+from coral_lens.engine.model import Model
 from coral_lens.engine.wanted import Wanted
 from coral_lens.errors import CoralError
 from coral_lens.records import Question
@@ -26,8 +27,9 @@ from coral_lens.storage.files import versions
 from coral_lens.storage.progress import Progress
 from coral_lens.study.config import Study, load_study
 from coral_lens.study.folders import Folders
-from coral_lens.study.parts import Fit, fits_of
+from coral_lens.study.parts import Fit, fits_of, needed
 from coral_lens.study.run import prepare_study, run_prepared
+from coral_lens.study.states import StudyStates, Surroundings
 
 
 @dataclass
@@ -74,6 +76,23 @@ def test_helpers_leave_what_one_process_leaves(tmp_path: Path, more: str) -> Non
     assert len(helpers.fits) == 4
     assert found[0] == found[1]
     assert named(study, helpers.fits[0]) == "The fit of method 0 with seed 0 on mixture 'mine'"
+
+
+def test_states_that_were_begun_on_another_kind_of_device_are_gone_on_with_where_that_is_wanted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with quiet(), contextlib.chdir(furnish(tmp_path / "here", large=False)):
+        prepared, folders = prepare_study(load_study("study.toml"), None), Folders(Path("study"), Path("states"))
+        states = StudyStates(prepared.study, prepared.load, "model", Surroundings(folders, load_model))
+        store = states.store(needed(prepared)[0]).folder
+        (store / "finished.json").unlink()
+        (store / "shard-00000.safetensors").unlink()
+        monkeypatch.setattr(Model, "device_kind", "cuda: NVIDIA H100")
+        again = StudyStates(prepared.study, prepared.load, "model", Surroundings(folders, load_model))
+        with pytest.raises(CoralError, match=r"begun on another kind of device.* `run` or `reproduce` --mixed"):
+            again.store(needed(prepared)[0])
+        mixed = Surroundings(replace(folders, mixed=True), load_model)
+        assert StudyStates(prepared.study, prepared.load, "model", mixed).store(needed(prepared)[0]).n_questions
 
 
 def fit_worker(work: Path, states: dict[str, Any], *, mixed: bool = False) -> FitWorker:

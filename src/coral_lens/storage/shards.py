@@ -58,10 +58,14 @@ class Journal:
         self.announced = 0
         """How many shards there are in all, where a part has said so."""
         self._clean = True
+        self._size = 0
+        """Bytes of its own file as this process knows it."""
         # the main one last: whoever merges the others into it removes them afterwards
         for path in (*part_journals(folder), self.path):
-            for line in lines_of(path):
+            lines = lines_of(path)
+            for line in lines:
                 self._read(line, path)
+            self._size = sum(map(len, lines))
 
     def _read(self, line: bytes, path: Path) -> None:
         entry = parse_entry(line)
@@ -101,9 +105,20 @@ class Journal:
         """Add the line of a shard that is on the disk."""
         self.entries[number] = digests
         if self._clean:
-            append_line(self.path, self._line(number))
+            self._append(self._line(number))
         else:
             self._rewrite()
+
+    def _append(self, line: bytes) -> None:
+        """Add a line to a file that nobody else may have written to: where files cannot be locked, that shows here."""
+        size = self.path.stat().st_size if self.path.exists() else 0
+        if size != self._size:
+            raise CoralError(
+                f"{self.folder} is being written by another process, which has changed {self.path.name}; wait for it, then run "
+                "the same command again."
+            )
+        append_line(self.path, line)
+        self._size += len(line)
 
     def finish(self, n_pieces: int) -> None:
         """Check that every shard is there, leave the lines in order, and of other journals nothing."""
@@ -128,8 +143,9 @@ class Journal:
 
     def _rewrite(self) -> None:
         self.entries = dict(sorted(self.entries.items()))
-        write_atomic(self.path, b"".join(self._line(i) for i in self.entries))
-        self._clean = True
+        data = b"".join(self._line(i) for i in self.entries)
+        write_atomic(self.path, data)
+        self._clean, self._size = True, len(data)
 
 
 class PartJournal(Journal):

@@ -211,6 +211,22 @@ def test_a_worker_that_loads_for_long_is_waited_for_and_that_is_said(
     assert 1 <= len(said) <= 4
 
 
+def test_after_three_workers_that_cannot_begin_those_that_compute_go_on_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    dice = Dice(lambda *_: "digests")
+
+    def ready(actor: Actor) -> Reference:
+        return Reference(lambda: None if actor is dice.started[0] else dies(dice, 0))
+
+    dice.ready = ready  # type: ignore[method-assign]
+    dice.wait = lambda references, **_: (list(references), [])  # type: ignore[method-assign]
+    with monkeypatch.context() as patch:
+        done, said, driver = run(dice, 40, 3, patch)
+    assert sorted(done) == list(range(40))
+    assert len(dice.started) <= 8
+    assert driver.n_workers == 1
+    assert "the others go on without it" in "".join(said)
+
+
 def test_a_worker_that_is_refused_by_what_it_says_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(said: Any) -> None:
         raise CoralError("Workers have several kinds of devices.")

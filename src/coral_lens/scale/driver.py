@@ -171,16 +171,24 @@ class Driver:
             raise plain(error) from None
         except ray.exceptions.RayError as error:
             worker.end()
-            self.false_starts += 1
-            reason = reason_of(getattr(error, "cause", None) or error)
-            if self.false_starts >= MOST_FAILURES:
-                raise CoralError(
-                    f"Workers cannot begin: {reason}; they need coral-lens and the model, as this machine has them."
-                ) from error
-            self.tell(f"{worker.name} could not begin ({reason}); another one is started")
+            self._could_not_begin(worker, error)
         else:
             self.false_starts, self.waiting = 0, None
             self.free.append(worker)
+
+    def _could_not_begin(self, worker: Worker, error: Exception) -> None:
+        """Have another one started; after three such workers go on with those that are there, if there are any."""
+        self.false_starts += 1
+        reason = reason_of(getattr(error, "cause", None) or error)
+        if self.false_starts < MOST_FAILURES:
+            self.tell(f"{worker.name} could not begin ({reason}); another one is started")
+        elif self.alive:
+            self.n_workers, self.false_starts = self.alive + len(self.starting), 0
+            self.tell(f"{worker.name} could not begin either ({reason}); the others go on without it")
+        else:
+            raise CoralError(
+                f"Workers cannot begin: {reason}; they need coral-lens and the model, as this machine has them."
+            ) from error
 
     def _take(self, reference: Any) -> list[int]:
         """Take the result of a piece; return the piece if it has to be computed again."""

@@ -14,6 +14,7 @@ import json
 import os
 import re
 import secrets
+import time
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from itertools import compress
@@ -32,6 +33,9 @@ from coral_lens.storage.temporary import remove_abandoned_like
 FLOAT16_MAX = 65504.0
 MAIN = "journal.jsonl"
 PART_NAME = re.compile(r"journal-\d+-of-\d+-[0-9a-f]{8}\.jsonl")
+FLUSH_SECONDS = 0.2
+"""Between two waits for the disk, where shards come faster: a power cut then loses these lines, and their shards are computed
+again. Each wait takes milliseconds, and many workers finish hundreds of shards a second."""
 SHARD_NAMES = r"shard-\d{5,}\.safetensors"
 
 
@@ -60,6 +64,7 @@ class Journal:
         self._clean = True
         self._size = 0
         """Bytes of its own file as this process knows it."""
+        self._flushed = float("-inf")
         # the main one last: whoever merges the others into it removes them afterwards
         for path in (*part_journals(folder), self.path):
             lines = lines_of(path)
@@ -117,7 +122,9 @@ class Journal:
                 f"{self.folder} is being written by another process, which has changed {self.path.name}; wait for it, then run "
                 "the same command again."
             )
-        append_line(self.path, line)
+        due = time.monotonic() - self._flushed >= FLUSH_SECONDS
+        append_line(self.path, line, flush=due)
+        self._flushed = time.monotonic() if due else self._flushed
         self._size += len(line)
 
     def finish(self, n_pieces: int) -> None:

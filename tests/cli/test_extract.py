@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
 import pytest
-from support.commands import GOLDEN
+from support.commands import GOLDEN, ROOT
 from support.models import make_model
+from support.pages import blocks_of
 from typer.testing import CliRunner
 
 from coral_lens.cli import app
@@ -91,6 +93,19 @@ def test_a_described_case_is_reckoned_without_questions_a_model_or_a_folder(
     assert "2,163 GB in 64,453 shards" in twice.output
     assert "33 layers are kept at 2 places" in twice.output
     assert not list(tmp_path.iterdir())
+
+
+def test_the_guide_prints_what_the_plan_prints() -> None:
+    page = ROOT / "docs" / "guides" / "scale.md"
+    plans = [
+        words for block in blocks_of(page) if block.language == "sh" for words in block.commands if "--plan" in words
+    ]
+    printed = [" ".join(run(*words[1:]).split()) for words in plans]
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", page.read_text("utf-8"), re.MULTILINE)
+    assert len(rows) >= 6
+    for _, *cells in rows:
+        for cell, said in zip(cells, printed, strict=True):
+            assert cell in said or "layer" in cell, cell
 
 
 def test_a_finished_store_is_described_without_its_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

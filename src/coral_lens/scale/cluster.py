@@ -73,7 +73,7 @@ def start(settings: RaySettings) -> None:
         if address == "local":
             n = (settings.workers or 0) * settings.cpus_per_worker
             # as many cores as are asked for, although the machine may have fewer: the user decides
-            ray.init(num_cpus=n or None, **QUIET)
+            ray.init(address="local", num_cpus=n or None, **QUIET)  # not one that happens to run here already
         else:
             refuse_silent(address)
             ray.init(address=address, **{k: v for k, v in QUIET.items() if k != "include_dashboard"})

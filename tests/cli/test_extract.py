@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
+import shutil
 from pathlib import Path
 
 import pytest
+from support.commands import GOLDEN, ROOT
 from support.models import make_model
+from support.pages import blocks_of
 from typer.testing import CliRunner
 
 from coral_lens.cli import app
 from coral_lens.cli.extract import KeptStates, parse_blocks
 from coral_lens.data.settings import Style
+from coral_lens.engine import activations
 from coral_lens.errors import CoralError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -80,9 +85,36 @@ def test_a_described_case_is_reckoned_without_questions_a_model_or_a_folder(
     assert outcome.exit_code == 0, outcome.output
     assert "1,081 GB in 32,227 shards" in outcome.output
     assert "64 device(s)" in outcome.output
-    assert "(3.58 device hours)" in outcome.output
-    assert "8.95 for a million questions" in outcome.output
+    assert "(3.61 device hours)" in outcome.output
+    assert "9.02 for a million questions" in outcome.output
+    twice = CliRunner().invoke(
+        app, ["extract", "--plan", "--read", "answer,context", "--case", "layers=32", "--case", "width=4096"]
+    )
+    assert "2,163 GB in 64,453 shards" in twice.output
+    assert "33 layers are kept at 2 places" in twice.output
     assert not list(tmp_path.iterdir())
+
+
+def test_the_guide_prints_what_the_plan_prints() -> None:
+    page = ROOT / "docs" / "guides" / "scale.md"
+    plans = [
+        words for block in blocks_of(page) if block.language == "sh" for words in block.commands if "--plan" in words
+    ]
+    printed = [" ".join(run(*words[1:]).split()) for words in plans]
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", page.read_text("utf-8"), re.MULTILINE)
+    assert len(rows) >= 6
+    for _, *cells in rows:
+        for cell, said in zip(cells, printed, strict=True):
+            assert cell in said or "layer" in cell, cell
+
+
+def test_a_finished_store_is_described_without_its_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(GOLDEN / "store", tmp_path / "store")
+    monkeypatch.setattr(activations, "question_from", lambda record: pytest.fail("a question is read"))
+    outcome = CliRunner().invoke(app, ["extract", "--finish", "--out", str(tmp_path / "store")])
+    assert outcome.exit_code == 0, outcome.output
+    n_lines = len((GOLDEN / "store" / "questions.jsonl").read_bytes().splitlines())
+    assert f"{n_lines} questions, " in outcome.output
 
 
 @pytest.mark.parametrize(

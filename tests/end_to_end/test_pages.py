@@ -49,6 +49,9 @@ CANNOT_RUN = {
     "coral run probe2 --check": "needs data that is not embedded",
     "coral reproduce --model smollm2 --data DIR --check": "needs data that is not embedded; tests/study/test_reproduce.py plans",
     "coral reproduce --model smollm2 --data DIR": "takes hours; tests/study/test_reproduce.py runs all parts of a tiny scale",
+    "coral extract train.jsonl --out states/mine --part 1/2": "needs more than one shard; tests/engine/test_parts.py has them",
+    "coral extract train.jsonl --out states/mine --part 2/2": "needs more than one shard; tests/engine/test_parts.py has them",
+    "coral extract train.jsonl --out states/ray --ray local --workers 2": "starts Ray; tests/scale/test_extract.py has a cluster",
     "python -m pytest tests/engine -k olmo2": "runs tests, whose families come from the file itself",
 }
 """Each command with the reason; each stands in a page."""

@@ -161,13 +161,38 @@ def test_another_kind_of_device_may_not_go_on_but_may_read_what_is_finished(
 # ------------------------------------------------------------------------------------------------- without locks
 
 
-def test_where_files_cannot_be_locked_the_same_part_twice_at_once_is_harmless(
-    tiny: Model, tmp_path: Path, undisturbed: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(temporary.fcntl, "flock", refuse)
+
+
+@pytest.mark.usefixtures("without_locks")
+def test_where_files_cannot_be_locked_a_second_whole_run_is_noticed_and_nothing_is_lost(
+    tiny: Model, tmp_path: Path, undisturbed: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, inner = extract_module.compute_shard, []
+
+    def beside_itself(*arguments: Any) -> Any:
+        if len(inner) == 2:
+            inner.append(0)
+            extract(tiny, store_questions(), tmp_path, extraction=WHAT)
+        inner.append(1)
+        return real(*arguments)
+
+    monkeypatch.setattr(extract_module, "compute_shard", beside_itself)
+    with pytest.raises(CoralError, match=r"is being written by another process, which has changed journal\.jsonl"):
+        extract(tiny, store_questions(), tmp_path, extraction=WHAT)
+    extract(tiny, store_questions(), tmp_path, extraction=WHAT)
+    assert {n: c for n, c in content(tmp_path).items() if not n.endswith(".lock")} == undisturbed
+
+
+@pytest.mark.usefixtures("without_locks")
+def test_where_files_cannot_be_locked_the_same_part_twice_at_once_is_harmless(
+    tiny: Model, tmp_path: Path, undisturbed: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     real, inner = extract_module.compute_shard, []
 
     def beside_itself(*arguments: Any) -> Any:

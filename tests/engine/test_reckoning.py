@@ -13,8 +13,10 @@ from coral_lens.errors import CoralError
 def test_hours_bytes_shards_and_price_are_those_worked_by_hand() -> None:
     case = Case(devices=64, speed=100.0, price=2.0)
     taken = reckon(case, shard_bytes=2**25, bare_row_bytes=0)
-    # 2 x 12 x 4096^2 x 32 operations for each of 150 million tokens, at 10^14 a second
-    assert taken.device_hours == pytest.approx(2 * 12 * 4096**2 * 32 * 150e6 / 1e14 / 3600)
+    # 2 x 12 x 4096^2 x 32 operations with weights for each of 150 million tokens, and 4 x 4096 x 150 x 32 of attention;
+    # 12 tokens of each question meet the vocabulary's 32,000; at 10^14 a second
+    done = 150e6 * 32 * (2 * 12 * 4096**2 + 4 * 4096 * 150) + 12e6 * 2 * 32_000 * 4096
+    assert taken.device_hours == pytest.approx(done / 1e14 / 3600)
     assert taken.hours == pytest.approx(taken.device_hours / 64)
     assert taken.n_bytes == 4_000_000 * (33 * 4096 * 2 + 34)
     assert taken.n_shards == round(4_000_000 * 33 * 8192 / 2**25)
@@ -23,6 +25,8 @@ def test_hours_bytes_shards_and_price_are_those_worked_by_hand() -> None:
     one = reckon(described(["kept=1"], case), shard_bytes=2**25, bare_row_bytes=0)
     assert one.device_hours == taken.device_hours
     assert one.n_bytes * 30 < taken.n_bytes
+    two = reckon(described(["places=2"], case), shard_bytes=2**25, bare_row_bytes=0)
+    assert two.n_bytes == 4_000_000 * (2 * 33 * 4096 * 2 + 34)
 
 
 def test_a_case_at_hand_has_the_questions_and_options_that_are_there() -> None:
@@ -30,6 +34,7 @@ def test_a_case_at_hand_has_the_questions_and_options_that_are_there() -> None:
     case = known_case(questions, None, kept=2, device="cpu")
     assert (case.questions, case.kept) == (12, 2)
     assert case.options * 12 == sum(len(q.options) for q in questions)
+    assert case.scored * 12 == sum(len(option) for q in questions for option in q.options) / 4
     assert case.speed > 0
     assert reckon(case, shard_bytes=SHARD_BYTES, bare_row_bytes=BARE_ROW_BYTES).n_shards == 1
 

@@ -20,7 +20,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from support.commands import quiet
 
-from faults import damage, disks, inputs, kills, lenses, lines, others, pages, sharing
+from faults import cluster, damage, disks, inputs, kills, lenses, lines, others, pages, sharing
 from faults.outcomes import Tally, table
 from faults.workshop import Workshop
 
@@ -42,9 +42,14 @@ MANY = {
     "light": 10**9,
     "lenses": 200,
     "pages": 1,
+    "cluster": 30,
 }
 """How many of each are tried by hand: of kills at most so many a command, so all; of damage so many bytes a kind of file; of
-lines so many whole ones, and all light ones."""
+lines so many whole ones, and all light ones; of the cluster so many workers."""
+
+
+ALONE = {"threads", "forks", "cluster"}
+"""Parts that need no workshop."""
 
 
 def parts(shop: Workshop, home: Path, n: dict[str, int]) -> dict[str, Callable[[], Iterable[Tally]]]:
@@ -70,6 +75,7 @@ def parts(shop: Workshop, home: Path, n: dict[str, int]) -> dict[str, Callable[[
         "light": lambda: [lines.hostile_lines(shop, lines.all_lines()[: n["light"]], light=True)],
         "lenses": lambda: [lenses.hostile_lenses(fit.after / "lens", fit.after, home, n["lenses"])],
         "pages": lambda: [pages.open_in_browser(home)],
+        "cluster": lambda: cluster.all_faults(home, n["cluster"]),
     }
 
 
@@ -82,7 +88,9 @@ def chosen(arguments: list[str]) -> dict[str, int]:
 
 
 def furnished(home: Path, asked: dict[str, int]) -> Workshop:
-    """Return the workshop, with what kills leave if they are asked for."""
+    """Return the workshop, with what kills leave if they are asked for; an empty one where nothing needs it."""
+    if asked.keys() <= ALONE:
+        return Workshop.found(home)
     print(f"running every command once, in {home}", flush=True)
     if "kills" not in asked:
         return Workshop.make(home, large=bool({"damage", "disks"} & asked.keys()))

@@ -10,7 +10,7 @@ import ray
 
 from coral_lens import errors
 from coral_lens.errors import CoralError
-from coral_lens.scale.cluster import connected, fit_on, room_for
+from coral_lens.scale.cluster import connected, fit_on, room_for, start
 from coral_lens.scale.settings import RaySettings
 
 
@@ -52,6 +52,15 @@ def test_by_default_there_are_as_many_workers_as_fit_on_whole_machines(monkeypat
     with pytest.raises(CoralError, match="room for a worker with 1 cores and 8 GPUs: the largest have 8 and 4"):
         room_for(RaySettings(ray="x", gpus_per_worker=8.0))
     assert fit_on({"CPU": 3}, RaySettings(ray="x", gpus_per_worker=1.0)) == 0
+
+
+def test_workers_on_this_machine_have_a_cluster_of_their_own_beside_one_that_runs_here(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(ray, "init", lambda **options: asked.update(options))
+    start(RaySettings(ray="local", workers=2, cpus_per_worker=3))
+    assert (asked["address"], asked["num_cpus"]) == ("local", 6)
 
 
 def test_options_for_workers_without_a_cluster_are_refused() -> None:

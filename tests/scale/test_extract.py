@@ -4,39 +4,30 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.commands import GOLDEN
+from faults.cluster import Scene, extract_line, names_questions, scene, study, wanted_of
+from faults.outcomes import coral
+from faults.workshop import content, difference
+from support.commands import GOLDEN, quiet
 
 from coral_lens.data.questions import read_questions
 from coral_lens.engine import extract as extract_module
-from coral_lens.engine.extract import Extraction, all_layers, extract
 from coral_lens.engine.loading import load_model
 from coral_lens.engine.model import Model
 from coral_lens.engine.parts import extract_part
 from coral_lens.engine.wanted import Wanted
 from coral_lens.records import Question
-from coral_lens.scale.cluster import connected
-from coral_lens.scale.extract import Spread, extract_on_ray
-from coral_lens.scale.settings import RaySettings
-from coral_lens.scale.worker import ModelSource, compute_task, cut_task
+from coral_lens.scale.worker import compute_task, cut_task
 from coral_lens.storage.parts import Part
+from coral_lens.storage.resumable import locked
 from coral_lens.storage.shards import write_shard
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 NAME = str(GOLDEN / "model")
-
-
-@pytest.fixture(autouse=True)
-def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shards of a few questions, in batches of a few tokens."""
-    monkeypatch.setattr(extract_module, "SHARD_BYTES", 1)
-    monkeypatch.setattr(extract_module, "choose_budget", lambda *_: 128)
 
 
 @pytest.fixture(scope="module")
@@ -49,15 +40,12 @@ def questions() -> list[Question]:
     return read_questions(GOLDEN / "train.jsonl")
 
 
-def content(folder: Path) -> dict[str, bytes]:
-    return {p.name: p.read_bytes() for p in folder.iterdir()}
-
-
+@pytest.mark.parametrize("more", [Wanted(), Wanted((1,), read=("answer", "context"), neutral=True)])
 def test_a_shard_that_is_cut_out_of_its_plan_has_the_bytes_of_one_that_is_not(
-    golden: Model, questions: list[Question], tmp_path: Path
+    golden: Model, questions: list[Question], tmp_path: Path, more: Wanted
 ) -> None:
-    planned = extract_module.plan_questions(golden, questions, Extraction(all_layers(golden)))
-    plan = extract_module.plan_shards(planned)
+    planned = extract_module.plan_questions(golden, questions, replace(more.of(golden), token_budget=128))
+    plan = extract_module.plan_shards(planned, 1)
     assert len(plan.shards) > 4
     for number, shard in enumerate(plan.shards):
         whole = write_shard(tmp_path, number, extract_module.compute_shard(planned, shard, lambda _: None))
@@ -67,53 +55,58 @@ def test_a_shard_that_is_cut_out_of_its_plan_has_the_bytes_of_one_that_is_not(
 # ---------------------------------------------------------------------------------------------------------- on Ray
 
 
-@dataclass(frozen=True)
-class Watched(Spread):
-    """Workers that a test can kill."""
-
-    started: list[Any] = field(default_factory=list)
-
-    def start(self) -> Any:
-        self.started.append(super().start())
-        return self.started[-1]
-
-
 @pytest.fixture(scope="module")
-def two_nodes() -> Iterator[str]:
-    """The address of a real cluster of two nodes on this machine."""
-    from ray.cluster_utils import Cluster
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", os.pathsep.join(filter(None, sys.path)))
-        patch.setenv("OMP_NUM_THREADS", "1")
-        small = {"num_cpus": 1, "object_store_memory": 80 * 2**20}
-        cluster = Cluster(initialize_head=True, head_node_args=small | {"include_dashboard": False})
-        cluster.add_node(**small)
-        yield cluster.address
-        cluster.shutdown()
+def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    """A real cluster of two nodes on this machine; `python -m faults cluster` does much more to it."""
+    with scene(tmp_path_factory.mktemp("cluster")) as on:
+        yield on
 
 
-def test_workers_on_two_nodes_of_which_one_is_killed_go_on_to_the_bytes_of_one_process(
-    golden: Model, questions: list[Question], tmp_path: Path, two_nodes: str
+def test_workers_on_two_nodes_of_which_one_is_killed_go_on_with_what_a_part_began_to_the_bytes_of_one_process(
+    two_nodes: Scene,
 ) -> None:
-    import ray
+    folder, killed = two_nodes.fresh(), list[int]()
+    extract_part(two_nodes.model, two_nodes.questions, folder, Part(1, 4), extraction=wanted_of(two_nodes.model))
+    assert two_nodes.cluster.workers == 2
 
-    wanted = Extraction(all_layers(golden), token_budget=128)
-    extract(golden, questions, tmp_path / "one", extraction=wanted)
-    extract_part(golden, questions, tmp_path / "many", Part(1, 4), extraction=wanted)
-    said: list[str] = []
-    settings = RaySettings(ray=two_nodes)
-    with connected(settings) as cluster:
-        assert cluster.workers == 2
-        spread = Watched(cluster, ModelSource(NAME, dtype="float32"), said.append)
-        killed: list[int] = []
+    def advance(_: int) -> None:
+        there = sorted(folder.with_name("workers").glob("*.pid"), key=lambda path: path.stat().st_mtime_ns)
+        if len(there) == 2 and not killed:
+            killed.append(int(there[-1].stem))
+            os.kill(killed[0], signal.SIGKILL)
 
-        def advance(n: int) -> None:
-            if len(spread.started) == 2 and not killed:
-                killed.append(ray.get(spread.started[1].__ray_call__.remote(lambda worker: os.getpid())))
-                os.kill(killed[0], signal.SIGKILL)
+    assert two_nodes.fill(folder, progress=advance).code == 0
+    assert killed
+    assert difference(content(folder), two_nodes.alone) == ""
 
-        store = extract_on_ray(spread, questions, tmp_path / "many", wanted=Wanted(), progress=advance)
-        assert killed
-        assert content(tmp_path / "many") == content(tmp_path / "one")
-        assert len(store.questions) == len(questions)
+
+def test_a_shard_at_which_workers_fail_three_times_is_named_and_the_command_goes_on_from_there(
+    two_nodes: Scene,
+) -> None:
+    folder = two_nodes.fresh()
+    outcome = two_nodes.fill(folder, trouble="a worker has not enough memory", times=3)
+    assert names_questions(outcome.err, two_nodes), outcome.err
+    assert "can't allocate memory" in outcome.err
+    line = extract_line(two_nodes, folder)
+    with quiet():
+        again = coral(two_nodes.home, *line.split(), "--workers", "1")
+    assert again.code == 0, again.err
+    assert "48 questions, 4 layers" in again.out
+    assert "1 worker(s) load" in again.err
+    assert difference(content(folder), two_nodes.alone) == ""
+
+
+def test_a_second_driver_on_a_folder_is_refused_before_a_worker_loads_anything(two_nodes: Scene) -> None:
+    folder = two_nodes.fresh()
+    with locked(folder), quiet():
+        outcome = coral(two_nodes.home, *extract_line(two_nodes, folder).split())
+    assert outcome.is_refusal
+    assert "is being written by another process" in outcome.last
+    assert not folder.with_name("workers").exists()
+
+
+def test_a_study_on_a_cluster_leaves_what_one_process_leaves(two_nodes: Scene) -> None:
+    with quiet():
+        tally = study(two_nodes)
+    assert tally.wrong == []
+    assert tally.counts["same bytes"] == 2

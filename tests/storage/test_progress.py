@@ -10,7 +10,17 @@ from types import SimpleNamespace
 import pytest
 
 import coral_lens.storage.progress as progress
-from coral_lens.storage.progress import Pace, bar_of, done_before, duration, in_notebook, shown, silent, watched
+from coral_lens.storage.progress import (
+    Pace,
+    bar_of,
+    done_before,
+    duration,
+    in_notebook,
+    note_beside,
+    shown,
+    silent,
+    watched,
+)
 
 
 class Clock:
@@ -82,6 +92,29 @@ def test_a_log_says_what_an_earlier_run_left(clock: Clock, capsys: pytest.Captur
         "extracting: 59 of 300 questions, 1.0 questions/s, 4 min left",
         "extracting: 59 of 300 questions in 31 s",
     ]
+
+
+def test_a_log_and_a_bar_have_a_note_beside_the_numbers(
+    clock: Clock, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    note_beside(print, "is not for a progress that only counts")
+    with shown("extracting", 100, "questions") as advance:
+        done_before(advance, 0)
+        note_beside(advance, "2 of 2 workers")
+        clock.wait(31)
+        advance(62)
+    assert capsys.readouterr().err.splitlines()[1:-1] == [
+        "extracting: 62 of 100 questions, 2.0 questions/s, 19 s left, 2 of 2 workers"
+    ]
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("COLUMNS", "160")
+    with shown("extracting", 100, "questions") as advance:
+        done_before(advance, 0)
+        note_beside(advance, "1 of 2 workers")
+        clock.wait(10)
+        advance(50)
+    assert "5.0 questions/s, 10 s left, 1 of 2 workers" in terminal.getvalue()
 
 
 def test_a_bar_starts_where_an_earlier_run_stopped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -162,7 +162,8 @@ def print_case(questions: list[Question], model: ModelChoice, kept: KeptStates, 
     named = {fact.partition("=")[0].strip() for fact in facts}
     outline = None if {"layers", "width"} <= named else load_outline(model.model)
     device = usable_device(model.machine.device)
-    known = known_case(questions, outline, kept=len(kept.layers) if kept.layers else None, device=device)
+    n_layers, places = len(kept.layers) if kept.layers else None, len(kept.wanted.read)
+    known = known_case(questions, outline, kept=n_layers, device=device, places=places)
     if kept.heads != ():
         raise CoralError("--plan knows nothing of heads: they are as large as the states of their blocks.")
     print_reckoned(reckon(described(facts, known), shard_bytes=SHARD_BYTES, bare_row_bytes=BARE_ROW_BYTES))
@@ -176,7 +177,7 @@ def print_store(store: ActivationStore, out: Path) -> None:
         parts += f" at {' and '.join(store.places)}"
     if store.blocks:
         parts += f", the heads of {len(store.blocks)} blocks"
-    typer.echo(f"{len(store.questions)} questions, {parts}, {size:,.0f} MiB in {out}")
+    typer.echo(f"{store.n_questions:,} questions, {parts}, {size:,.0f} MiB in {out}")
 
 
 def print_reckoned(reckoned: Reckoned) -> None:
@@ -186,9 +187,10 @@ def print_reckoned(reckoned: Reckoned) -> None:
 
     case = reckoned.case
     kept = case.layers + 1 if case.kept is None else case.kept
+    places = f" at {case.places} places" if case.places > 1 else ""
     lines = {
         "questions": f"{case.questions:,}, with {case.options:.3g} options and {case.tokens:,.0f} tokens each",
-        "model": f"{case.layers} blocks of width {case.width:,}; the states of {kept} layers are kept",
+        "model": f"{case.layers} blocks of width {case.width:,}; the states of {kept} layers are kept{places}",
         "machine": f"{case.devices} device(s), {case.speed:.3g} x 10^12 operations/s each",
         "tokens": f"{reckoned.n_tokens:,.3g}",
         "time": f"{duration(reckoned.hours * 3600)} ({reckoned.device_hours:,.3g} device hours)",

@@ -473,6 +473,7 @@ def helpers_on(spread: RaySettings, machine: Machine) -> Iterator[Helpers | None
         return
     from coral_lens.scale.cluster import connected
     from coral_lens.scale.study import RayHelpers
+    from coral_lens.storage.progress import shown
 
     with connected(spread) as cluster:
-        yield RayHelpers(cluster, machine.source, lambda said: typer.echo(for_terminal(said), err=True))
+        yield RayHelpers(cluster, machine.source, lambda said: typer.echo(for_terminal(said), err=True), shown)

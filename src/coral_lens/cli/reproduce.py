@@ -52,7 +52,7 @@ def undertaking_of(reproducing: Reproducing, machine: Machine) -> Undertaking:
     return Undertaking(
         models=tuple(dict.fromkeys(reproducing.models)),
         scale=limited(scale, reproducing.limit) if reproducing.limit else scale,
-        folders=Folders(out=reproducing.out, work=work, data=data, dtype=machine.dtype),
+        folders=Folders(reproducing.out, work, data=data, dtype=machine.dtype, mixed=reproducing.mixed),
         parts=parts_of(reproducing.parts),
         open_model=machine.open,
         bar=shown,

@@ -44,6 +44,8 @@ class Running(Settings):
     """Say which questions it would use and stop before a model is loaded."""
     part: Annotated[Part | None, Option(read=parse_part)] = None
     """Compute this share of the states and fits alone, such as 3/16; other processes compute the others in the same folders."""
+    mixed: bool = False
+    """Go on with states that were begun on another kind of device, although it rounds in another way."""
     listed: Annotated[bool, Option("--list")] = False
     """List the ready-made studies and stop."""
 
@@ -78,7 +80,7 @@ def run(
         need("report", by="coral run")
     data, wanted = folder_of_data(running.data), load_study(study)
     out = running.out or Path(wanted.name)
-    folders = Folders(out=out, work=running.work or beside(out), data=data, dtype=machine.dtype)
+    folders = Folders(out, running.work or beside(out), data=data, dtype=machine.dtype, mixed=running.mixed)
     typer.echo("reading questions ...", err=True)
     prepared = prepare_study(wanted, data)
     print_plan(prepared.record())

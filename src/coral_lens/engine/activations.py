@@ -74,12 +74,13 @@ class ScoredShards(ABC):
         """Return a tensor of a shard."""
 
     @cached_property
-    def _n_scored(self) -> int:
+    def n_questions(self) -> int:
+        """How many questions have scores: counted in the shards, and no question is read."""
         return sum(len(self._column("question", i)) for i in self._shards)
 
     def _refuse_unscored(self, elsewhere: str = "") -> None:
         """Refuse scores of no question at all; `elsewhere` ends the remedy."""
-        if not self._n_scored:
+        if not self.n_questions:
             raise UnscoredError(
                 f"The model {self.manifest['model']['name']!r} gives scores or states that are not finite for every question, "
                 f"first {self.broken[0]!r}: its weights or dtype are broken; try --dtype float32{elsewhere}."
@@ -205,7 +206,7 @@ class ActivationStore(ScoredShards):
         read_manifest(folder / "manifest.json", needs=NEEDED)
         self.name, self._digests = str(folder), Journal(folder).entries
         self._shards = self._digests
-        if self._n_scored + len(self._broken) != self.manifest["n_questions"]:
+        if self.n_questions + len(self._broken) != self.manifest["n_questions"]:
             raise CoralError(
                 f"{folder} is not finished; run the same `coral` command again and it goes on where it was."
             )

@@ -495,9 +495,7 @@ def compute_shard(
         progress(len(broken))
     asked = tensors["question"].tolist()
     if extraction.neutral:
-        neutral = neutral_prompts(
-            [planned.prepared.questions[q].id for q in asked], [planned.prepared.rendered[q] for q in asked], model
-        )
+        neutral = neutral_prompts([prompts[q].id for q in asked], [planned.prepared.rendered[q] for q in asked], model)
         tensors["neutral"] = score_once(model, neutral, planned.plan, edits=edits)
     return tensors | lengths_of(planned.prepared, asked)
 

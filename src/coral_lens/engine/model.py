@@ -104,10 +104,8 @@ class Model:
 
     @property
     def device_kind(self) -> str:
-        """What computes, for people: devices of one kind round alike, as far as can be known."""
-        if self.device.type == "cuda":
-            return f"cuda: {torch.cuda.get_device_name(self.device)}"
-        return f"cpu: {torch.backends.cpu.get_cpu_capability()}" if self.device.type == "cpu" else self.device.type
+        """What computes, for people."""
+        return kind_of_device(self.device)
 
     @property
     def precision(self) -> Precision:
@@ -375,6 +373,13 @@ class PrefixCache:
         from transformers import DynamicCache
 
         return DynamicCache(self.layers)
+
+
+def kind_of_device(device: torch.device) -> str:
+    """Return what computes, for people: devices of one kind round alike, as far as can be known."""
+    if device.type == "cuda":
+        return f"cuda: {torch.cuda.get_device_name(device)}"
+    return f"cpu: {torch.backends.cpu.get_cpu_capability()}" if device.type == "cpu" else device.type
 
 
 def pick_rows(states: Tensor, which: Tensor, width: int) -> Tensor:

@@ -26,6 +26,8 @@ EFFICIENCY = 0.6
 """Of a matrix product's speed, what whole passes and trainings reach."""
 BLOCK = 12
 """Weights of a block, about, in units of its width squared: four matrices of attention, and two of four times the width."""
+VOCABULARY = 32_000
+"""Tokens that a model knows, where nobody says how many."""
 ROW_FACTS = 4 * 8 + 2
 """Bytes of an option beside its states: its score and its lengths, and its share of the number of its question."""
 DIGEST_BYTES = 80
@@ -52,8 +54,16 @@ class Case(Settings):
     """Width of its states."""
     block: Annotated[float, Range(above=0)] | None = None
     """Weights of a block; by default 12 times the squared width."""
+    context: Annotated[float, Range(0)] = 150.0
+    """Tokens that a token looks back at, on average; worked examples count."""
+    scored: Annotated[float, Range(0)] = 12.0
+    """Tokens of a question's options, which the vocabulary head scores."""
+    head: Annotated[float, Range(above=0)] | None = None
+    """Weights of the vocabulary head; by default 32,000 times the width."""
     kept: Count | None = None
     """Layers that are kept; by default all, and the embeddings."""
+    places: Count = 1
+    """Places of an option at which states are read, as `--read` names them."""
     devices: Count = 1
     """GPUs, or processes, that compute at once."""
     speed: Annotated[float, Range(above=0)] = 1.0
@@ -107,24 +117,30 @@ def reckon(case: Case, *, shard_bytes: int, bare_row_bytes: int) -> Reckoned:
     kept = case.layers + 1 if case.kept is None else case.kept
     rows = case.questions * case.options
     n_tokens = case.questions * case.tokens
-    block = case.block or BLOCK * case.width**2
-    seconds = 2 * block * case.layers * n_tokens / (case.speed * 1e12)
-    states = 2 * case.width * kept
+    states = 2 * case.width * kept * case.places
     n_shards = max(1, round(rows * max(states, 0 if states else bare_row_bytes) / shard_bytes))
     return Reckoned(
         case,
         n_tokens=n_tokens,
-        device_hours=seconds / 3600,
+        device_hours=operations(case) / (case.speed * 1e12) / 3600,
         n_bytes=round(rows * (states + ROW_FACTS)),
         n_shards=n_shards,
-        journal_bytes=n_shards * DIGEST_BYTES * (kept + OTHER_TENSORS),
+        journal_bytes=n_shards * DIGEST_BYTES * (kept * case.places + OTHER_TENSORS),
         memory=case.questions * PROMPT_BYTES,
     )
 
 
+def operations(case: Case) -> float:
+    """Return the multiplications and additions of a case: products with weights, attention, and the vocabulary head."""
+    weights = 2 * (case.block or BLOCK * case.width**2)
+    attention = 4 * case.width * case.context
+    head = 2 * (case.head or VOCABULARY * case.width)
+    return case.questions * (case.tokens * case.layers * (weights + attention) + case.scored * head)
+
+
 # ----------------------------------------------------------------------------------------------------- describing
 
-WHOLE = ("questions", "layers", "width", "kept", "devices")
+WHOLE = ("questions", "layers", "width", "kept", "places", "devices")
 """Facts that are counted."""
 
 
@@ -153,16 +169,27 @@ def read_fact(text: str) -> tuple[str, Any]:
     return key, int(number) if key in WHOLE else number
 
 
-def known_case(questions: Sequence[Question], outline: Outline | None, *, kept: int | None, device: str) -> Case:
+def known_case(
+    questions: Sequence[Question], outline: Outline | None, *, kept: int | None, device: str, places: int = 1
+) -> Case:
     """Return the case of questions and a model that are at hand, on this machine; what is not is as in the defaults."""
-    case = Case(speed=EFFICIENCY * machine_speed(device) / 1e12, kept=kept)
+    case = Case(speed=EFFICIENCY * machine_speed(device) / 1e12, kept=kept, places=places)
     if questions:
         n = len(questions)
-        rows = sum(len(q.options) for q in questions)
-        case = replace(case, questions=n, options=rows / n, tokens=max(1.0, tokens_of(questions) / n))
+        options = [option for q in questions for option in q.options]
+        context = sum(map(len, map(context_of, questions))) / CHARACTERS / n
+        scored = sum(map(len, options)) / CHARACTERS / n
+        tokens = max(1.0, tokens_of(questions) / n)
+        case = replace(case, questions=n, options=len(options) / n, tokens=tokens, context=context, scored=scored)
     if outline:
-        case = replace(case, layers=outline.n_layers, width=outline.width, block=float(outline.block_parameters))
+        block, head = float(outline.block_parameters), float(outline.head_parameters)
+        case = replace(case, layers=outline.n_layers, width=outline.width, block=block, head=head)
     return case
+
+
+def context_of(question: Question) -> str:
+    """Return what stands before the options of a question, about."""
+    return question.rendered.contexts[0] if question.rendered else f"{question.passage}{question.text}"
 
 
 def tokens_of(questions: Sequence[Question]) -> float:
@@ -172,7 +199,7 @@ def tokens_of(questions: Sequence[Question]) -> float:
         by_task.setdefault(question.task, []).append(question)
     total = 0
     for mine in by_task.values():
-        contexts = [q.rendered.contexts[0] if q.rendered else f"{q.passage}{q.text}" for q in mine]
+        contexts = [context_of(q) for q in mine]
         shared = shared_beginning(contexts) if len(contexts) > 1 else 0
         total += shared + sum(len(context) - shared for context in contexts)
         total += sum(len(option) for q in mine for option in q.options)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -69,6 +69,8 @@ class FitContext:
     bar: Bar = silent
     device: str = "cpu"
     """Where networks are trained."""
+    mixed: bool = False
+    """Whether what was begun on another kind of device is gone on with."""
 
     @cached_property
     def data(self) -> TrainingData:
@@ -100,6 +102,7 @@ class FitContext:
         )
         with self.bar(name, len(questions), "questions") as advance:
             folder = self.folder / "scores" / f"{name}-{key[:8]}"
+            extraction = replace(extraction, mixed=self.mixed)
             store = extract(model, questions, folder, extraction=extraction, progress=advance)
         if len(store.questions) < len(questions):
             scored = {q.id for q in store.questions}

@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import re
+import secrets
 import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 from coral_lens.errors import CoralError, need
+from coral_lens.scale.driver import Worker
 from coral_lens.scale.settings import RaySettings
 
 SECONDS = 5.0
@@ -28,11 +31,18 @@ class Cluster:
     workers: int
     cpus: int
     gpus: float
+    numbers: Iterator[int] = field(default_factory=lambda: count(1), compare=False)
+    """Of the workers that are started."""
+    namespace: str = field(default_factory=lambda: f"coral-{secrets.token_hex(4)}", compare=False)
+    """Where their names are unique: a cluster may have other drivers."""
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """What Ray is asked for, for each worker."""
-        return {"num_cpus": self.cpus, "num_gpus": self.gpus}
+    def start(self, kind: type, *arguments: Any) -> Worker:
+        """Start a worker of a kind, under the name that messages give it and Ray's dashboard shows."""
+        import ray
+
+        name = f"worker {next(self.numbers)}"
+        room = ray.remote(num_cpus=self.cpus, num_gpus=self.gpus, max_restarts=0)(kind)
+        return Worker(name, room.options(name=name, namespace=self.namespace).remote(*arguments))
 
 
 @contextmanager
@@ -63,7 +73,7 @@ def start(settings: RaySettings) -> None:
         if address == "local":
             n = (settings.workers or 0) * settings.cpus_per_worker
             # as many cores as are asked for, although the machine may have fewer: the user decides
-            ray.init(num_cpus=n or None, **QUIET)
+            ray.init(address="local", num_cpus=n or None, **QUIET)  # not one that happens to run here already
         else:
             refuse_silent(address)
             ray.init(address=address, **{k: v for k, v in QUIET.items() if k != "include_dashboard"})

@@ -15,7 +15,7 @@ from coral_lens.engine.wanted import Wanted
 from coral_lens.errors import CoralError
 from coral_lens.records import Question
 from coral_lens.scale.cluster import Cluster
-from coral_lens.scale.driver import MOST_FAILURES, Driver, Job, Tell, plain, reason_of
+from coral_lens.scale.driver import Driver, Job, Tell, Worker
 from coral_lens.scale.worker import ModelSource, ShardWorker, cut_task
 from coral_lens.storage.files import versions
 from coral_lens.storage.progress import Progress
@@ -34,12 +34,9 @@ class Spread:
     source: ModelSource
     tell: Tell = lambda _: None
 
-    def start(self) -> Any:
+    def start(self) -> Worker:
         """Start a worker."""
-        import ray
-
-        actor = ray.remote(**self.cluster.options, max_restarts=0)(ShardWorker)
-        return actor.remote(self.source, self.cluster.cpus)
+        return self.cluster.start(ShardWorker, self.source, self.cluster.cpus)
 
 
 def extract_on_ray(
@@ -54,9 +51,8 @@ def extract_on_ray(
     folder = Path(folder).absolute()
     with locked(folder):  # a second driver is refused before a worker loads anything
         pass
-    plan, first = planned_by_worker(spread, questions, folder, wanted)
+    plan, spares = planned_by_worker(spread, questions, folder, wanted)
     warn_left_out(plan.prepared)
-    spares = [first]
 
     def elsewhere(todo: Sequence[int], journal: Journal, counted: Counted) -> None:
         Driver(job_of(spread, plan, folder, journal, counted, spares), spread.cluster.workers, spread.tell).run(todo)
@@ -75,49 +71,47 @@ def never(shard: Plan, progress: Progress) -> Any:
     raise AssertionError("the workers compute")
 
 
-def dismiss(workers: list[Any]) -> None:
+def dismiss(workers: list[Worker]) -> None:
     """End workers that were not needed."""
-    import ray
-
-    for worker in workers:
-        ray.kill(worker)
-    workers.clear()
+    while workers:
+        workers.pop().end()
 
 
 def planned_by_worker(
     spread: Spread, questions: Sequence[Question], folder: Path, wanted: Wanted
-) -> tuple[StorePlan, Any]:
+) -> tuple[StorePlan, list[Worker]]:
     """Have a first worker plan the store, and return it with the worker; one that dies on the way is replaced."""
     import ray
 
-    asked = ray.put(list(questions))
-    for attempt in range(1, MOST_FAILURES + 1):
-        worker = spread.start()
-        try:
-            return ray.get(worker.plan.options(name="plan").remote(asked, folder, wanted, extract.SHARD_BYTES)), worker
-        except CoralError as error:
-            raise plain(error) from None
-        except ray.exceptions.RayError as error:
-            ray.kill(worker)
-            reason = reason_of(getattr(error, "cause", None) or error)
-            if attempt == MOST_FAILURES or "ModuleNotFoundError" in str(error):
-                raise CoralError(
-                    f"Workers cannot begin: {reason}; they need coral-lens and the model, as this machine has them."
-                ) from error
-            spread.tell(f"the worker that planned has died ({reason}); another one is started")
-    raise AssertionError("it has returned or raised")
+    asked, plans, spares = ray.put(list(questions)), list[StorePlan](), list[Worker]()
+    job = Job(
+        start=spread.start,
+        ready=lambda actor: actor.load.options(name="load").remote(),
+        submit=lambda actor, _: actor.plan.options(name="plan").remote(asked, folder, wanted, extract.SHARD_BYTES),
+        done=lambda _, plan: plans.append(plan),
+        named=lambda _: f"The plan of {folder}",
+        release=spares.append,
+    )
+    try:
+        Driver(job, 1, spread.tell).run([0])
+    except BaseException:
+        dismiss(spares)
+        raise
+    return plans[0], spares
 
 
-def job_of(spread: Spread, plan: StorePlan, folder: Path, journal: Journal, counted: Counted, spares: list[Any]) -> Job:
+def job_of(
+    spread: Spread, plan: StorePlan, folder: Path, journal: Journal, counted: Counted, spares: list[Worker]
+) -> Job:
     """Return how the shards of a store are computed by workers; those that are there already come first."""
     import ray
 
     extraction = ray.put(plan.extraction)
     about = (plan.manifest, versions())
 
-    def submit(worker: Any, number: int) -> Any:
+    def submit(actor: Any, number: int) -> Any:
         task = cut_task(plan, number)
-        return worker.compute.options(name=f"shard {number}").remote(task, extraction, folder)
+        return actor.compute.options(name=f"shard {number}").remote(task, extraction, folder)
 
     def done(number: int, digests: dict[str, str]) -> None:
         if not shard_path(folder, number).exists():
@@ -135,8 +129,9 @@ def job_of(spread: Spread, plan: StorePlan, folder: Path, journal: Journal, coun
 
     return Job(
         start=lambda: spares.pop() if spares else spread.start(),
-        ready=lambda worker: worker.check.options(name="begin").remote(*about, mixed=plan.extraction.mixed),
+        ready=lambda actor: actor.check.options(name="begin").remote(*about, mixed=plan.extraction.mixed),
         submit=submit,
         done=done,
         named=named,
+        note=counted.note,
     )

@@ -65,14 +65,14 @@ class ShardTask:
     questions: tuple[int, ...]
     """Their numbers in the store; the plan has them as 0, 1, 2 in this order."""
     prompts: tuple[Prompt, ...]
-    choices: tuple[tuple[str, ...], ...]
-    """The texts of the options, whose length is kept."""
+    rendered: tuple[Rendered, ...]
+    """The texts of the options, whose length is kept; all of the strings where a neutral context is made of them."""
     plan: Plan
 
     @property
     def prepared(self) -> Prepared:
         """The questions, as far as they are needed."""
-        return Prepared((), tuple(Rendered((), (), choices) for choices in self.choices), self.prompts, {})
+        return Prepared((), self.rendered, self.prompts, {})
 
 
 def cut_task(plan: StorePlan, number: int) -> ShardTask:
@@ -85,8 +85,10 @@ def cut_task(plan: StorePlan, number: int) -> ShardTask:
         for batch in shard.batches
     )
     prompts = tuple(plan.prepared.prompts[q] for q in questions)
-    choices = tuple(plan.prepared.rendered[q].choices for q in questions)
-    return ShardTask(number, questions, prompts, choices, Plan(batches, shard.packing))
+    rendered = tuple(plan.prepared.rendered[q] for q in questions)
+    if not plan.extraction.neutral:
+        rendered = tuple(Rendered((), (), r.choices) for r in rendered)
+    return ShardTask(number, questions, prompts, rendered, Plan(batches, shard.packing))
 
 
 def compute_task(model: Model, task: ShardTask, extraction: Extraction, folder: Path) -> dict[str, str]:
@@ -111,6 +113,13 @@ class ShardWorker:
     def model(self) -> Model:
         """The model, loaded when it is first asked for: what is wrong with it is then said in a sentence."""
         return self.source.load()
+
+    def there(self) -> None:
+        """Say that the cluster had room."""
+
+    def load(self) -> None:
+        """Load the model."""
+        assert self.model is not None
 
     def plan(self, questions: Sequence[Question], folder: Path, wanted: Wanted, shard_bytes: int) -> StorePlan:
         """Plan a store: the worker has the model and the device that states depend on, and the driver need not."""
@@ -137,17 +146,22 @@ def about(model: Model) -> dict[str, Any]:
     }
 
 
+def refuse_software(here: Mapping[str, str], installed: Mapping[str, str]) -> None:
+    """Refuse a worker with other packages than the driver has."""
+    others = [name for name in installed if here.get(name) != installed[name]]
+    if others:
+        name = others[0]
+        raise CoralError(
+            f"A worker has {name} {here.get(name)}, and this process has {installed[name]}; install the same versions on all "
+            "machines."
+        )
+
+
 def refuse_other(
     here: Mapping[str, Any], manifest: Mapping[str, Any], installed: Mapping[str, str], *, mixed: bool
 ) -> None:
     """Refuse a worker whose software, model or kind of device is not that of the driver and of the store."""
-    others = [name for name in installed if here["versions"].get(name) != installed[name]]
-    if others:
-        name = others[0]
-        raise CoralError(
-            f"A worker has {name} {here['versions'].get(name)}, and this process has {installed[name]}; install the same "
-            "versions on all machines."
-        )
+    refuse_software(here["versions"], installed)
     if difference := identity_difference(manifest["model"], here["model"]):
         raise CoralError(
             f"A worker has another model under the same name ({difference}); have all machines load the same files."

@@ -134,14 +134,18 @@ def write_and(path: Path, data: bytes, put: Callable[[Path], Put], *, sweep: boo
         return put(temporary)
 
 
-def append_line(path: Path, line: bytes) -> None:
-    """Add a line to a file and flush it to the disk: a killed run has all of the lines before it, and perhaps a part of it."""
+def append_line(path: Path, line: bytes, *, flush: bool = True) -> None:
+    """Add a line to a file and flush it to the disk: a killed run has all of the lines before it, and perhaps a part of it.
+
+    Without `flush` a power cut may lose it, and a kill does not.
+    """
     with disk_errors(path):
         number = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o666)
     with disk_errors(path), os.fdopen(number, "ab") as file:
         file.write(line)
-        file.flush()
-        os.fsync(file.fileno())
+        if flush:
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def lines_of(path: Path) -> list[bytes]:

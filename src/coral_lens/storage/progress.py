@@ -24,10 +24,11 @@ Bar = Callable[[str, int, str], AbstractContextManager[Progress]]
 
 @dataclass(frozen=True, slots=True)
 class Advance:
-    """A Progress that tells apart what is done now and what an earlier run has left."""
+    """A Progress that tells apart what is done now and what an earlier run has left, and shows a note beside the numbers."""
 
     now: Progress
     before: Progress
+    note: Callable[[str], None]
 
     def __call__(self, n: int) -> None:
         self.now(n)
@@ -39,6 +40,12 @@ def done_before(progress: Progress, n: int) -> None:
         progress.before(n)
     else:
         progress(n)
+
+
+def note_beside(progress: Progress, text: str) -> None:
+    """Show a few words beside the numbers, such as how many workers there are, until others come."""
+    if isinstance(progress, Advance):
+        progress.note(text)
 
 
 LOG_SECONDS = 30.0
@@ -95,7 +102,13 @@ class Pace:
 
     def __init__(self, total: int, unit: str) -> None:
         self.total, self.unit, self.done, self.start = total, unit, 0, time.monotonic()
+        self.note = ""
+        """A few words beside the numbers."""
         self._past: deque[tuple[float, int]] = deque()
+
+    def say(self, note: str) -> None:
+        """Show these words from now on."""
+        self.note = note
 
     def advance(self, n: int) -> None:
         """Count n more as done."""
@@ -122,12 +135,14 @@ class Pace:
         """Since it began."""
         return time.monotonic() - self.start
 
+    @property
+    def speed(self) -> str:
+        """The rate and the time that is left, in words; empty where they are not known."""
+        rate = self.rate
+        return f"{rate:,.1f} {self.unit}/s, {duration(max(self.total - self.done, 0) / rate)} left" if rate else ""
+
     def __str__(self) -> str:
-        text = f"{self.done:,} of {self.total:,} {self.unit}"
-        if self.rate:
-            left = max(self.total - self.done, 0) / self.rate
-            text += f", {self.rate:,.1f} {self.unit}/s, {duration(left)} left"
-        return text
+        return ", ".join(filter(None, [f"{self.done:,} of {self.total:,} {self.unit}", self.speed, self.note]))
 
 
 def duration(seconds: float) -> str:
@@ -163,7 +178,7 @@ def logged(label: str, total: int, unit: str) -> Iterator[Progress]:
 
     tell(f"{total:,} {unit}")
     try:
-        yield Advance(advance, before)
+        yield Advance(advance, before, pace.say)
     finally:
         tell(f"{pace.done:,} of {total:,} {unit} in {duration(pace.seconds)}")
 
@@ -190,7 +205,7 @@ def rewritten(label: str, total: int, unit: str) -> Iterator[Progress]:
         tell(str(pace))
 
     try:
-        yield Advance(advance, before)
+        yield Advance(advance, before, pace.say)
     finally:
         tell(f"{pace.done:,} of {total:,} {unit} in {duration(pace.seconds)}", end="\n")
 
@@ -199,36 +214,33 @@ def rewritten(label: str, total: int, unit: str) -> Iterator[Progress]:
 def drawn(label: str, total: int, unit: str) -> Iterator[Progress]:
     """Draw a bar in a terminal."""
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        ProgressColumn,
-        Task,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
     from rich.text import Text
 
-    class SpeedColumn(ProgressColumn):
-        """Units per second."""
+    pace = Pace(total, unit)
+
+    class PaceColumn(ProgressColumn):
+        """Units per second, the time left, and the note."""
 
         def render(self, task: Task) -> Text:
-            speed = task.finished_speed or task.speed
-            return Text(f"{speed:.1f} {unit}/s" if speed else "", style="progress.data.speed")
+            return Text(", ".join(filter(None, [pace.speed, pace.note])), style="progress.data.speed")
 
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=24),
         MofNCompleteColumn(),
-        SpeedColumn(),
-        TimeRemainingColumn(),
+        PaceColumn(),
     )
     with Progress(*columns, console=Console(stderr=True)) as progress:
         task = progress.add_task(in_one_line(label), total=total)
 
+        def advance(n: int) -> None:
+            pace.advance(n)
+            progress.advance(task, n)
+
         def before(n: int) -> None:
             # the bar starts there, and its clock too: what took no time is no speed
+            pace.before(n)
             progress.reset(task, completed=int(progress.tasks[task].completed) + n)
 
-        yield Advance(lambda n: progress.advance(task, n), before)
+        yield Advance(advance, before, pace.say)

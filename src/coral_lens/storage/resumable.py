@@ -28,7 +28,7 @@ from coral_lens.storage.files import (
     write_new,
 )
 from coral_lens.storage.parts import Part
-from coral_lens.storage.progress import Progress, done_before
+from coral_lens.storage.progress import Progress, done_before, note_beside
 from coral_lens.storage.temporary import lock_file, remove_abandoned
 
 Piece = TypeVar("Piece")
@@ -134,6 +134,11 @@ class Counted:
         if self._progress:
             done_before(self._progress, n)
 
+    def note(self, text: str) -> None:
+        """Say something beside the numbers."""
+        if self._progress:
+            note_beside(self._progress, text)
+
 
 def write_unless_same(path: Path, content: bytes) -> None:
     """Write a file that is missing or was damaged; another is not touched."""
@@ -201,7 +206,7 @@ def refuse_other_device(folder: Path, recorded: Mapping[str, Any], wanted: Mappi
     if there and here and there != here:
         raise CoralError(
             f"{folder} was begun on another kind of device ({there}, not {here}), and each rounds in its own way; go on there, "
-            "or add --mixed if that does not matter."
+            "or give `coral extract`, `run` or `reproduce` --mixed if that does not matter."
         )
 
 

@@ -11,9 +11,13 @@ damage is noticed. Never pickle.
 from __future__ import annotations
 
 import json
+import os
 import re
 import secrets
+import time
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
+from itertools import compress
 from pathlib import Path
 
 import torch
@@ -29,6 +33,9 @@ from coral_lens.storage.temporary import remove_abandoned_like
 FLOAT16_MAX = 65504.0
 MAIN = "journal.jsonl"
 PART_NAME = re.compile(r"journal-\d+-of-\d+-[0-9a-f]{8}\.jsonl")
+FLUSH_SECONDS = 0.2
+"""Between two waits for the disk, where shards come faster: a power cut then loses these lines, and their shards are computed
+again. Each wait takes milliseconds, and many workers finish hundreds of shards a second."""
 SHARD_NAMES = r"shard-\d{5,}\.safetensors"
 
 
@@ -55,10 +62,15 @@ class Journal:
         self.announced = 0
         """How many shards there are in all, where a part has said so."""
         self._clean = True
+        self._size = 0
+        """Bytes of its own file as this process knows it."""
+        self._flushed = float("-inf")
         # the main one last: whoever merges the others into it removes them afterwards
         for path in (*part_journals(folder), self.path):
-            for line in lines_of(path):
+            lines = lines_of(path)
+            for line in lines:
                 self._read(line, path)
+            self._size = sum(map(len, lines))
 
     def _read(self, line: bytes, path: Path) -> None:
         entry = parse_entry(line)
@@ -79,13 +91,16 @@ class Journal:
         """
         if self.alone:
             remove_abandoned_like(self.folder, SHARD_NAMES)
-        for shard, digests in list(self.entries.items()):
-            if among is not None and shard not in among:
-                continue
-            if damaged_tensors(shard_path(self.folder, shard), digests):
-                del self.entries[shard]
-                self._clean = False
-        return {shard for shard in self.entries if among is None or shard in among}
+        shards = [shard for shard in self.entries if among is None or shard in among]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:  # bytes are hashed side by side
+            damaged = list(pool.map(self._is_damaged, shards))
+        for shard in compress(shards, damaged):
+            del self.entries[shard]
+            self._clean = False
+        return set(shards) & self.entries.keys()
+
+    def _is_damaged(self, shard: int) -> bool:
+        return bool(damaged_tensors(shard_path(self.folder, shard), self.entries[shard]))
 
     def add(self, number: int, result: dict[str, Tensor]) -> None:
         """Write the tensors of a shard, then its line."""
@@ -95,9 +110,22 @@ class Journal:
         """Add the line of a shard that is on the disk."""
         self.entries[number] = digests
         if self._clean:
-            append_line(self.path, self._line(number))
+            self._append(self._line(number))
         else:
             self._rewrite()
+
+    def _append(self, line: bytes) -> None:
+        """Add a line to a file that nobody else may have written to: where files cannot be locked, that shows here."""
+        size = self.path.stat().st_size if self.path.exists() else 0
+        if size != self._size:
+            raise CoralError(
+                f"{self.folder} is being written by another process, which has changed {self.path.name}; wait for it, then run "
+                "the same command again."
+            )
+        due = time.monotonic() - self._flushed >= FLUSH_SECONDS
+        append_line(self.path, line, flush=due)
+        self._flushed = time.monotonic() if due else self._flushed
+        self._size += len(line)
 
     def finish(self, n_pieces: int) -> None:
         """Check that every shard is there, leave the lines in order, and of other journals nothing."""
@@ -122,8 +150,9 @@ class Journal:
 
     def _rewrite(self) -> None:
         self.entries = dict(sorted(self.entries.items()))
-        write_atomic(self.path, b"".join(self._line(i) for i in self.entries))
-        self._clean = True
+        data = b"".join(self._line(i) for i in self.entries)
+        write_atomic(self.path, data)
+        self._clean, self._size = True, len(data)
 
 
 class PartJournal(Journal):
@@ -193,8 +222,13 @@ def digest_tensor(tensor: Tensor) -> str:
 
 
 def damaged_tensors(path: Path, digests: dict[str, str]) -> list[str]:
-    """Return the names of tensors that are missing from a shard or differ from their digest."""
-    return [name for name, wanted in digests.items() if read_tensor(path, name, wanted) is None]
+    """Return the names of tensors that are missing from a shard or differ from their digest; the file is opened once."""
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            held = set(file.keys())
+            return [n for n, wanted in digests.items() if n not in held or digest_tensor(file.get_tensor(n)) != wanted]
+    except (OSError, SafetensorError, ValueError):
+        return list(digests)
 
 
 def read_tensor(path: Path, name: str, wanted: str) -> Tensor | None:

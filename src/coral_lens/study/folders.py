@@ -21,6 +21,8 @@ class Folders:
     data: Path | None = None
     dtype: str | None = None
     """The dtype of models, if one was asked for: what they make of questions in it is kept apart."""
+    mixed: bool = False
+    """Whether states that were begun on another kind of device are gone on with, and workers may have several kinds."""
 
     def of_model(self, name: str) -> Path:
         """Return the folder for what a model makes of questions."""

@@ -224,7 +224,8 @@ class StudyRun:
     def _predictions(self, plan: MixturePlan, method: tuple[MethodEntry, Any], seed: int) -> Rows:
         (entry, settings), (train, tests, work) = method, self._sets(plan)
         folder = method_folder(work, entry, settings) / str(seed)
-        context = FitContext(self.states.model, train, self._common(plan, seed), folder, self.bar, self.device)
+        common, mixed = self._common(plan, seed), self._around.folders.mixed
+        context = FitContext(self.states.model, train, common, folder, self.bar, self.device, mixed)
         return method_predictions(context, entry, settings, tests)
 
     def _common(self, plan: MixturePlan, seed: int) -> FitSettings:

@@ -19,7 +19,7 @@ import numpy as np
 
 from coral_lens.data.settings import Style
 from coral_lens.engine.activations import ActivationStore, JoinedStore, Subset
-from coral_lens.engine.extract import Extraction, all_layers, extract
+from coral_lens.engine.extract import Extraction, extract
 from coral_lens.engine.fingerprints import identity_difference
 from coral_lens.engine.parts import extract_part
 from coral_lens.engine.precision import Precision, recorded_precision
@@ -191,18 +191,20 @@ class StudyStates:
     def _extract(self, place: StorePlace) -> ActivationStore:
         """Score questions, and measure what that took; what it takes others is not known."""
         if helpers := self._around.helpers:
-            wanted = Wanted(self.study.layers if place.states else (), style=self.style)
             asked = place.questions()
             with self.bar(place.label, len(asked), "questions") as progress:
-                return helpers.extract(self.name, asked, place.folder, wanted=wanted, progress=progress)
+                return helpers.extract(self.name, asked, place.folder, wanted=self._wanted(place), progress=progress)
         questions, model = place.questions(), self.model()
         with self._measured(place, model) as bar, bar(place.label, len(questions), "questions") as progress:
             return extract(model, questions, place.folder, extraction=self._extraction(place), progress=progress)
 
     def _extraction(self, place: StorePlace) -> Extraction:
-        layers = (self.study.layers or all_layers(self.model())) if place.states else ()
-        read = self.study.read if place.states else ("answer",)
-        return Extraction(layers=layers, style=self.style, read=read, neutral=self.study.scores_neutral)
+        return self._wanted(place).of(self.model())
+
+    def _wanted(self, place: StorePlace) -> Wanted:
+        layers, read = (self.study.layers, self.study.read) if place.states else ((), ("answer",))
+        mixed = self._around.folders.mixed
+        return Wanted(layers, read=read, neutral=self.study.scores_neutral, style=self.style, mixed=mixed)
 
     @contextmanager
     def _measured(self, place: StorePlace, model: Model) -> Iterator[Bar]:

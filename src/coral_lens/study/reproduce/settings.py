@@ -39,5 +39,7 @@ class Reproducing(Settings):
     """At most this many questions of each source: a look at every part, in a folder of its own. At least 50."""
     check: bool = False
     """Load no model: say what each part would take in questions, passes, hours and bytes, and stop."""
+    mixed: bool = False
+    """Go on with states that were begun on another kind of device, although it rounds in another way."""
     anyway: bool = False
     """Go on with a model that is too small or too large for the scale."""

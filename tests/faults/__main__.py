@@ -26,6 +26,7 @@ from faults.workshop import Workshop
 
 MANY = {
     "kills": 10**9,
+    "moments": 20,
     "sigkill": 8,
     "damage": 1,
     "others": 10**9,
@@ -43,15 +44,16 @@ MANY = {
     "lenses": 200,
     "pages": 1,
 }
-"""How many of each are tried by hand: of kills at most so many a command, so all; of damage so many bytes a kind of file; of
-lines so many whole ones, and all light ones."""
+"""How many of each are tried by hand: of kills at most so many a command, so all; of moments and sigkill so many a command;
+of damage so many bytes a kind of file; of lines so many whole ones, and all light ones."""
 
 
 def parts(shop: Workshop, home: Path, n: dict[str, int]) -> dict[str, Callable[[], Iterable[Tally]]]:
     """Return the parts of the suite, by name."""
-    extract, fit = shop.steps[0], shop.steps[1]
+    extract, fit = shop.steps[0], next(step for step in shop.steps if step.line.startswith("fit "))
     return {
         "kills": lambda: kills.kill_all(shop),
+        "moments": lambda: (kills.random_moments(shop, step, n=n["moments"]) for step in shop.steps),
         "sigkill": lambda: (kills.real(shop, step, renames=list(range(n["sigkill"]))) for step in (extract, fit)),
         "damage": lambda: (t for seed in range(n["damage"]) for t in damage.damage_all(shop, seed=seed)),
         "others": lambda: [others.other_peoples_files(shop, most=n["others"])],

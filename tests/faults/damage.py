@@ -87,7 +87,8 @@ def kinds(shop: Workshop) -> dict[str, tuple[Step, str]]:
     """Return a file of each kind, with the last command that wrote it."""
     found: dict[str, tuple[Step, str]] = {}
     for step in shop.steps:
-        found |= {kind_of(name): (step, name) for name in step.written if not name.startswith(TWICE)}
+        files = [name for name in step.written if (step.after / name).is_file() and not name.startswith(TWICE)]
+        found |= {kind_of(name): (step, name) for name in files}
     return found
 
 

@@ -18,7 +18,8 @@ NOBODYS = r"[0-9a-f]{8,}|/\d+-\d+x\.safetensors$"
 
 def plantable(step: Step) -> list[str]:
     """Return the files that a command makes new."""
-    new = [name for name in step.written if not (step.before / name).exists() and not name.startswith("cache/")]
+    files = [name for name in step.written if (step.after / name).is_file() and not name.startswith("cache/")]
+    new = [name for name in files if not (step.before / name).exists()]
     return [name for name in new if not re.search(NOBODYS, name)]
 
 

@@ -116,7 +116,7 @@ def all_bits(hf: PreTrainedModel) -> dict[str, Bits]:
 def bits_of(tensor: Tensor) -> str:
     """Return a digest of a tensor's shape and of the sums of its bits, laid into a table of words, over rows and over columns.
 
-    Sums of whole numbers are the same in any order, and no change of one word, nor a swap of two, leaves all of them as they were.
+    Sums of whole numbers are the same in any order, and no change of one word, nor a swap of two, leaves all as they were.
     """
     raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
     if raw.storage_offset() % 8:

@@ -132,8 +132,8 @@ def refuse_changed(model: Model, *, full: bool = False) -> None:
     bits = all_bits(model.hf)
     if (seal is not None and is_changed(model, seal, bits)) or not is_of_fingerprint(model):
         raise CoralError(
-            f"The weights of {model.name!r} have changed since it was loaded (edited in place, cast, or an adapter was added), so "
-            "its fingerprint is no longer true; give the changed model to `coral_lens.wrap` and use what that returns."
+            f"The weights of {model.name!r} have changed since it was loaded (edited in place, cast, or an adapter was added), "
+            "so its fingerprint is no longer true; give the changed model to `coral_lens.wrap` and use what that returns."
         )
     if not holds:
         remember(model.hf, bits)

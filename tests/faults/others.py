@@ -37,8 +37,10 @@ def planted(shop: Workshop, step: Step, name: str) -> tuple[Outcome, str]:
 def other_peoples_files(shop: Workshop, *, most: int) -> Tally:
     """Plant the files that every command makes, one at a time, at most so many of each command."""
     tally = Tally("files of others")
+    ours = {later.number for step in shop.steps for later in shop.finishing(step)}
     for step in shop.steps:
-        names = plantable(step)
+        # a folder that a part has begun is ours, and what is wrong in it is mended
+        names = [] if step.number in ours else plantable(step)
         for name in names[:: max(1, len(names) // most)][:most]:
             outcome, harm = planted(shop, step, name)
             if harm:  # however it ended

@@ -95,6 +95,17 @@ class Step:
         before = content(self.before)
         return {name: data for name, data in self.result.items() if before.get(name) != data}
 
+    @property
+    def is_part(self) -> bool:
+        """Whether it does a part of what a later command finishes."""
+        return "--part" in self.arguments
+
+    @property
+    def out(self) -> str:
+        """Where it writes to; empty where the line does not say so."""
+        words = [*self.arguments, ""]
+        return words[words.index("--out") + 1] if "--out" in words else ""
+
     def reads(self, name: str) -> bool:
         """Whether its line names the folder of a file."""
         top = re.escape(name.split("/")[0])
@@ -143,3 +154,17 @@ class Workshop:
         """Run a command in a folder; return how it ended and what differs from the undisturbed run."""
         outcome = coral(folder, *step.arguments)
         return outcome, difference(content(folder), step.result)
+
+    def finishing(self, step: Step) -> list[Step]:
+        """Return the commands that finish what a part has begun, in their order; none for any other command."""
+        later = [s for s in self.steps[step.number :] if step.is_part and s.out == step.out]
+        n_parts = next((i for i, s in enumerate(later) if not s.is_part), -1)
+        return later[: n_parts + 1]
+
+    def through(self, step: Step, folder: Path) -> tuple[Outcome, Step]:
+        """Run a command in a folder, and what finishes its work: what others did is looked at only then. Return the last end."""
+        for one in (step, *self.finishing(step)):
+            outcome = coral(folder, *one.arguments)
+            if outcome.code != 0:
+                break
+        return outcome, one

@@ -21,6 +21,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 from support.commands import quiet
 
 from faults import damage, disks, inputs, kills, lenses, lines, others, pages, sharing
+from faults.hostile import TEXTS
 from faults.outcomes import Tally, table
 from faults.workshop import Workshop
 
@@ -66,7 +67,7 @@ def parts(shop: Workshop, home: Path, n: dict[str, int]) -> dict[str, Callable[[
         "forks": lambda: [sharing.forks(n["forks"])],
         "questions": lambda: [inputs.hostile_questions(home, n["questions"])],
         "studies": lambda: [inputs.hostile_studies(shop, n["studies"])],
-        "names": lambda: [inputs.hostile_names(shop, n["names"])],
+        "names": lambda: [inputs.hostile_names(shop, TEXTS[: n["names"]])],
         "logs": lambda: [inputs.hostile_logs(home, n["logs"])],
         "lines": lambda: [lines.hostile_lines(shop, lines.drawn(n["lines"], seed=0), light=False)],
         "light": lambda: [lines.hostile_lines(shop, lines.all_lines()[: n["light"]], light=True)],

@@ -10,6 +10,7 @@ import gzip
 import io
 import random
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +202,7 @@ def hostile_studies(shop: Workshop, n: int) -> Tally:
 
 
 NAMED = """
-name = {name}
+name = "own"
 models = ["model"]
 layers = [1]
 mixture = [{{ name = {name}, sources = [{{ task = "train.jsonl", shots = 0 }}] }}]
@@ -213,10 +214,10 @@ name = {name}
 """
 
 
-def hostile_names(shop: Workshop, n: int) -> Tally:
-    """Run a whole study in which every name is hostile."""
+def hostile_names(shop: Workshop, names: Sequence[str]) -> Tally:
+    """Run a whole study in which every name is hostile, but for its own, which must be a plain word."""
     tally = Tally("names")
-    for name in TEXTS[:n]:
+    for name in names:
         folder = shop.bench(shop.steps[0].before)
         (folder / "named.toml").write_text(NAMED.format(name=as_json(name).replace("\\u001b", "\\u001B")), "utf-8")
         before = {p.name for p in folder.parent.iterdir()}

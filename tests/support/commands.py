@@ -75,6 +75,7 @@ WITHOUT_WORK = {
 """The other commands, and why they are not among the lines above."""
 
 DRAWN = {"png": lambda self: b"\x89PNG", "svg": lambda self: "<svg></svg>"}
+DRAWING = {name: getattr(Picture, name) for name in DRAWN}
 SHARD_BYTES = 20_000
 """Of a shard of the stores that the lines write, so that the largest have several."""
 ON_THE_PAGE = {"ANSWERS": "answers.jsonl", "OPENED": "opened.jsonl", "WORK": "states"}
@@ -119,13 +120,13 @@ def furnish(folder: Path, *, large: bool) -> Path:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Draw no figures, compute on one thread, cut stores into small shards, and keep out of the user's cache."""
+def quiet(*, draws: bool = False) -> Iterator[None]:
+    """Draw no figures unless asked to, compute on one thread, cut stores into small shards, and keep out of the user's cache."""
     n_threads, cut = torch.get_num_threads(), extract.cut_shards
     with pytest.MonkeyPatch.context() as patch:
         # not what makes a shard: what fits into one is kept in memory
         patch.setattr(extract, "cut_shards", lambda planned, _: cut(planned, SHARD_BYTES))
-        for name, drawn in DRAWN.items():
+        for name, drawn in (DRAWING if draws else DRAWN).items():
             patch.setattr(Picture, name, drawn)
         patch.setenv("CORAL_CACHE", "cache")
         torch.set_num_threads(1)

@@ -91,7 +91,9 @@ def ipc_batches(paths: list[Path], size: int) -> Iterator[Batch]:
 def arrow_batches(parts: Any, size: int, start: int = 1) -> Iterator[Batch]:
     """Yield the rows of Arrow's batches in ours, numbered from 1."""
     for part in parts:
-        part.validate(full=True)  # lengths in a damaged file would have Arrow read beyond its end, which ends the process
+        part.validate(
+            full=True
+        )  # lengths in a damaged file would have Arrow read beyond its end, which ends the process
         for low in range(0, part.num_rows, size):
             piece = part.slice(low, size)
             columns = piece.to_pydict()

@@ -58,6 +58,17 @@ def test_lengths_that_lead_out_of_an_arrow_file_are_one_sentence_not_the_end_of_
     assert f"{path} cannot be read as Arrow" in refused(path)
 
 
+def test_a_zip_of_a_version_that_python_does_not_know_is_no_workbook(tmp_path: Path) -> None:
+    from support.layouts import workbook
+
+    path = tmp_path / "q.xlsx"
+    workbook(path)
+    data = bytearray(path.read_bytes())
+    data[data.index(b"PK\x01\x02") + 6] = 168  # the version that is needed to read the first part
+    path.write_bytes(data)
+    assert f"{path} is no Excel workbook (zip file version 16.8)" in refused(path)
+
+
 def test_a_file_that_is_called_otherwise_is_told_by_its_first_bytes(tmp_path: Path) -> None:
     path = tmp_path / "q.jsonl"
     path.write_bytes(b"\x1f\x8b\x08\xff" + b"\xff" * 20)

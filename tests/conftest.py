@@ -38,7 +38,7 @@ from coral_lens.engine.model import Model  # noqa: E402
 settings.register_profile("coral", deadline=None, derandomize=True)
 settings.load_profile("coral")
 
-KILLS = 5
+KILLS = 4
 """Moments of each command, of all its file operations, at which it is killed."""
 
 

@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from coral_lens.data.open_questions import OpenQuestion, as_open, load_open_questions
+from coral_lens.data.same_answer import answer_key
 from coral_lens.data.settings import SourceOptions, TableOptions
 from coral_lens.errors import CoralError
 
@@ -71,3 +74,51 @@ def test_bad_rows_can_be_left_out_and_a_name_that_is_no_file_is_refused(tmp_path
     assert [q.text for q in found] == ["Who?"]
     with pytest.raises(CoralError, match="arc_easy is no file of questions"):
         load_open_questions("arc_easy")
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=2),
+    max_leaves=5,
+)
+rows_of_anything = st.dictionaries(
+    st.sampled_from(["question", "answer", "answers", "id", "group", "context", "options", "other"]), values
+)
+contents = st.one_of(
+    st.binary(max_size=200),
+    st.lists(rows_of_anything | values, max_size=4).map(lambda rs: "\n".join(map(json.dumps, rs)).encode()),
+    st.text(alphabet='question,;\tanswers|AB"\n\r[]0123 ', max_size=120).map(
+        lambda t: f"question,answers\n{t}".encode()
+    ),
+)
+
+
+@given(content=contents, suffix=st.sampled_from([".jsonl", ".json", ".csv", ".tsv", ".jsonl.gz"]))
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_no_file_whatever_raises_anything_but_a_coral_error(tmp_path: Path, content: bytes, suffix: str) -> None:
+    path = tmp_path / f"fuzz{suffix}"
+    path.write_bytes(content)
+    message, questions = str(path), []
+    try:
+        questions = load_open_questions(path)
+    except CoralError as error:
+        message = str(error)
+    assert str(path) in message
+    assert len({q.id for q in questions}) == len(questions)
+    for q in questions:
+        assert q.text.strip()
+        assert all(map(answer_key, q.answers))
+        assert "".join((q.id, q.text, *q.answers, q.passage)).encode("utf-8")
+
+
+said = st.text(st.characters(categories=["Lu", "Ll", "Nd"]), min_size=1, max_size=20).map(
+    lambda word: f" {word}, \u2028 "
+)
+
+
+@given(question=st.text(min_size=1).filter(str.strip), answers=st.lists(said, max_size=4))
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_what_is_written_as_json_is_read_back(tmp_path: Path, question: str, answers: list[str]) -> None:
+    (read,) = load_open_questions(lines(tmp_path / "open.jsonl", [{"question": question, "answers": answers}]))
+    assert read.text == question
+    assert read.answers == tuple(dict.fromkeys(answer.strip() for answer in answers))

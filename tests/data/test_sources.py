@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,30 @@ def test_a_damaged_file_is_one_sentence(tmp_path: Path, name: str, data: bytes) 
     path = tmp_path / name
     path.write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
     assert str(path) in refused(path)
+
+
+def test_lengths_that_lead_out_of_an_arrow_file_are_one_sentence_not_the_end_of_the_process(tmp_path: Path) -> None:
+    import pyarrow as pa
+
+    path, table = tmp_path / "q.arrow", pa.table({"question": ["Which?"] * 3, "A": ["xxx"] * 3, "B": ["y"] * 3})
+    with pa.ipc.new_file(str(path), table.schema) as writer:
+        writer.write_table(table)
+    ends = struct.pack("<4i", 0, 3, 6, 9)  # of the texts of A
+    whole = path.read_bytes()
+    assert whole.count(ends) == 1
+    path.write_bytes(whole.replace(ends, struct.pack("<4i", 0, 3, 2**31 - 1, -5)))
+    assert f"{path} cannot be read as Arrow" in refused(path)
+
+
+def test_a_zip_of_a_version_that_python_does_not_know_is_no_workbook(tmp_path: Path) -> None:
+    from support.layouts import workbook
+
+    path = tmp_path / "q.xlsx"
+    workbook(path)
+    data = bytearray(path.read_bytes())
+    data[data.index(b"PK\x01\x02") + 6] = 168  # the version that is needed to read the first part
+    path.write_bytes(data)
+    assert f"{path} is no Excel workbook (zip file version 16.8)" in refused(path)
 
 
 def test_a_file_that_is_called_otherwise_is_told_by_its_first_bytes(tmp_path: Path) -> None:

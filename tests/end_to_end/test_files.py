@@ -13,8 +13,8 @@ from support.commands import ROOT, files_on_the_page
 
 from coral_lens.data.cache import KINDS
 
-TWICE = ("adapted/", "openlens/", "other/", "base/", "base.work/")
-"""Folders like `lens`, `run`, `study` and `states`, of which the page says that they hold the same."""
+TWICE = ("parted/", "adapted/", "openlens/", "other/", "base/", "base.work/")
+"""Folders like `store`, `lens`, `run`, `study` and `states`, of which the page says that they hold the same."""
 
 
 def written(workshop: Workshop) -> list[str]:

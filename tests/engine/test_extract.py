@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -24,13 +25,14 @@ from safetensors import safe_open
 from support.models import make_model, rewrapped
 from support.questions import toy_questions
 from support.stores import WHAT, N, store_questions
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from coral_lens.data.settings import Style
 from coral_lens.engine import extract as store_module
 from coral_lens.engine import packing as packing_module
 from coral_lens.engine.activations import ActivationStore
 from coral_lens.engine.extract import Readings, all_layers, extract
-from coral_lens.engine.model import Model
+from coral_lens.engine.model import Model, wrap
 from coral_lens.engine.packing import plan_for
 from coral_lens.engine.prompts import prepare
 from coral_lens.engine.readers import HeadInputs
@@ -689,6 +691,32 @@ def test_another_model_is_refused_with_both_fingerprints(copy: Path, tiny: Model
     assert "holds the states of another model" in str(error.value)
     assert tiny.fingerprint["weights"][:12] in str(error.value)
     assert other.fingerprint["weights"][:12] in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "key"),
+    [
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 20_000.0}},
+            "rope_parameters.rope_theta is 10000.0",
+        ),
+        ({"rms_norm_eps": 1e-3}, "rms_norm_eps is 1e-06"),
+        ({"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16}, "head_dim is 8"),
+        ({"hidden_act": "gelu"}, 'hidden_act is "silu"'),
+    ],
+)
+def test_a_store_that_is_half_done_is_not_gone_on_with_by_the_same_weights_under_another_configuration(
+    tiny: Model, tmp_path: Path, computed: list[int], changed: dict[str, Any], key: str
+) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        extract(tiny, store_questions(), tmp_path, extraction=WHAT, progress=Stop(after=10))
+    before, n_computed = content(tmp_path), len(computed)
+    other = LlamaForCausalLM(LlamaConfig(**(tiny.hf.config.to_dict() | changed))).eval().requires_grad_(False)
+    other.load_state_dict(tiny.hf.state_dict())
+    with pytest.raises(CoralError, match=rf"holds results of something else: model\.config\..*{re.escape(key)}"):
+        extract(wrap(other, tiny.tokenizer, name=tiny.name), store_questions(), tmp_path, extraction=WHAT)
+    assert len(computed) == n_computed
+    assert content(tmp_path) == before
 
 
 @pytest.mark.parametrize(

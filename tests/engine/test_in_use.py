@@ -23,6 +23,7 @@ from coral_lens.engine.extract import Extraction, score_questions
 from coral_lens.engine.hooks import Site
 from coral_lens.engine.in_use import in_use
 from coral_lens.engine.model import Model, wrap
+from coral_lens.engine.precision import Precision, set_precision
 from coral_lens.engine.scoring import score_batch
 from coral_lens.engine.trees import build_tree
 from coral_lens.errors import CoralError
@@ -207,12 +208,107 @@ def test_one_number_that_is_changed_behind_the_back_is_found_when_all_are_looked
         model.verify()
 
 
-def test_the_same_weights_in_other_tensors_are_accepted() -> None:
+def test_a_change_that_rounding_to_the_fingerprints_dtype_would_hide_is_found_too() -> None:
     model = make_model("llama")
+    model.hf.model.layers[1].mlp.up_proj.weight.data[3, 3] *= 1.0001
+    with pytest.raises(CoralError, match="have changed since it was loaded"):
+        model.verify()
+
+
+def test_two_numbers_that_are_swapped_are_found() -> None:
+    model = make_model("llama")
+    weight = model.hf.model.layers[1].mlp.up_proj.weight.data
+    weight[3, 3:5] = weight[3, 3:5].flip(0).clone()
+    with pytest.raises(CoralError, match="have changed since it was loaded"):
+        model.verify()
+
+
+def converted_tiny(precision: Precision) -> Model:
+    model = make_model("llama")
+    set_precision(model.hf, precision, [list(range(60, 100))])
+    return rewrapped(model)
+
+
+UNSEEN = {
+    ("mixed", "model.layers.1.mlp.up_proj.weight"): (3, 3),
+    ("mixed", "lm_head.weight"): (7, 5),
+    ("mixed", "model.rotary_emb.inv_freq"): (1,),
+    ("int8", "model.layers.1.mlp.up_proj.weight"): (3, 3),
+    ("int8", "model.layers.1.mlp.up_proj.scale"): (37,),
+    ("int8", "model.layers.1.mlp.up_proj.smooth"): (17,),
+    ("int8", "model.layers.0.input_layernorm.weight"): (17,),
+}
+"""Places in converted models."""
+
+
+@pytest.mark.parametrize(("precision", "name"), UNSEEN)
+def test_a_number_of_a_converted_model_that_no_pass_looks_at_is_found_when_all_are_looked_at(
+    precision: Precision, name: str
+) -> None:
+    model, place = converted_tiny(precision), UNSEEN[precision, name]
+    model.verify()
+    tensor = {**dict(model.hf.named_parameters()), **dict(model.hf.named_buffers())}[name].data
+    tensor[place] = tensor[place] + 1
+    with pytest.raises(CoralError, match="have changed since it was loaded"):
+        model.verify()
+
+
+@pytest.mark.parametrize("name", ["mlp.up_proj.scale", "mlp.up_proj.smooth"])
+def test_buffers_that_are_written_to_or_replaced_are_refused_by_a_pass(name: str) -> None:
+    for change in (Tensor.mul_, Tensor.__mul__):
+        model = converted_tiny("int8")
+        layer, _, key = f"model.layers.1.{name}".rpartition(".")
+        setattr(model.hf.get_submodule(layer), key, change(model.hf.get_buffer(f"{layer}.{key}"), 2.0))
+        with pytest.raises(CoralError, match="have changed since it was loaded"):
+            scores(model)
+
+
+def test_buffers_of_quantised_weights_are_looked_at() -> None:
+    model = make_model("llama")
+    model.hf.config.quantization_config = {"quant_method": "some"}
+    model.hf.model.layers[0].register_buffer("qweight", torch.arange(4000, dtype=torch.int32))
+    model = rewrapped(model)
+    model.verify()
+    model.hf.model.layers[0].qweight.data[1234] += 1
+    with pytest.raises(CoralError, match="have changed since it was loaded"):
+        model.verify()
+
+
+@pytest.mark.parametrize("rope", ["dynamic", "longrope"])
+def test_frequencies_that_a_model_sets_anew_by_the_length_of_a_row_are_no_change(rope: str) -> None:
+    model = make_model("phi3-longrope") if rope == "longrope" else with_dynamic_rope()
+    before = model.hf.model.rotary_emb.inv_freq.clone()
+    with in_use(model), torch.inference_mode():
+        model.hf(torch.arange(5, 205)[None])
+    assert not torch.equal(model.hf.model.rotary_emb.inv_freq, before)
+    with in_use(model):
+        model.verify()
+
+
+def with_dynamic_rope() -> Model:
+    config = deepcopy(FAMILIES["llama"].config)
+    config.max_position_embeddings = 16
+    config.rope_parameters = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0}
+    return wrap(LlamaForCausalLM(config).eval(), make_tokenizer(), name="dynamic")
+
+
+@pytest.mark.parametrize("precision", ["float32", "mixed", "int8"])
+def test_the_same_weights_in_other_tensors_are_accepted(precision: Precision) -> None:
+    model = converted_tiny(precision)
     expected = scores(model)
-    for parameter in model.hf.parameters():
-        parameter.data = parameter.data.clone()
+    for tensor in (*model.hf.parameters(), *model.hf.buffers()):
+        tensor.data = tensor.data.clone()
     assert scores(model).tobytes() == expected.tobytes()
+
+
+def test_weights_that_were_cast_are_those_of_the_fingerprint_but_other_frequencies_are_not() -> None:
+    model = make_model("llama")
+    for parameter in model.hf.parameters():
+        parameter.data = parameter.data.bfloat16()
+    model.verify()
+    model.hf.bfloat16()  # the frequencies too, which no checkpoint that is loaded in bfloat16 has
+    with pytest.raises(CoralError, match="have changed since it was loaded"):
+        model.verify()
 
 
 # --------------------------------------------------------------------------------------------------------------- forks

@@ -185,7 +185,8 @@ def test_a_question_that_is_not_finite_is_named_whichever_thread_meets_it() -> N
 def test_changed_weights_are_refused_and_a_model_in_another_dtype_gets_other_twins() -> None:
     model, prompts = make_model("llama"), ragged_prompts()
     exact = scored(model, prompts, 2)
-    model.hf.to(torch.bfloat16)
+    for parameter in model.hf.parameters():
+        parameter.data = parameter.data.bfloat16()
     assert not torch.equal(scored(model, prompts, 2)[0].logprobs, exact[0].logprobs)
     model.hf.model.norm.weight.data[4] += 1
     with pytest.raises(CoralError, match="have changed since it was loaded"):

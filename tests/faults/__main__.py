@@ -21,11 +21,13 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 from support.commands import quiet
 
 from faults import cluster, damage, disks, inputs, kills, lenses, lines, others, pages, sharing
+from faults.hostile import TEXTS
 from faults.outcomes import Tally, table
 from faults.workshop import Workshop
 
 MANY = {
     "kills": 10**9,
+    "moments": 20,
     "sigkill": 8,
     "damage": 1,
     "others": 10**9,
@@ -44,9 +46,8 @@ MANY = {
     "pages": 1,
     "cluster": 30,
 }
-"""How many of each are tried by hand: of kills at most so many a command, so all; of damage so many bytes a kind of file; of
-lines so many whole ones, and all light ones; of the cluster so many workers."""
-
+"""How many of each are tried by hand: of kills at most so many a command, so all; of moments and sigkill so many a command;
+of damage so many bytes a kind of file; of lines so many whole ones, and all light ones; of the cluster so many workers."""
 
 ALONE = {"threads", "forks", "cluster"}
 """Parts that need no workshop."""
@@ -54,9 +55,10 @@ ALONE = {"threads", "forks", "cluster"}
 
 def parts(shop: Workshop, home: Path, n: dict[str, int]) -> dict[str, Callable[[], Iterable[Tally]]]:
     """Return the parts of the suite, by name."""
-    extract, fit = shop.steps[0], shop.steps[1]
+    extract, fit = shop.steps[0], next(step for step in shop.steps if step.line.startswith("fit "))
     return {
         "kills": lambda: kills.kill_all(shop),
+        "moments": lambda: (kills.random_moments(shop, step, n=n["moments"]) for step in shop.steps),
         "sigkill": lambda: (kills.real(shop, step, renames=list(range(n["sigkill"]))) for step in (extract, fit)),
         "damage": lambda: (t for seed in range(n["damage"]) for t in damage.damage_all(shop, seed=seed)),
         "others": lambda: [others.other_peoples_files(shop, most=n["others"])],
@@ -69,7 +71,7 @@ def parts(shop: Workshop, home: Path, n: dict[str, int]) -> dict[str, Callable[[
         "forks": lambda: [sharing.forks(n["forks"])],
         "questions": lambda: [inputs.hostile_questions(home, n["questions"])],
         "studies": lambda: [inputs.hostile_studies(shop, n["studies"])],
-        "names": lambda: [inputs.hostile_names(shop, n["names"])],
+        "names": lambda: [inputs.hostile_names(shop, TEXTS[: n["names"]])],
         "logs": lambda: [inputs.hostile_logs(home, n["logs"])],
         "lines": lambda: [lines.hostile_lines(shop, lines.drawn(n["lines"], seed=0), light=False)],
         "light": lambda: [lines.hostile_lines(shop, lines.all_lines()[: n["light"]], light=True)],

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from support.commands import files_on_the_page
 
-from faults.outcomes import Tally, coral
+from faults.outcomes import Tally
 from faults.workshop import Step, Workshop, content, difference
 
 
@@ -87,7 +87,8 @@ def kinds(shop: Workshop) -> dict[str, tuple[Step, str]]:
     """Return a file of each kind, with the last command that wrote it."""
     found: dict[str, tuple[Step, str]] = {}
     for step in shop.steps:
-        found |= {kind_of(name): (step, name) for name in step.written if not name.startswith(TWICE)}
+        files = [name for name in step.written if (step.after / name).is_file() and not name.startswith(TWICE)]
+        found |= {kind_of(name): (step, name) for name in files}
     return found
 
 
@@ -97,9 +98,10 @@ def damaged_again(shop: Workshop, step: Step, name: str, rng: random.Random) -> 
         tally, folder = Tally(f"{damage}, written again"), shop.bench(step.after)
         harm(folder / name, rng)
         if harmed(folder / name, step.after / name):
-            outcome, changed = shop.again(step, folder)
+            outcome, last = shop.through(step, folder)
+            changed = difference(content(folder), last.result)
             if name.startswith(UNREAD):
-                changed = difference(without(name, content(folder)), without(name, step.result))
+                changed = difference(without(name, content(folder)), without(name, last.result))
             tally.judge(f"{name} {damage}, then `{step.line}`", outcome, difference=changed)
         yield damage, tally
 
@@ -111,12 +113,12 @@ def without(name: str, files: dict[str, bytes]) -> dict[str, bytes]:
 
 def damaged_read(shop: Workshop, reader: Step, name: str, rng: random.Random) -> Iterator[tuple[str, Tally]]:
     """Damage one file in each way, and run a command that reads it, as if for the first time."""
-    wanted = reader.written
     for damage, harm in DAMAGES.items():
         tally, folder = Tally(f"{damage}, read"), shop.bench(reader.before)
         harm(folder / name, rng)
         if harmed(folder / name, reader.before / name):
-            outcome = coral(folder, *reader.arguments)
+            outcome, last = shop.through(reader, folder)
+            wanted = {n: data for n, data in last.result.items() if n in reader.written or n in last.written}
             found = {n: data for n, data in content(folder).items() if n in wanted}
             tally.judge(f"{name} {damage}, then `{reader.line}`", outcome, difference=difference(found, wanted))
         yield damage, tally

@@ -78,7 +78,10 @@ def full_disks(shop: Workshop, steps: list[Step], *, rooms: list[int], sizes: li
 
 ASKED = {"SIGINT": signal.SIGINT, "SIGTERM": signal.SIGTERM, "SIGHUP": signal.SIGHUP}
 CHILD = """
-import os, sys, coral_lens.engine.extract as extract, time
+import os, signal, sys, coral_lens.engine.extract as extract, time
+# a suite that runs in the background ignores some of them, and so would this process
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 usual = extract.compute_shard
 def slow(*arguments):
     print("computing", flush=True)

@@ -42,7 +42,8 @@ from faults.hostile import NUMBERS, TEXTS, as_json, spoiled
 from faults.inputs import log_records, question_file, study_file, written_as_jsonl, wrong_reading
 from faults.lenses import sealed, spoil_record
 
-ENDINGS = (".jsonl", ".csv", ".tsv", ".json", ".jsonl.gz", ".csv.gz")
+PLAIN = (".jsonl", ".csv", ".tsv", ".json", ".parquet", ".arrow", ".xlsx")
+ENDINGS = (*PLAIN, *(f"{ending}.gz" for ending in PLAIN))
 SEEDS = 300
 """Inputs to begin with."""
 FINDINGS = Path("fuzz-findings")
@@ -97,10 +98,7 @@ def seed_of(parser: str, rng: random.Random) -> bytes:
     """Return an input to begin with."""
     if parser == "questions":
         name, data, _ = question_file(rng)
-        return (
-            bytes([next(i for i, ending in enumerate(ENDINGS) if name.endswith(ending)) + 126 * name.endswith("gz")])
-            + data
-        )
+        return bytes([ENDINGS.index(name.removeprefix("q")) + 9 * len(ENDINGS) * name.endswith("gz")]) + data
     if parser == "logs":
         return written_as_jsonl(spoiled(log_records(), rng))
     if parser == "lens":

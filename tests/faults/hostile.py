@@ -59,7 +59,8 @@ def spoiled_bytes(data: bytes, rng: random.Random) -> bytes:
     """Return bytes of which some were changed, doubled, or cut off."""
     at, end = sorted((rng.randrange(len(data) + 1), rng.randrange(len(data) + 1)))
     noise = rng.choice([b"\x00", b"\xff\xfe", b"\r", b'"', b"\xed\xa0\x80", b"," * 40, b"[" * 100_000, b"\n\n"])
-    return rng.choice([data[:at] + noise + data[at:], data[:at], data[:at] + data[end:], data + data[at:end]])
+    flipped = data[:at] + bytes(byte ^ rng.randint(1, 255) for byte in data[at : at + 1]) + data[at + 1 :]
+    return rng.choice([data[:at] + noise + data[at:], data[:at], data[:at] + data[end:], data + data[at:end], flipped])
 
 
 def as_json(record: Any) -> str:

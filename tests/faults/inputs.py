@@ -10,8 +10,13 @@ import gzip
 import io
 import random
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import pyarrow as arrow
+import pyarrow.parquet as parquet
+from openpyxl import Workbook
 
 from coral_lens.data.questions import read_questions
 from coral_lens.records import UNKNOWN, Question
@@ -38,13 +43,50 @@ def question_rows(rng: random.Random) -> list[dict[str, Any]]:
     return rows
 
 
-def written_as_csv(rows: list[dict[str, Any]]) -> bytes:
+def written_as_csv(rows: list[dict[str, Any]], delimiter: str = ",") -> bytes:
     """Return the questions as CSV, with the options as a JSON list and the answers as their places."""
     text = io.StringIO()
-    table = csv.writer(text)
-    table.writerow(rows[0])
-    table.writerows([as_json(v) if isinstance(v, list) else v for v in row.values()] for row in rows)
+    csv.writer(text, delimiter=delimiter).writerows(cells_of(rows))
     return text.getvalue().encode()
+
+
+def cells_of(rows: list[dict[str, Any]]) -> list[list[Any]]:
+    """Return the questions as a sheet, with a header and the options as a JSON list."""
+    return [list(rows[0]), *([as_json(v) if isinstance(v, list) else v for v in row.values()] for row in rows)]
+
+
+def written_as_tsv(rows: list[dict[str, Any]]) -> bytes:
+    """Return the questions as CSV with tabs."""
+    return written_as_csv(rows, "\t")
+
+
+def written_as_json(rows: list[Any]) -> bytes:
+    """Return the questions as one JSON list."""
+    return as_json(rows).encode("utf-8", "surrogatepass")
+
+
+def written_as_parquet(rows: list[dict[str, Any]]) -> bytes:
+    """Return the questions as parquet."""
+    out = io.BytesIO()
+    parquet.write_table(arrow.Table.from_pylist(rows), out)
+    return out.getvalue()
+
+
+def written_as_arrow(rows: list[dict[str, Any]]) -> bytes:
+    """Return the questions as a file, or of an odd number of them as a stream, of Arrow's."""
+    out, table = io.BytesIO(), arrow.Table.from_pylist(rows)
+    with (arrow.ipc.new_stream if len(rows) % 2 else arrow.ipc.new_file)(out, table.schema) as writer:
+        writer.write_table(table)
+    return out.getvalue()
+
+
+def written_as_xlsx(rows: list[dict[str, Any]]) -> bytes:
+    """Return the questions as a workbook."""
+    out, book = io.BytesIO(), Workbook()
+    for cells in cells_of(rows):
+        book.active.append(cells)
+    book.save(out)
+    return out.getvalue()
 
 
 def written_as_jsonl(rows: list[Any]) -> bytes:
@@ -64,17 +106,38 @@ def wrong_reading(questions: list[Question], rows: list[dict[str, Any]] | None) 
     return "" if found == wanted else f"read {found} where {wanted} was written"
 
 
+FORMS = {
+    "q.csv": written_as_csv,
+    "q.jsonl": written_as_jsonl,
+    "q.json": written_as_json,
+    "q.tsv": written_as_tsv,
+    "q.parquet": written_as_parquet,
+    "q.arrow": written_as_arrow,
+    "q.xlsx": written_as_xlsx,
+}
+"""How questions are written, by the name of their file."""
+OFTEN = (6, 6, 2, 2, 2, 2, 1)
+"""How often each is drawn: most files of users are of the first two kinds, and workbooks take long."""
+
+
 def question_file(rng: random.Random) -> tuple[str, bytes, list[dict[str, Any]] | None]:
     """Return the name and content of a file, and what it means if it was not spoiled."""
     rows = question_rows(rng)
+    (name,) = rng.choices(list(FORMS), OFTEN)
     if rng.random() < 0.4:
-        as_csv = rng.random() < 0.7
-        return ("q.csv", written_as_csv(rows), rows) if as_csv else ("q.jsonl", written_as_jsonl(rows), rows)
+        return name, FORMS[name](rows), rows
     if rng.random() < 0.5:
-        return "q.jsonl", written_as_jsonl(spoiled(rows, rng)), None
-    name, write = rng.choice([("q.csv", written_as_csv), ("q.jsonl", written_as_jsonl)])
-    data = spoiled_bytes(write(rows), rng)
+        return spoiled_table(name, spoiled(rows, rng))
+    data = spoiled_bytes(FORMS[name](rows), rng)
     return (f"{name}.gz", spoiled_bytes(gzip.compress(data), rng), None) if rng.random() < 0.2 else (name, data, None)
+
+
+def spoiled_table(name: str, rows: Any) -> tuple[str, bytes, None]:
+    """Return a file of spoiled rows; where its kind has no such values, as JSON lines, in which everything may stand."""
+    try:
+        return name, FORMS[name](rows), None
+    except Exception:  # each library refuses in its own way
+        return "q.jsonl", written_as_jsonl(rows if isinstance(rows, list) else [rows]), None
 
 
 def hostile_questions(home: Path, n: int) -> Tally:
@@ -82,10 +145,11 @@ def hostile_questions(home: Path, n: int) -> Tally:
     tally, home = Tally("question files"), fresh(home / "questions")
     for seed in range(n):
         name, data, rows = question_file(random.Random(seed))
-        path, read = home / name, list[Question]()
+        path, read = home / f"{seed}-{name}", list[Question]()
         path.write_bytes(data)
         outcome = call(lambda path=path, read=read: read.extend(read_questions(path)))
-        tally.judge(f"question file {seed}", outcome, difference=wrong_reading(read, rows) if read else "")
+        tally.judge(f"question file {seed}, {name}", outcome, difference=wrong_reading(read, rows) if read else "")
+        path.unlink()
     return tally
 
 
@@ -138,7 +202,7 @@ def hostile_studies(shop: Workshop, n: int) -> Tally:
 
 
 NAMED = """
-name = {name}
+name = "own"
 models = ["model"]
 layers = [1]
 mixture = [{{ name = {name}, sources = [{{ task = "train.jsonl", shots = 0 }}] }}]
@@ -150,10 +214,10 @@ name = {name}
 """
 
 
-def hostile_names(shop: Workshop, n: int) -> Tally:
-    """Run a whole study in which every name is hostile."""
+def hostile_names(shop: Workshop, names: Sequence[str]) -> Tally:
+    """Run a whole study in which every name is hostile, but for its own, which must be a plain word."""
     tally = Tally("names")
-    for name in TEXTS[:n]:
+    for name in names:
         folder = shop.bench(shop.steps[0].before)
         (folder / "named.toml").write_text(NAMED.format(name=as_json(name).replace("\\u001b", "\\u001B")), "utf-8")
         before = {p.name for p in folder.parent.iterdir()}

@@ -2,7 +2,8 @@
 
 Whatever a process has done to files when SIGKILL ends it is what another process then finds. So a command runs once, and at
 each of its file operations the folder is copied: that is what a kill at this moment leaves. A file that is being flushed is
-also copied with its end cut off, as a crash of the machine leaves it. `real` kills processes, to show that the copies are true.
+also copied with its end cut off, as a crash of the machine leaves it. `real` and `random_moments` kill processes, to show
+that the copies are true.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ import contextlib
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from faults.outcomes import Outcome, Tally
+from faults.outcomes import Outcome, Tally, coral
 from faults.workshop import Step, Workshop, copied
 
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -176,6 +179,36 @@ def real(shop: Workshop, step: Step, *, renames: list[int]) -> Tally:
         outcome, changed = shop.again(step, folder)
         tally.judge(f"{step.line} (SIGKILL before rename {n})", outcome, difference=changed)
     return tally
+
+
+def random_moments(shop: Workshop, step: Step, *, n: int, seed: int = 0) -> Tally:
+    """End processes by SIGKILL at moments drawn from the whole time that the command takes, and run it again here."""
+    tally = Tally(f"SIGKILL at random: {' '.join(step.line.split()[:2])}", may_refuse=False)
+    moments = random.Random(f"{seed} {step.number}")
+    whole = seconds_until_end(step, shop.bench(step.before), None)
+    for _ in range(n):
+        moment, folder = moments.uniform(0, whole), shop.bench(step.before)
+        seconds_until_end(step, folder, moment)
+        outcome, changed = shop.again(step, folder)
+        tally.judge(f"{step.line} (SIGKILL after {moment:.4f} of {whole:.4f} s)", outcome, difference=changed)
+    return tally
+
+
+def seconds_until_end(step: Step, folder: Path, moment: float | None) -> float:
+    """Run a command in a fork of this process, which is killed after so many seconds; return when it ended."""
+    begun = time.monotonic()
+    if (child := os.fork()) == 0:  # a process that begins anew would be killed while it imports, most of the time
+        code = None
+        try:
+            code = coral(folder, *step.arguments).code
+        finally:
+            os._exit(1 if code is None else code)
+    if moment is not None:
+        time.sleep(moment)
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) in (0, -signal.SIGKILL), step.line
+    return time.monotonic() - begun
 
 
 def pairs(shop: Workshop, steps: list[Step]) -> Tally:

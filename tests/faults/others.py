@@ -18,7 +18,8 @@ NOBODYS = r"[0-9a-f]{8,}|/\d+-\d+x\.safetensors$"
 
 def plantable(step: Step) -> list[str]:
     """Return the files that a command makes new."""
-    new = [name for name in step.written if not (step.before / name).exists() and not name.startswith("cache/")]
+    files = [name for name in step.written if (step.after / name).is_file() and not name.startswith("cache/")]
+    new = [name for name in files if not (step.before / name).exists()]
     return [name for name in new if not re.search(NOBODYS, name)]
 
 
@@ -36,8 +37,10 @@ def planted(shop: Workshop, step: Step, name: str) -> tuple[Outcome, str]:
 def other_peoples_files(shop: Workshop, *, most: int) -> Tally:
     """Plant the files that every command makes, one at a time, at most so many of each command."""
     tally = Tally("files of others")
+    ours = {later.number for step in shop.steps for later in shop.finishing(step)}
     for step in shop.steps:
-        names = plantable(step)
+        # a folder that a part has begun is ours, and what is wrong in it is mended
+        names = [] if step.number in ours else plantable(step)
         for name in names[:: max(1, len(names) // most)][:most]:
             outcome, harm = planted(shop, step, name)
             if harm:  # however it ended

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,21 +19,29 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from support.browsers import CHROMIUM, browser
 from support.commands import GOLDEN
+from support.servers import PATIENCE, Running, open_shop, running
 
 from coral_lens.audit.measure import audit
 from coral_lens.audit.page import render_audit
 from coral_lens.audit.reading import read_audited
 from coral_lens.audit.settings import AuditSettings
+from coral_lens.lens.artefact import Lens
 from coral_lens.records import Predictions
+from coral_lens.report.figures.style import Picture
 from coral_lens.report.findings import Gathered
 from coral_lens.report.pages.compare import write_comparison
 from coral_lens.report.pages.features import render_features
+from coral_lens.report.pages.reproduction import ClaimLine, PaperSection, Reproduction, render_reproduction
 from coral_lens.report.pages.run import render_report
 from coral_lens.report.pages.study import render_study
 from coral_lens.report.runs import Evaluation, Run, load_run
+from coral_lens.report.tables.formats import Cell, Row
+from coral_lens.report.tables.paper_shape import Block, Panel
 from coral_lens.report.tables.run import results_table
 from coral_lens.report.tables.study import StudyTable, read_tables
+from coral_lens.serve.lenses import ServedLenses
 from faults.outcomes import Tally
 
 HARM = "harmed"
@@ -154,12 +162,32 @@ def audit_page(text: str, _: Path) -> str:
     return render_audit(audit(audited, AuditSettings(by=(text,), risk=0.4)))
 
 
+def reproduction_page(text: str, _: Path) -> str:
+    """The page of `coral reproduce`, with every part that it can have."""
+    rows = (Row(text, {text: Cell(text, text), "ECE": Cell(text, best=True)}),)
+    picture = Picture("picture", lambda figure: figure.suptitle(text), 2.0, text, text)
+    section = PaperSection(
+        "steering",
+        text,
+        text,
+        words=(text,),
+        blocks=(Block(text, (Panel(text, rows, text), Panel(text, rows, ours=False))),),
+        table=text,
+        pictures=((picture, text),),
+        claims=(ClaimLine(text, text, text, "agrees", text),),
+        missing=(text,),
+        links=((text, "runs/model/mine/report.html"),),
+    )
+    return render_reproduction(Reproduction(text, (text,), (section,), {text: {text: [text]}}))
+
+
 PAGES = {
     "run": run_page,
     "comparison": comparison_page,
     "study": study_page,
     "features": features_page,
     "audit": audit_page,
+    "reproduction": reproduction_page,
 }
 
 # -------------------------------------------------------------------------------------------------------------- looks
@@ -211,8 +239,6 @@ def wrong_page(harmless: str, hostile: str) -> str:
 
 # ------------------------------------------------------------------------------------------------------------ browser
 
-CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
-
 
 @contextmanager
 def listening() -> Iterator[tuple[str, list[str]]]:
@@ -236,9 +262,10 @@ def listening() -> Iterator[tuple[str, list[str]]]:
         server.shutdown()
 
 
-def opened(browser: str, page: Path) -> str:
+def opened(page: Path) -> str:
     """Return the page as the browser has it after its scripts ran."""
-    command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000", "--dump-dom"]
+    assert CHROMIUM
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=2000", "--dump-dom"]
     profile = f"--user-data-dir={page.parent / 'profile'}"
     return subprocess.run(
         [*command, profile, page.as_uri()], capture_output=True, text=True, timeout=120, check=True
@@ -246,11 +273,10 @@ def opened(browser: str, page: Path) -> str:
 
 
 def open_in_browser(home: Path) -> Tally:
-    """Open every page in Chromium: no script runs, no request leaves."""
-    tally, browser = Tally("pages in Chromium"), next(filter(None, map(shutil.which, CHROMIUM)), None)
-    if browser is None:
-        print("no Chromium is installed: pages were only looked at")
-        return tally
+    """Open every page in Chromium, those of a server too: no script runs, no request leaves."""
+    if CHROMIUM is None:
+        sys.exit("no Chromium is installed, in which pages could be opened: apt-get install chromium")
+    tally = Tally("pages in Chromium")
     home.mkdir(exist_ok=True)
     with listening() as (url, asked):
         text = hostile_text(url)
@@ -259,11 +285,94 @@ def open_in_browser(home: Path) -> Tally:
             path = home / f"{name}.html"
             path.write_text(page, "utf-8")
             asked.clear()
-            ran = f"<title>{HARM}" in opened(browser, path)
-            print(f"{name}: {'a script ran' if ran else 'no script ran'}, {len(asked) or 'no'} requests left")
+            ran = f"<title>{HARM}" in opened(path)
             if name == "undefended":
                 assert ran, "the text is harmless, so this shows nothing"
                 assert asked, "no request is seen, so this shows nothing"
             else:
                 tally.add(name, "silent" if ran or asked else "same bytes", json.dumps([ran, asked]))
+        asked.clear()
+        for name, said in served_pages(home / "served", text).items():
+            tally.add(name, "silent" if said or asked else "same bytes", json.dumps([said, asked]))
     return tally
+
+
+# ------------------------------------------------------------------------------------------------------------- server
+
+
+def hostile_lenses(lenses: ServedLenses, text: str) -> ServedLenses:
+    """Return the lenses of a server with this text for their names, and for what they were fitted on."""
+
+    def hostile(lens: Lens) -> Lens:
+        training = replace(lens.training, tasks={f"{text} {task}": n for task, n in lens.training.tasks.items()})
+        return replace(lens, model=lens.model | {"name": text}, training=training)
+
+    named = {f"{text} {name}": served for name, served in lenses.by_name.items()}
+    return ServedLenses({name: replace(s, name=name, lens=hostile(s.lens)) for name, s in named.items()})
+
+
+def served_pages(home: Path, text: str) -> dict[str, list[str]]:
+    """Use both pages of a server with this text in every field; return what went wrong on each."""
+    shop, said = open_shop(home), dict[str, list[str]]()
+    with running(shop.model, hostile_lenses(shop.lenses, text)) as server, browser() as chromium:
+        for path, use in {"/": ask_hostile, "/docs": read_docs}.items():
+            page, heard = chromium.new_page(), said.setdefault(f"served {path}", [])
+            page.set_default_timeout(1000 * PATIENCE)
+            page.on("console", lambda message, heard=heard: heard.append(message.text))
+            page.on("pageerror", lambda error, heard=heard: heard.append(str(error)))
+            page.on("request", lambda request, heard=heard: heard.extend(foreign(request.url, server)))
+            page.goto(f"{server.address}{path}")
+            heard += use(page, text)
+    return said
+
+
+def foreign(url: str, server: Running) -> list[str]:
+    """Return an address if it is not one of the server itself."""
+    return [] if url.startswith((f"{server.address}/", "blob:")) else [url]
+
+
+def ask_hostile(page: Any, text: str) -> list[str]:
+    """Ask the playground with this text in each field in turn, then in a table; return what became of it, other than text."""
+    said = []
+    answer = "#result:not(.waiting) #verdict .said"
+    page.wait_for_selector(answer)
+    fields = ["#state", "#question", "#options li:nth-child(1) .text", "#options li:nth-child(2) .text"]
+    for place in fields:
+        before = page.input_value(place)
+        page.fill(place, text)
+        page.click("#go")
+        page.wait_for_function("(text) => document.querySelector('#code').innerText.includes('harmed')", arg=text)
+        page.wait_for_selector(answer)
+        said += became(page)
+        page.fill(place, before)
+    for form in ("openai", "typesafe", "python", "curl"):
+        page.click(f"#copy-{form}")
+        said += became(page)
+    page.click("#tab-table")
+    rows = [
+        ["id", "question", "option_a", "option_b", "answer"],
+        [text, "Which?", text, "no", text],
+        ["b", text, "y", "n", "A"],
+    ]
+    page.fill("#table", "\n".join(",".join('"' + cell.replace('"', '""') + '"' for cell in row) for row in rows))
+    page.click("#go")
+    page.wait_for_selector("#rows-table tbody tr:nth-child(2)")
+    return said + became(page)
+
+
+def read_docs(page: Any, _: str) -> list[str]:
+    """Read the description of the routes."""
+    page.wait_for_selector("#PredictRequest")
+    return became(page)
+
+
+def became(page: Any) -> list[str]:
+    """Return what a text on a page of the server became: a script that ran, or an element that the page has none of."""
+    strange = page.evaluate(
+        "[...document.querySelectorAll('script:not([src]), base, [onload], [onerror], [onfocus]')].length"
+    )
+    title = page.title()
+    return [
+        *([f"the title is {title}"] if HARM in title else []),
+        *([f"{strange} strange elements"] if strange else []),
+    ]

@@ -44,6 +44,7 @@ def test_kills_damage_full_disks_and_hostile_lines_end_with_the_same_bytes_or_on
         tallies.append(inputs.hostile_studies(workshop, 20))
         tallies.append(lines.hostile_lines(workshop, lines.drawn(10, seed=1), light=False))
         tallies.append(kills.real(workshop, workshop.steps[0], renames=[1]))
+        tallies += [kills.random_moments(workshop, step, n=2) for step in workshop.steps[1:3]]
     assert wrong_ends(tallies) == [], table(tallies)
 
 

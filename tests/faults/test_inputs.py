@@ -7,12 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support.commands import GOLDEN, quiet
+from support.commands import GOLDEN, furnish, quiet
 
 from coral_lens.data.questions import read_questions
 from faults import inputs, lenses
 from faults.outcomes import Tally, table
 from faults.test_commands import wrong_ends
+from faults.workshop import Workshop
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -27,6 +28,16 @@ def assert_right(tally: Tally) -> None:
 
 def test_question_files(tmp_path: Path) -> None:
     assert_right(inputs.hostile_questions(tmp_path, 300))
+
+
+def test_names_on_figures_that_are_drawn(tmp_path: Path) -> None:
+    furnish(tmp_path / "at-0", large=False)
+    with quiet(draws=True):
+        tally = inputs.hostile_names(Workshop.found(tmp_path), [r"</svg><script> $\frac$ [/b] 東京 ${x}"])
+    assert tally.counts["same bytes"] == 1, tally.wrong
+    figures = sorted((tmp_path / "now" / "study").rglob("*.png"))
+    assert figures
+    assert all(len(figure.read_bytes()) > 1000 for figure in figures), "they are drawn"
 
 
 def test_logs_of_lm_eval(tmp_path: Path) -> None:

@@ -20,12 +20,15 @@ from typing import Any
 
 from support.commands import LINES, furnish
 
+from coral_lens.storage.shards import Journal, damaged_tensors, shard_path
 from faults.outcomes import Outcome, coral
 
 TIMED = ("*cost.json", "*costs.json", "*costs.md", "study/report.html", "cache/*")
 """Files that hold seconds, which no two runs have in common."""
 ROWS = "analysis.work/*.jsonl"
 """Journals in which a row is found by its key: one that is made again stands last, and the results are the same."""
+PARTS = "journal-*-of-*"
+"""Journals of processes that fill one store, which have random names; what all of them say together is compared."""
 
 
 def copied(source: Path, target: Path) -> Path:
@@ -44,11 +47,25 @@ def content(folder: Path) -> dict[str, bytes]:
             if not name.endswith(".lock") and not any(fnmatchcase(key, pattern) for pattern in TIMED):
                 data = path.read_bytes()
                 found[key] = b"".join(sorted(data.splitlines(keepends=True))) if fnmatchcase(key, ROWS) else data
+        if any(fnmatchcase(name, PARTS) for name in names):
+            found[(Path(place) / PARTS).relative_to(folder).as_posix()] = shards_in(Path(place))
     return found
+
+
+def shards_in(store: Path) -> bytes:
+    """Return the numbers of the shards that are known to be whole."""
+    known = Journal(store).entries.items()
+    return repr(sorted(n for n, digests in known if not damaged_tensors(shard_path(store, n), digests))).encode()
+
+
+def is_random(name: str) -> bool:
+    """Tell whether a file has another name at every run."""
+    return fnmatchcase(name, f"*/{PARTS}-*")
 
 
 def difference(found: dict[str, bytes], wanted: dict[str, bytes]) -> str:
     """Say in which files two folders differ; empty if in none."""
+    found, wanted = ({n: data for n, data in files.items() if not is_random(n)} for files in (found, wanted))
     changed = [f"{name} differs" for name in sorted(found.keys() & wanted.keys()) if found[name] != wanted[name]]
     more = [f"{name} is new" for name in sorted(found.keys() - wanted.keys())]
     return ", ".join([*changed, *more, *(f"{name} is missing" for name in sorted(wanted.keys() - found.keys()))])
@@ -77,6 +94,17 @@ class Step:
         """The files that it made or changed."""
         before = content(self.before)
         return {name: data for name, data in self.result.items() if before.get(name) != data}
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it does a part of what a later command finishes."""
+        return "--part" in self.arguments
+
+    @property
+    def out(self) -> str:
+        """Where it writes to; empty where the line does not say so."""
+        words = [*self.arguments, ""]
+        return words[words.index("--out") + 1] if "--out" in words else ""
 
     def reads(self, name: str) -> bool:
         """Whether its line names the folder of a file."""
@@ -126,3 +154,17 @@ class Workshop:
         """Run a command in a folder; return how it ended and what differs from the undisturbed run."""
         outcome = coral(folder, *step.arguments)
         return outcome, difference(content(folder), step.result)
+
+    def finishing(self, step: Step) -> list[Step]:
+        """Return the commands that finish what a part has begun, in their order; none for any other command."""
+        later = [s for s in self.steps[step.number :] if step.is_part and s.out == step.out]
+        n_parts = next((i for i, s in enumerate(later) if not s.is_part), -1)
+        return later[: n_parts + 1]
+
+    def through(self, step: Step, folder: Path) -> tuple[Outcome, Step]:
+        """Run a command in a folder, and what finishes its work: what others did is looked at only then. Return the last end."""
+        for one in (step, *self.finishing(step)):
+            outcome = coral(folder, *one.arguments)
+            if outcome.code != 0:
+                break
+        return outcome, one

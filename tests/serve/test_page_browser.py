@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from faults.pages import ask_hostile, hostile_lenses, hostile_text, listening
 from playwright.sync_api import expect
 from support.browsers import browser
 from support.questions import toy_questions
@@ -299,6 +300,15 @@ def test_the_routes_are_described_to_who_has_the_key(visit: Any, shop: Shop, mon
         expect(page.locator("#docs pre >> visible=true")).to_contain_text('"id": "first"')
         assert violations(page) == []
         page.context.close()
+
+
+def test_hostile_text_in_every_field_stays_text(visit: Any, shop: Shop) -> None:
+    with listening() as (url, asked), running(shop.model, hostile_lenses(shop.lenses, hostile_text(url))) as server:
+        page = visit(server=server)
+        assert ask_hostile(page, hostile_text(url)) == []
+        assert "{{ 7 * 7 }}" in page.inner_text("#about"), "of the model and the tasks the last part of a path is shown"
+        page.context.close()
+        assert asked == []
 
 
 def test_the_routes_are_described_without_anything_from_elsewhere(visit: Any) -> None:

@@ -23,11 +23,13 @@ from coral_lens.engine.model import Model
 from coral_lens.engine.reckoning import shared_beginning
 from coral_lens.errors import CoralError
 from coral_lens.report.figures.style import Picture
+from coral_lens.report.pages.reproduction import PaperSection, Reproduction
 from coral_lens.sae.settings import AblationPlan, SteerPlan, TrainingSettings
 from coral_lens.storage.files import read_record
 from coral_lens.study.config import Source, Study, load_study
 from coral_lens.study.folders import Folders
 from coral_lens.study.reproduce import run as run_module
+from coral_lens.study.reproduce.page import markdown_of
 from coral_lens.study.reproduce.parts import PARTS, Part
 from coral_lens.study.reproduce.plan import plan_parts
 from coral_lens.study.reproduce.run import Undertaking, parts_of, reproduce
@@ -479,3 +481,12 @@ def test_the_command_prints_the_plan_and_refuses_what_it_cannot_do(
         ("--model", tmp_path / "none"): "There is no model at",
     }.items():
         assert sentence in str(coral(*words).exception)
+
+
+def test_names_of_models_and_reasons_stay_text_in_markdown() -> None:
+    picture = Picture("layers", lambda figure: None, 2.0, "", "A caption.")
+    name = "[x](http://a) <b>*_"
+    section = PaperSection("layers", "Layers", "4.2", pictures=((picture, name),), missing=(f"{name}: two\nlines",))
+    text = markdown_of(Reproduction(f"The paper on {name}", (), (section,)), [], [])
+    assert text.count(r"\[x\](http:\//a) \<b>\*\_") == 3
+    assert "two lines" in text

@@ -18,6 +18,7 @@ import torch
 from typer.main import get_command
 
 from coral_lens.cli import app
+from coral_lens.engine import extract
 from coral_lens.report.figures.style import Picture
 from support.studies import study_text
 
@@ -26,6 +27,9 @@ GOLDEN = ROOT / "tests" / "golden"
 PAGE = ROOT / "docs" / "reference" / "files.md"
 LINES = """
 extract train.jsonl --model model --heads all --out store
+extract train.jsonl --model model --out parted --part 1/2
+extract train.jsonl --model model --out parted --part 2/2
+extract --out parted --finish
 fit --model model --train train.jsonl --out lens
 adapt --lens lens --questions more.jsonl --out adapted
 calibrate --lens lens --questions more.jsonl
@@ -48,6 +52,8 @@ sae select train.jsonl --model model --sae sae/4x --out features --k 5
 sae ablate more.jsonl --limit 30 --study features --features 3 --random 2
 sae steer --study features --validation more.jsonl --test test.jsonl
 sae report features
+run study.toml --out study --work states --part 1/2
+run study.toml --out study --work states --part 2/2
 run study.toml --out study --work states
 fit --model model --train train.jsonl --out lens --lens ridge
 """.strip().splitlines()
@@ -69,6 +75,9 @@ WITHOUT_WORK = {
 """The other commands, and why they are not among the lines above."""
 
 DRAWN = {"png": lambda self: b"\x89PNG", "svg": lambda self: "<svg></svg>"}
+DRAWING = {name: getattr(Picture, name) for name in DRAWN}
+SHARD_BYTES = 20_000
+"""Of a shard of the stores that the lines write, so that the largest have several."""
 ON_THE_PAGE = {"ANSWERS": "answers.jsonl", "OPENED": "opened.jsonl", "WORK": "states"}
 """What the lines call a folder of the page, where it is not its name in small letters."""
 
@@ -111,11 +120,13 @@ def furnish(folder: Path, *, large: bool) -> Path:
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """Draw no figures, compute on one thread, and keep out of the user's cache."""
-    n_threads = torch.get_num_threads()
+def quiet(*, draws: bool = False) -> Iterator[None]:
+    """Draw no figures unless asked to, compute on one thread, cut stores into small shards, and keep out of the user's cache."""
+    n_threads, cut = torch.get_num_threads(), extract.cut_shards
     with pytest.MonkeyPatch.context() as patch:
-        for name, drawn in DRAWN.items():
+        # not what makes a shard: what fits into one is kept in memory
+        patch.setattr(extract, "cut_shards", lambda planned, _: cut(planned, SHARD_BYTES))
+        for name, drawn in (DRAWING if draws else DRAWN).items():
             patch.setattr(Picture, name, drawn)
         patch.setenv("CORAL_CACHE", "cache")
         torch.set_num_threads(1)

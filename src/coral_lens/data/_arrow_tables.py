@@ -91,6 +91,9 @@ def ipc_batches(paths: list[Path], size: int) -> Iterator[Batch]:
 def arrow_batches(parts: Any, size: int, start: int = 1) -> Iterator[Batch]:
     """Yield the rows of Arrow's batches in ours, numbered from 1."""
     for part in parts:
+        part.validate(
+            full=True
+        )  # lengths in a damaged file would have Arrow read beyond its end, which ends the process
         for low in range(0, part.num_rows, size):
             piece = part.slice(low, size)
             columns = piece.to_pydict()
@@ -165,7 +168,11 @@ def refuse_bomb(path: Path) -> None:
     try:
         with opened(path) as file, ZipFile(file) as archive:
             size = sum(part.file_size for part in archive.infolist())
-    except BadZipFile as error:
+    except (
+        BadZipFile,
+        NotImplementedError,
+        RuntimeError,
+    ) as error:  # the latter: a kind of zip that Python does not read
         raise CoralError(f"{path} is no Excel workbook ({error}); save it again, or as CSV.") from error
     if size > max(UNHARMED * 8, EXPANSION * path.stat().st_size):
         raise CoralError(f"{path} would expand to {size:,} bytes, which is too much for a workbook; save it as CSV.")

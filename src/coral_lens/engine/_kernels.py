@@ -84,6 +84,7 @@ def block_attention(hf: PreTrainedModel) -> Iterator[None]:
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
+    # the name stays in the table (docs/decisions/10): a pass of somebody else may just have read it from the configuration
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
     config = hf.config.get_text_config()

@@ -62,8 +62,8 @@ def twins_of(model: Model, n: int) -> list[Model]:
 def twin_of(model: Model) -> Model:
     """Return a model with modules of its own and the same weights."""
     shared = {id(tensor): tensor for tensor in (*model.hf.parameters(), *model.hf.buffers())}
-    hf = deepcopy(model.hf, shared)
-    remember(hf)
+    hf, seal = deepcopy(model.hf, shared), last_seal(model.hf)
+    remember(hf, None if seal is None else seal.bits)
     return replace(model, hf=hf, **vars(find_parts(hf)))
 
 

@@ -8,7 +8,7 @@ longer those of the fingerprint. Afterwards the model is as it was found. Comput
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from threading import Lock, RLock, get_ident
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from coral_lens.engine._seals import last_seal, modules_of, remember
+from coral_lens.engine._seals import Bits, Seal, all_bits, last_seal, modules_of, remember
 from coral_lens.engine.fingerprints import is_quantised, weights_digest
 from coral_lens.engine.precision import CONVERTED
 from coral_lens.errors import CoralError
@@ -122,23 +122,43 @@ def default_dtype() -> Iterator[None]:
 def refuse_changed(model: Model, *, full: bool = False) -> None:
     """Refuse a model whose weights are no longer those of its fingerprint.
 
-    Some numbers of every weight are looked at, and whether a tensor was replaced or written to; all of them if that tells of a
-    change, or if `full`.
+    Some numbers of every weight and buffer are looked at, and whether a tensor was replaced or written to; all of them if that
+    tells of a change, or if `full`.
     """
     seal = last_seal(model.hf)
     holds = seal is not None and seal.holds()
     if holds and not full:
         return
-    # the digest is that of the weights as they were before they were converted or laid out anew by another library
-    has_digest = model.precision not in CONVERTED and not is_quantised(model.hf)
-    same = weights_digest(model.hf) == model.fingerprint["weights"] if has_digest else holds
-    if (seal is not None and not seal.same_numbers()) or not same:
+    bits = all_bits(model.hf)
+    if (seal is not None and is_changed(model, seal, bits)) or not is_of_fingerprint(model):
         raise CoralError(
-            f"The weights of {model.name!r} have changed since it was loaded (edited in place, or an adapter was added), so its "
-            "fingerprint is no longer true; give the changed model to `coral_lens.wrap` and use what that returns."
+            f"The weights of {model.name!r} have changed since it was loaded (edited in place, cast, or an adapter was added), "
+            "so its fingerprint is no longer true; give the changed model to `coral_lens.wrap` and use what that returns."
         )
     if not holds:
-        remember(model.hf)
+        remember(model.hf, bits)
+
+
+def is_changed(model: Model, seal: Seal, bits: Mapping[str, Bits]) -> bool:
+    """Tell whether any number is another one than when the model was looked at last.
+
+    A weight that was cast to another dtype since has other bits: there the fingerprint must do, where it can.
+    """
+    if seal.bits.keys() != bits.keys() or not seal.same_numbers():
+        return True
+    weights = {name for name, _ in model.hf.named_parameters()} if has_digest(model) else set()
+    cast = {name for name in weights & bits.keys() if bits[name][0] != seal.bits[name][0]}
+    return any(bits[name] != seal.bits[name] for name in bits.keys() - cast)
+
+
+def is_of_fingerprint(model: Model) -> bool:
+    """Tell whether the weights have the digest of the fingerprint, where that can be told."""
+    return not has_digest(model) or weights_digest(model.hf) == model.fingerprint["weights"]
+
+
+def has_digest(model: Model) -> bool:
+    """Tell whether weights are as they were when their digest was taken: not converted, nor laid out anew by a library."""
+    return model.precision not in CONVERTED and not is_quantised(model.hf)
 
 
 # --------------------------------------------------------------------------------------------------------------- forks

@@ -76,7 +76,8 @@ class Model:
         return {**self.fingerprint, "config": config_facts(self.hf.config)}
 
     def verify(self) -> None:
-        """Refuse weights that changed since the model was loaded; every one is looked at, where a pass looks at some."""
+        """Refuse weights and buffers that changed since the model was loaded: every number is looked at, where a pass looks at
+        some, as it is in memory, also where it was converted or quantised."""
         refuse_changed(self, full=True)
 
     @property

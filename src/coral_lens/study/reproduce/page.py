@@ -21,6 +21,7 @@ from coral_lens.report.pages.reproduction import (
 )
 from coral_lens.report.tables.paper_shape import Block, shape_latex, shape_markdown, short_model, table_one, table_two
 from coral_lens.report.tables.study import StudyTable, read_tables
+from coral_lens.storage.escape import for_markdown
 from coral_lens.storage.files import file_name, write_atomic
 from coral_lens.study.reproduce.claim import Claim
 from coral_lens.study.reproduce.claims import all_claims
@@ -200,7 +201,7 @@ def figures(
 
 def markdown_of(page: Reproduction, steering: Sequence[Block], transfer: Sequence[Block]) -> str:
     """Return the page as Markdown: its sentences, the two tables, and the claims."""
-    parts = [f"# {page.title}", *page.headline]
+    parts = [f"# {for_markdown(page.title)}", *page.headline]
     for section in page.sections:
         parts.append(f"## {section.title} ({section.where})")
         if section.anchor == "steering":
@@ -208,11 +209,12 @@ def markdown_of(page: Reproduction, steering: Sequence[Block], transfer: Sequenc
         if section.anchor == "transfer":
             parts.append(shape_markdown(transfer).strip())
         parts += [
-            f"![{title}](figures/{picture.name}.svg)\n\n*{picture.caption}*" for picture, title in section.pictures
+            f"![{for_markdown(title)}](figures/{picture.name}.svg)\n\n*{picture.caption}*"
+            for picture, title in section.pictures
         ]
         if section.claims:
             lines = ["| the paper says | its number | ours | so it |", "|---|---|---|---|"]
             lines += [f"| {c.statement} | {c.paper} | {c.ours} | {c.said} |" for c in section.claims]
             parts += ["\n".join(lines), "\n".join(f"- {c.sentence}" for c in section.claims)]
-        parts += [f"Missing: {reason}" for reason in section.missing]
+        parts += [f"Missing: {for_markdown(reason)}" for reason in section.missing]
     return "\n\n".join(parts) + "\n"

@@ -168,11 +168,7 @@ def refuse_bomb(path: Path) -> None:
     try:
         with opened(path) as file, ZipFile(file) as archive:
             size = sum(part.file_size for part in archive.infolist())
-    except (
-        BadZipFile,
-        NotImplementedError,
-        RuntimeError,
-    ) as error:  # the latter: a kind of zip that Python does not read
+    except (BadZipFile, RuntimeError) as error:  # RuntimeError: a kind of zip that Python does not read
         raise CoralError(f"{path} is no Excel workbook ({error}); save it again, or as CSV.") from error
     if size > max(UNHARMED * 8, EXPANSION * path.stat().st_size):
         raise CoralError(f"{path} would expand to {size:,} bytes, which is too much for a workbook; save it as CSV.")

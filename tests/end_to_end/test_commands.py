@@ -685,7 +685,7 @@ def test_layers_are_numbers_and_ranges(text: str, layers: tuple[int, ...]) -> No
         (("--style", "prose"), "Unknown style 'prose'"),
         (("--lens", "listwize"), "Did you mean 'listwise'"),
         (("--inputs", "centered"), "Did you mean 'centred'"),
-        (("--folds", "0"), "folds must lie between 1 and 20"),
+        (("--folds", "21"), "folds must lie between 0 and 20"),
         (("--depth", "5"), "depth must lie between 1 and 4"),
         (("--lens", "ensemble", "--top-layers", "2"), "averages probes of single layers"),
         (("--temper", "--then-temperature"), "has its own temperature"),

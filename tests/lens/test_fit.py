@@ -649,7 +649,7 @@ def test_a_learning_curve_is_kept_where_it_is_asked_for(planted: Lens) -> None:
         ("inputs", ("ranks",), "Did you mean 'rank'"),
         ("validation", 0.0, "between 0 and 1"),
         ("validation", 1.0, "between 0 and 1"),
-        ("folds", 0, "folds must lie between 1 and 20. Got 0"),
+        ("folds", -1, "folds must lie between 0 and 20. Got -1"),
         ("top_layers", 9, "top_layers must lie between 1 and 8. Got 9"),
         ("depth", 5, "depth must lie between 1 and 4. Got 5"),
         ("seed", -1, "seed must lie between 0 and 4294967295. Got -1"),

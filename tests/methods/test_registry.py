@@ -64,10 +64,10 @@ def test_the_network_of_a_lens_is_set_in_a_study_as_in_python() -> None:
 
 def test_a_study_and_python_refuse_a_value_in_the_same_sentence() -> None:
     with pytest.raises(CoralError) as made:
-        FitSettings(folds=0)
+        FitSettings(folds=21)
     with pytest.raises(CoralError) as written:
-        read("ridge", name="mine", folds=0)
-    assert str(made.value) == "folds must lie between 1 and 20. Got 0 instead."
+        read("ridge", name="mine", folds=21)
+    assert str(made.value) == "folds must lie between 0 and 20. Got 21 instead."
     assert str(written.value) == f"Method 'mine': {made.value}"
     with pytest.raises(CoralError, match=r"Method 'iti': Unknown criterion 'ecee'; use one of .* Did you mean 'ece'"):
         read("iti", criterion="ecee")

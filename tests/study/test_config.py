@@ -158,7 +158,7 @@ def test_a_part_of_a_test_split_may_be_held_out_of_training() -> None:
         ({"kind": "rige"}, "no method of kind 'rige'. Did you mean 'ridge'"),
         ({"kind": "ridge", "fold": 5}, "no option 'fold'. Did you mean 'folds'"),
         ({"kind": "ridge", "seed": 5}, "no option 'seed'"),
-        ({"kind": "ridge", "folds": "many"}, "folds must lie between 1 and 20. Got 'many' instead"),
+        ({"kind": "ridge", "folds": "many"}, "folds must lie between 0 and 20. Got 'many' instead"),
         ({"kind": "ridge", "folds": 50}, "folds must lie between"),
         ({"kind": "temperature", "folds": 5}, "no option 'folds'"),
         ({"kind": "ridge", "name": "base"}, "cannot be called 'base'"),

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import random
 import re
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from support.servers import GOOD, Running, Shop, running, settings
 
+from coral_lens.serve import worker
 from coral_lens.serve.settings import Answering, Batching, Limits
 
 WRONG: tuple[Any, ...] = (
@@ -183,8 +185,10 @@ def test_answers_are_logged_only_where_that_is_asked_for(shop: Shop, tmp_path: A
     assert "secret" not in out + err
 
 
-def test_a_full_queue_asks_to_come_again(shop: Shop) -> None:
-    limits, batching = Limits(max_questions=4), Batching(queue=4, max_wait_ms=3000.0)
+def test_a_full_queue_asks_to_come_again(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    score = worker.score_planned
+    monkeypatch.setattr(worker, "score_planned", lambda planned: time.sleep(1.0) or score(planned))
+    limits, batching = Limits(max_questions=4), Batching(queue=4)
     body = {"lens": "first", "questions": [{"question": "a?", "options": ["b", "c"]}] * 3}
     with running(shop.model, shop.lenses, settings(limits=limits, batching=batching)) as server:
 

@@ -33,9 +33,10 @@ def counted(server: Running, name: str) -> float:
     return float(line.split()[-1])
 
 
-def test_the_work_of_a_client_that_hangs_up_is_dropped(shop: Shop) -> None:
-    batching = Batching(max_wait_ms=2000.0)
-    with running(shop.model, shop.lenses, settings(batching=batching)) as server:
+def test_the_work_of_a_client_that_hangs_up_is_dropped(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    score = worker.score_planned
+    monkeypatch.setattr(worker, "score_planned", lambda planned: time.sleep(1.0) or score(planned))
+    with running(shop.model, shop.lenses) as server:
         host, port = server.address.removeprefix("http://").split(":")
         body = b'{"lens": "first", "questions": {"question": "a?", "options": ["b", "c"]}}'
         headers = f"Host: {host}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"

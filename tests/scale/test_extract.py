@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -62,6 +64,12 @@ def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
         yield on
 
 
+def wait_until(is_so: Callable[[], bool], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not is_so() and time.monotonic() < end:
+        time.sleep(0.1)
+
+
 def test_workers_on_two_nodes_of_which_one_is_killed_go_on_with_what_a_part_began_to_the_bytes_of_one_process(
     two_nodes: Scene,
 ) -> None:
@@ -69,8 +77,15 @@ def test_workers_on_two_nodes_of_which_one_is_killed_go_on_with_what_a_part_bega
     extract_part(two_nodes.model, two_nodes.questions, folder, Part(1, 4), extraction=wanted_of(two_nodes.model))
     assert two_nodes.cluster.workers == 2
 
+    def two() -> list[Path]:
+        return sorted(folder.with_name("workers").glob("*.pid"), key=lambda path: path.stat().st_mtime_ns)
+
+    told = count()
+
     def advance(_: int) -> None:
-        there = sorted(folder.with_name("workers").glob("*.pid"), key=lambda path: path.stat().st_mtime_ns)
+        if next(told) == 1:  # the first call says what was done before; now both are on the way
+            wait_until(lambda: len(two()) == 2)
+        there = two()
         if len(there) == 2 and not killed:
             killed.append(int(there[-1].stem))
             os.kill(killed[0], signal.SIGKILL)

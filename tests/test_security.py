@@ -59,6 +59,7 @@ ALLOWED = {
     "src/coral_lens/data/assets.py subprocess": "calls pip with a list of words, no shell; what it fetches has its digest here",
     "src/coral_lens/data/task_data.py load_dataset": "data only: it runs no scripts, and the option for them is taken away",
     "src/coral_lens/data/task_data.py trust_remote_code": "takes the option away from what a task file says",
+    "tests/end_to_end/test_ray_serve.py exec_module": "runs the example of this repository",
     "bench/* import_module": "imports modules of coral_lens by names that stand in the source",
     "src/coral_lens/storage/temporary.py import_module": "fcntl of the standard library, which Windows lacks",
     "src/coral_lens/serve/encodings.py import_module": "zstd of the standard library, or of the package that has it earlier",

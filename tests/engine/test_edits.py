@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from support.models import make_model
+from support.models import cast_weights, make_model
 from support.plain_passes import hook_counts, logprobs_of, options, plain_logprob, ragged_prompts, run
 from torch import Tensor
 
@@ -137,7 +137,7 @@ def test_an_edit_of_nothing_gives_the_unedited_bits(any_tiny: Model, where: Edit
 
 def test_half_precision_states_stay_in_half_precision() -> None:
     model = make_model("llama")
-    model.hf.to(torch.bfloat16)
+    cast_weights(model, torch.bfloat16)
     edits = [AddDirection({SITE: draw(32)}, 0.5), ReplaceStates(SITE, lambda some: some.float() + 0.5)]
     assert logprobs_of(run(model, ragged_prompts(), edits=edits)).isfinite().all()
 

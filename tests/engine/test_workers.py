@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.models import make_model
+from support.models import cast_weights, make_model
 from support.plain_passes import draw_ids, hook_counts, ragged_prompts
 
 from coral_lens.data.questions import load_questions
@@ -185,8 +185,7 @@ def test_a_question_that_is_not_finite_is_named_whichever_thread_meets_it() -> N
 def test_changed_weights_are_refused_and_a_model_in_another_dtype_gets_other_twins() -> None:
     model, prompts = make_model("llama"), ragged_prompts()
     exact = scored(model, prompts, 2)
-    for parameter in model.hf.parameters():
-        parameter.data = parameter.data.bfloat16()
+    cast_weights(model, torch.bfloat16)
     assert not torch.equal(scored(model, prompts, 2)[0].logprobs, exact[0].logprobs)
     model.hf.model.norm.weight.data[4] += 1
     with pytest.raises(CoralError, match="have changed since it was loaded"):

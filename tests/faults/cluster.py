@@ -23,7 +23,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.commands import GOLDEN, furnish
+from support.commands import GOLDEN, furnish, usual_shards
 
 from coral_lens.data.questions import read_questions
 from coral_lens.engine import extract as extract_module
@@ -341,7 +341,8 @@ def study(on: Scene) -> Tally:
     for name, more in (("alone", ()), ("helped", ("--ray", on.address))):
         place = furnish(on.home / f"study-{name}-{secrets.token_hex(2)}", large=False)
         line = ["run", "study.toml", "--out", "study", "--work", "states", "--dtype", "float32", *more]
-        outcome = coral(place, *line)
+        with usual_shards():
+            outcome = coral(place, *line)
         found.append({k: v for k, v in content(place).items() if k.startswith(("study/", "states/"))})
         tally.judge(f"a study, {name}", outcome, difference=difference(found[-1], found[0]))
     return tally

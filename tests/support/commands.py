@@ -76,6 +76,7 @@ WITHOUT_WORK = {
 
 DRAWN = {"png": lambda self: b"\x89PNG", "svg": lambda self: "<svg></svg>"}
 DRAWING = {name: getattr(Picture, name) for name in DRAWN}
+CUT = extract.cut_shards
 SHARD_BYTES = 20_000
 """Of a shard of the stores that the lines write, so that the largest have several."""
 ON_THE_PAGE = {"ANSWERS": "answers.jsonl", "OPENED": "opened.jsonl", "WORK": "states"}
@@ -120,12 +121,20 @@ def furnish(folder: Path, *, large: bool) -> Path:
 
 
 @contextlib.contextmanager
+def usual_shards() -> Iterator[None]:
+    """Cut stores as those of users are cut, also where it is quiet: processes of a cluster know nothing of small shards."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(extract, "cut_shards", CUT)
+        yield
+
+
+@contextlib.contextmanager
 def quiet(*, draws: bool = False) -> Iterator[None]:
     """Draw no figures unless asked to, compute on one thread, cut stores into small shards, and keep out of the user's cache."""
-    n_threads, cut = torch.get_num_threads(), extract.cut_shards
+    n_threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
         # not what makes a shard: what fits into one is kept in memory
-        patch.setattr(extract, "cut_shards", lambda planned, _: cut(planned, SHARD_BYTES))
+        patch.setattr(extract, "cut_shards", lambda planned, _: CUT(planned, SHARD_BYTES))
         for name, drawn in (DRAWING if draws else DRAWN).items():
             patch.setattr(Picture, name, drawn)
         patch.setenv("CORAL_CACHE", "cache")

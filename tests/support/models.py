@@ -164,6 +164,12 @@ def make_llama() -> PreTrainedModel:
     return FAMILIES["llama"].make()
 
 
+def cast_weights(model: Model, dtype: torch.dtype) -> None:
+    """Put the weights of a model into another dtype in place, and leave its buffers, without which positions would blur."""
+    for parameter in model.hf.parameters():
+        parameter.data = parameter.data.to(dtype)
+
+
 def make_model(family: str, *, bos: bool = False, seed: int = 0, max_length: int | None = None) -> Model:
     """A tiny random model whose weights are large enough that states differ between layers and tokens."""
     torch.manual_seed(seed)

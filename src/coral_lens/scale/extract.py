@@ -22,6 +22,8 @@ from coral_lens.storage.progress import Progress
 from coral_lens.storage.resumable import Counted, locked
 from coral_lens.storage.shards import Journal, shard_path
 
+FLUSH_SECONDS = 0.2
+"""Between two waits for the disk: many workers finish hundreds of shards a second."""
 NAMED = 5
 """So many questions of a shard that failed are named."""
 
@@ -55,6 +57,7 @@ def extract_on_ray(
     warn_left_out(plan.prepared)
 
     def elsewhere(todo: Sequence[int], journal: Journal, counted: Counted) -> None:
+        journal.flush_seconds = FLUSH_SECONDS
         Driver(job_of(spread, plan, folder, journal, counted, spares), spread.cluster.workers, spread.tell).run(todo)
 
     try:

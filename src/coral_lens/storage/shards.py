@@ -33,9 +33,6 @@ from coral_lens.storage.temporary import remove_abandoned_like
 FLOAT16_MAX = 65504.0
 MAIN = "journal.jsonl"
 PART_NAME = re.compile(r"journal-\d+-of-\d+-[0-9a-f]{8}\.jsonl")
-FLUSH_SECONDS = 0.2
-"""Between two waits for the disk, where shards come faster: a power cut then loses these lines, and their shards are computed
-again. Each wait takes milliseconds, and many workers finish hundreds of shards a second."""
 SHARD_NAMES = r"shard-\d{5,}\.safetensors"
 
 
@@ -55,6 +52,9 @@ class Journal:
     alone = True
     """Whether nobody else is expected to write shards."""
 
+    flush_seconds = 0.0
+    """Between two waits for the disk, where lines come faster: a power cut may lose these, and their shards are made again."""
+
     def __init__(self, folder: Path) -> None:
         self.folder, self.path = folder, folder / MAIN
         self.entries: dict[int, dict[str, str]] = {}
@@ -64,7 +64,7 @@ class Journal:
         self._clean = True
         self._size = 0
         """Bytes of its own file as this process knows it."""
-        self._flushed = float("-inf")
+        self._flushed, self._is_flushed = float("-inf"), True
         # the main one last: whoever merges the others into it removes them afterwards
         for path in (*part_journals(folder), self.path):
             lines = lines_of(path)
@@ -122,16 +122,16 @@ class Journal:
                 f"{self.folder} is being written by another process, which has changed {self.path.name}; wait for it, then run "
                 "the same command again."
             )
-        due = time.monotonic() - self._flushed >= FLUSH_SECONDS
+        due = time.monotonic() - self._flushed >= self.flush_seconds
         append_line(self.path, line, flush=due)
-        self._flushed = time.monotonic() if due else self._flushed
+        self._flushed, self._is_flushed = (time.monotonic() if due else self._flushed), due
         self._size += len(line)
 
     def finish(self, n_pieces: int) -> None:
         """Check that every shard is there, leave the lines in order, and of other journals nothing."""
         assert sorted(self.entries) == list(range(n_pieces)), "shards are missing"
         parts = part_journals(self.folder)
-        if parts or not self._clean or list(self.entries) != sorted(self.entries):
+        if parts or not self._clean or not self._is_flushed or list(self.entries) != sorted(self.entries):
             self._rewrite()
         for path in parts:  # a process that still writes one repeats what is known
             path.unlink(missing_ok=True)
@@ -152,7 +152,7 @@ class Journal:
         self.entries = dict(sorted(self.entries.items()))
         data = b"".join(self._line(i) for i in self.entries)
         write_atomic(self.path, data)
-        self._clean, self._size = True, len(data)
+        self._clean, self._is_flushed, self._size = True, True, len(data)
 
 
 class PartJournal(Journal):

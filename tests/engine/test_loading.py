@@ -140,6 +140,12 @@ def test_on_the_cpu_a_tiny_model_is_loaded_in_float32_whatever_its_checkpoint_ha
         assert load_model(str(tmp_path / "half"), dtype=wanted).precision == "float32"
 
 
+@pytest.mark.parametrize("place", [{"device": "meta"}, {"device_map": "meta"}])
+def test_a_device_without_numbers_is_refused(saved: Path, place: dict[str, str]) -> None:
+    with pytest.raises(CoralError, match="holds shapes and no numbers"):
+        load_model(str(saved), **place)
+
+
 def test_a_device_map_places_the_model(saved: Path) -> None:
     assert load_model(str(saved), device_map="cpu").fingerprint == make_model("llama", bos=True).fingerprint
 

@@ -70,6 +70,8 @@ def load_model(
     name, wanted = str(name), dtype or "auto"
     if adapter is None and JOINS in name and not Path(name).exists():
         name, _, adapter = name.partition(JOINS)
+    if "meta" in (device, device_map):
+        raise CoralError("The device 'meta' holds shapes and no numbers; use cpu, cuda, or --device-map auto.")
     device = device or default_device()
     on_cpu = device == "cpu" and device_map is None
     refuse_precision(wanted, on_cpu=on_cpu)

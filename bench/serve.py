@@ -1,7 +1,7 @@
 """A server on loopback in a process of its own: its start, its rate, its latency, what is shared, and what overload does.
 
     python bench/serve.py --data DIR
-    OMP_WAIT_POLICY=PASSIVE python bench/serve.py --questions 64 --clients 32 --overload 10     small, on a machine in use
+    python bench/serve.py --questions 64 --clients 32 --overload 10     small, on a machine in use
 
 Start: bare `coral serve` until /ready says so. Saturated: clients that each send the next question as soon as the last is
 answered, against `Lens.predict` on the same questions in one call, round after round. One at a time: the median time of a
@@ -30,6 +30,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+# the threads of this process must not spin while the server computes; torch reads this when it is loaded
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import httpx2
 import torch

@@ -14,6 +14,7 @@ from support.models import make_model
 from torch import nn
 
 from coral_lens.engine.architectures import family_of
+from coral_lens.engine.draws import NextToken, stream_of
 from coral_lens.engine.generation import Generated, batches, generate_answers
 from coral_lens.engine.model import Model
 from coral_lens.engine.settings import GenerationSettings
@@ -181,12 +182,42 @@ def test_tokens_are_drawn_with_their_probabilities(tiny: Model) -> None:
         assert abs(counts[token] / n - p) < 4 * (p * (1 - p) / n) ** 0.5
 
 
-def test_a_prompt_is_read_once_for_all_its_samples(tiny: Model) -> None:
+@contextmanager
+def rows_read(model: Model) -> Iterator[list[tuple[int, int]]]:
+    """Rows and tokens of every pass."""
     read: list[tuple[int, int]] = []
-    handle = tiny.blocks[0].register_forward_pre_hook(lambda _, args: read.append(tuple(args[0].shape[:2])))
-    answers(tiny, ["Once", "Twice upon"], temperature=1.0, n_samples=4, max_new_tokens=3)
-    handle.remove()
-    assert read == [(2, 10), (8, 1), (8, 1)]
+    handle = model.blocks[0].register_forward_pre_hook(lambda _, args: read.append(tuple(args[0].shape[:2])))
+    try:
+        yield read
+    finally:
+        handle.remove()
+
+
+def test_what_samples_of_a_prompt_have_in_common_is_read_once(tiny: Model) -> None:
+    with rows_read(tiny) as read:
+        found = answers(tiny, ["Once", "Twice upon"], temperature=0.3, n_samples=8, max_new_tokens=4)
+    begun = [len({(i, a.tokens[:n]) for i, some in enumerate(found) for a in some}) for n in (1, 2, 3)]
+    assert read == [(2, 10), *((n, 1) for n in begun)]
+    assert begun[0] < 16, "some samples begin alike"
+
+
+def test_samples_that_part_later_are_those_of_samples_that_were_never_together(tiny: Model) -> None:
+    how = {"temperature": 0.3, "max_new_tokens": 6}
+    (together,) = answers(tiny, ["Once"], n_samples=6, **how)
+    assert [a.tokens for a in together] == [alone_tokens(tiny, "Once", sample, **how) for sample in range(6)]
+
+
+def alone_tokens(model: Model, text: str, sample: int, *, temperature: float, max_new_tokens: int) -> tuple[int, ...]:
+    """A sample whose every token is drawn after a whole pass over all before it."""
+    ids, tokens = model.tokenizer.encode(text), []
+    for step in range(max_new_tokens):
+        with torch.no_grad():
+            logits = model.hf(torch.tensor([[*ids, *tokens]])).logits[0, -1]
+        token = NextToken.after(logits, temperature).draw(stream_of(text, sample, 0), step)
+        if token == model.tokenizer.eos_token_id:
+            break
+        tokens.append(token)
+    return tuple(tokens)
 
 
 # --------------------------------------------------------------------------------------------------------- afterwards

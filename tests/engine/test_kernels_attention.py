@@ -9,7 +9,7 @@ import torch
 from support.models import FAMILIES, make_model
 from torch import Tensor
 
-from coral_lens.engine._kernels import NAME, STEP, attend, block_attention, cut_blocks
+from coral_lens.engine._kernels import NAME, STEP, attend, attend_grouped, block_attention, cut_blocks
 from coral_lens.engine.architectures import family_of
 from coral_lens.engine.batches import lay_out
 from coral_lens.engine.model import Model
@@ -43,6 +43,21 @@ def test_blocks_give_what_the_dense_mask_gives(sizes: tuple[int, ...], past: int
     found, _ = attend(None, query, key, value, None, scaling=0.3, blocks=blocks)
     wanted = torch.nn.functional.scaled_dot_product_attention(
         query, key, value, attn_mask=allowed[None, None], scale=0.3, enable_gqa=True
+    )
+    torch.testing.assert_close(found, wanted.transpose(1, 2))
+
+
+@pytest.mark.parametrize("heads", [(6, 6), (6, 2), (6, 1)])
+@pytest.mark.parametrize("masked", [True, False])
+def test_heads_that_share_keys_attend_with_one_token_as_if_each_had_its_own(
+    heads: tuple[int, int], masked: bool
+) -> None:
+    torch.manual_seed(0)
+    query, (key, value) = torch.randn(3, heads[0], 1, 8), torch.randn(2, 3, heads[1], 11, 8)
+    mask = torch.rand(3, 1, 1, 11) > 0.4 if masked else None
+    found, _ = attend_grouped(None, query, key, value, mask, scaling=0.3)
+    wanted = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, scale=0.3, enable_gqa=True
     )
     torch.testing.assert_close(found, wanted.transpose(1, 2))
 

@@ -43,7 +43,11 @@ def converted(model: Model, precision: str) -> Model:
 # --------------------------------------------------------------------------------------------------------------- layers
 
 
-def test_a_mixed_layer_rounds_its_factors_and_its_product_and_nothing_else() -> None:
+@pytest.mark.parametrize("multiplies", [True, False])
+def test_a_mixed_layer_rounds_its_factors_and_its_product_and_nothing_else(
+    monkeypatch: pytest.MonkeyPatch, multiplies: bool
+) -> None:
+    monkeypatch.setattr(precision_module, "has_bfloat16", lambda: multiplies)
     torch.manual_seed(0)
     layer, states = nn.Linear(40, 7), torch.randn(3, 40)
     nn.init.normal_(layer.bias, std=100.0)
@@ -53,6 +57,18 @@ def test_a_mixed_layer_rounds_its_factors_and_its_product_and_nothing_else() -> 
     torch.testing.assert_close(layer(states), product + layer.bias, rtol=2**-7, atol=2**-9)
     assert layer(states).dtype == torch.float32
     assert layer.bias.dtype == torch.float32
+    assert layer.weight.dtype == (torch.bfloat16 if multiplies else torch.float32)
+    assert torch.equal(layer.weight.float(), weight.float())
+
+
+def test_a_processor_without_bfloat16_multiplies_the_same_factors_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision_module, "has_bfloat16", lambda: False)
+    torch.manual_seed(0)
+    layer, states = nn.Linear(40, 7, bias=False), torch.randn(3, 40)
+    weight = layer.weight.detach().to(torch.bfloat16).double()
+    make_mixed(layer)
+    wanted = (states.to(torch.bfloat16).double() @ weight.T).float()
+    torch.testing.assert_close(layer(states), wanted, rtol=1e-5, atol=1e-6)
 
 
 def test_a_layer_of_whole_numbers_worked_by_hand() -> None:
@@ -123,7 +139,8 @@ def test_an_embedding_that_scales_keeps_its_own_weights() -> None:
     before = hf.model.embed_tokens(torch.tensor([3, 4]))
     set_precision(hf, "mixed", TEXTS)
     assert torch.equal(hf.model.embed_tokens(torch.tensor([3, 4])), before)
-    assert hf.lm_head.weight.dtype == torch.bfloat16
+    assert torch.equal(hf.lm_head.weight.float(), hf.lm_head.weight.to(torch.bfloat16).float())
+    assert not torch.equal(hf.lm_head.weight.float(), hf.model.embed_tokens.weight)
 
 
 def test_a_model_of_other_layers_is_refused() -> None:

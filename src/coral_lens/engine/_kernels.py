@@ -1,8 +1,10 @@
-"""The same numbers with less work, while a `with` runs: attention question by question, and fused norms and gates.
+"""The same numbers with less work, while a `with` runs: attention question by question or token by token, fused norms and gates.
 
 Attention over trees laid end to end in one row: under a dense mask a kernel multiplies every query with every key and then
 throws most products away. Here the queries of a question go a few at a time, and only with the keys before them: parents
 come before children, so later keys are never seen.
+
+Attention of one new token: query heads that share keys are the queries of one head, so keys are not copied for each of them.
 
 Norms and gates go with fewer passes over memory, on the CPU, and only in classes that `architectures` names.
 
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 
 NAME = "coral_blocks"
 """Name of `attend` among the attention functions of transformers."""
+GROUPED = "coral_grouped"
+"""Name of `attend_grouped` there."""
 STEP = 64
 """Queries at a time: their scores against all keys of a question stay in the core's own cache."""
 RMS_NORMS = frozenset(family.rms_norm for family in FAMILIES.values()) - {None}
@@ -81,15 +85,22 @@ def cut_blocks(allowed: Bool[Tensor, "query key"], extents: Sequence[tuple[int, 
 @contextmanager
 def block_attention(hf: PreTrainedModel) -> Iterator[None]:
     """Let a model attend block by block while the `with` runs; it must be called with `blocks=`."""
+    with attention(hf, NAME, attend):
+        yield
+
+
+@contextmanager
+def attention(hf: PreTrainedModel, name: str, function: Callable[..., Any]) -> Iterator[None]:
+    """Let a model attend by a function, which takes the masks of transformers' own sdpa, while the `with` runs."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
     # the name stays in the table (docs/decisions/10): a pass of somebody else may just have read it from the configuration
-    AttentionInterface.register(NAME, attend)
-    AttentionMaskInterface.register(NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+    AttentionInterface.register(name, function)
+    AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
     config = hf.config.get_text_config()
     before = config._attn_implementation
-    config._attn_implementation = NAME
+    config._attn_implementation = name
     try:
         yield
     finally:
@@ -141,6 +152,40 @@ def beside_prefix(
     """Return the keys or values of the prefix and those of a block, next to each other."""
     own = states[:, past + block.start : past + block.stop]
     return torch.cat([states[:, :past], own], dim=1) if past else own
+
+
+# ------------------------------------------------------------------------------------------------- one token at a time
+
+
+@contextmanager
+def grouped_attention(hf: PreTrainedModel) -> Iterator[None]:
+    """Let a model attend to keys that query heads share without copying them, while the `with` runs."""
+    with attention(hf, GROUPED, attend_grouped):
+        yield
+
+
+def attend_grouped(
+    module: Any,
+    query: Float[Tensor, "batch head token size"],
+    key: Float[Tensor, "batch kv_head key size"],
+    value: Float[Tensor, "batch kv_head key size"],
+    attention_mask: Tensor | None,
+    *,
+    scaling: float,
+    **others: Any,
+) -> tuple[Float[Tensor, "batch token head size"], None]:
+    """Attend with one new token a row: the query heads of a group are as many queries of one head, with the same mask.
+
+    Longer rows go transformers' own way.
+    """
+    batch, n_heads, n_tokens, size = query.shape
+    if n_tokens != 1:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
+    groups = query.reshape(batch, key.shape[1], -1, size)
+    mixed = nn.functional.scaled_dot_product_attention(groups, key, value, attn_mask=attention_mask, scale=scaling)
+    return mixed.reshape(batch, 1, n_heads, size), None
 
 
 # ------------------------------------------------------------------------------------------------------ norms and gates

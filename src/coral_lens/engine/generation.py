@@ -7,10 +7,10 @@ as it is: padding is done here, before what prompts do not share, under an atten
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from coral_lens.engine._kernels import fused
+from coral_lens.engine._kernels import fused, grouped_attention
+from coral_lens.engine.draws import NextToken, stream_of
 from coral_lens.engine.in_use import in_use
 from coral_lens.engine.prompts import encode, prefix_token
 from coral_lens.engine.settings import GenerationSettings
@@ -55,7 +56,8 @@ class Draft:
 
     prompt: int
     ids: tuple[int, ...]
-    random: torch.Generator
+    stream: int
+    """What its random numbers begin with."""
     tokens: list[int] = field(default_factory=list)
     text: str = ""
     finished: bool = False
@@ -79,7 +81,7 @@ def generate_answers(
     answers: list[list[Generated]] = [[] for _ in texts]
     for batch in batches(ids, settings, border=model.rope_border, tokens=CACHE_BYTES // model.cache_bytes):
         drafts = [
-            Draft(prompt, ids[prompt], stream(texts[prompt], sample, settings.seed))
+            Draft(prompt, ids[prompt], stream_of(texts[prompt], sample, settings.seed))
             for prompt in batch
             for sample in range(settings.n_samples)
         ]
@@ -126,32 +128,32 @@ def batches(
         start += size
 
 
-def stream(text: str, sample: int, seed: int) -> torch.Generator:
-    """Return the random numbers of one sample of one prompt; a prompt that occurs twice gets the same ones."""
-    key = hashlib.sha256(f"{seed}\n{sample}\n{text}".encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(key[:8], "big", signed=True))
-
-
 # ------------------------------------------------------------------------------------------------------------ writing
 
 
 @torch.inference_mode()
 def write(model: Model, drafts: Sequence[Draft], settings: GenerationSettings, stop: Sequence[str]) -> None:
-    """Write drafts to their end; those of one prompt come one after the other and share the reading of it."""
+    """Write drafts to their end; those of one prompt come one after the other.
+
+    Drafts of a prompt are one row of the model as long as they say the same: nothing is read twice.
+    """
     ends = end_tokens(model)
     prompts = [draft.ids for draft in drafts[:: settings.n_samples]]
     reading = Reading(model, prompts, room=settings.max_new_tokens)
-    logits = reading.first(settings.n_samples)
-    open_drafts = list(drafts)
+    logits = reading.first()
+    # unfinished drafts, each with its row
+    going = [(draft, i // settings.n_samples) for i, draft in enumerate(drafts)]
     for step in range(settings.max_new_tokens):
-        chosen = [choose(row, draft, settings.temperature) for row, draft in zip(logits, open_drafts, strict=True)]
-        for draft, token in zip(open_drafts, chosen, strict=True):
-            extend(draft, token, model, ends, stop)
-        going = [i for i, draft in enumerate(open_drafts) if not draft.finished]
+        coming = [NextToken.after(row, settings.temperature) for row in logits]
+        for draft, row in going:
+            extend(draft, coming[row].draw(draft.stream, step), model, ends, stop)
+        going = [(draft, row) for draft, row in going if not draft.finished]
         if not going or step == settings.max_new_tokens - 1:
             return
-        open_drafts = [open_drafts[i] for i in going]
-        logits = reading.next(going, [draft.tokens[-1] for draft in open_drafts])
+        said = [(row, draft.tokens[-1]) for draft, row in going]
+        rows = {pair: i for i, pair in enumerate(dict.fromkeys(said))}
+        logits = reading.next([row for row, _ in rows], [token for _, token in rows])
+        going = [(draft, rows[pair]) for (draft, _), pair in zip(going, said, strict=True)]
 
 
 def end_tokens(model: Model) -> set[int]:
@@ -159,15 +161,6 @@ def end_tokens(model: Model) -> set[int]:
     known = getattr(model.hf.generation_config, "eos_token_id", None)
     listed = known if isinstance(known, list) else [known]
     return {int(token) for token in (*listed, model.tokenizer.eos_token_id) if token is not None}
-
-
-def choose(logits: Float[Tensor, " vocabulary"], draft: Draft, temperature: float) -> int:
-    """Return the next token: the most probable one, or one drawn from the draft's own random numbers."""
-    if temperature == 0:
-        return int(logits.argmax())
-    # a race of exponential clocks: unlike a draw from the cumulative sum, rounding of the logits hardly ever changes who wins
-    clocks = torch.empty_like(logits).exponential_(generator=draft.random)
-    return int((logits / temperature - clocks.log()).argmax())
 
 
 def extend(draft: Draft, token: int, model: Model, ends: set[int], stop: Sequence[str]) -> None:
@@ -206,8 +199,8 @@ class Reading:
         # families without position ids (ALiBi) count the mask themselves
         self._takes_positions = "position_ids" in inspect.signature(self._body.forward).parameters
 
-    def first(self, n_samples: int) -> Float[Tensor, "answer vocabulary"]:
-        """Read the prompts once and return the logits of the first token of each sample of each prompt."""
+    def first(self) -> Float[Tensor, "row vocabulary"]:
+        """Read the prompts and return the logits of the first token of an answer to each."""
         if self._shared:
             self._step(torch.tensor([self._shared]))
             self._cache.batch_repeat_interleave(len(self._rest))
@@ -215,20 +208,18 @@ class Reading:
         ids = torch.tensor([[0] * (width - len(r)) + list(r) for r in self._rest])
         padded = torch.tensor([[0] * (width - len(r)) + [1] * len(r) for r in self._rest])
         self._mask = torch.cat([self._mask.expand(len(ids), -1), padded], dim=1)
-        logits = self._step(ids)
-        self._cache.batch_repeat_interleave(n_samples)
-        self._mask = self._mask.repeat_interleave(n_samples, dim=0)
-        return logits.repeat_interleave(n_samples, dim=0)
+        return self._step(ids)
 
-    def next(self, going: list[int], tokens: list[int]) -> Float[Tensor, "answer vocabulary"]:
-        """Drop the answers that are not in `going`, read one more token of the others, and return their next logits."""
-        if len(going) < len(self._mask):
-            self._cache.batch_select_indices(torch.tensor(going))
-            self._mask = self._mask[going]
+    def next(self, rows: list[int], tokens: list[int]) -> Float[Tensor, "row vocabulary"]:
+        """Go on from these rows, of which one may be named twice, with a token each, and return their next logits."""
+        if rows != list(range(len(self._mask))):
+            self._cache.batch_select_indices(torch.tensor(rows))
+            self._mask = self._mask[rows]
         self._mask = torch.cat([self._mask, torch.ones_like(self._mask[:, :1])], dim=1)
-        return self._step(torch.tensor(tokens)[:, None])
+        with grouped_attention(self._model.hf) if self._model.attends_in_blocks else nullcontext():
+            return self._step(torch.tensor(tokens)[:, None])
 
-    def _step(self, ids: Int[Tensor, "answer token"]) -> Float[Tensor, "answer vocabulary"]:
+    def _step(self, ids: Int[Tensor, "row token"]) -> Float[Tensor, "row vocabulary"]:
         device = self._model.device
         positions = (self._mask.cumsum(dim=1) - 1).clamp(min=0)[:, -ids.shape[1] :]
         extra: dict[str, Any] = {"position_ids": positions.to(device)} if self._takes_positions else {}

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from coral_lens.engine import _flex
 from coral_lens.engine._head import VocabularyHead
+from coral_lens.engine._kernels import GROUPED, PRECISE, Block, block_attention
 from coral_lens.engine._kernels import NAME as BLOCKS
-from coral_lens.engine._kernels import PRECISE, Block, block_attention
 from coral_lens.engine._seals import devices_of, n_weights, remember
 from coral_lens.engine.architectures import Family, MaskForm, family_of, find_parts
 from coral_lens.engine.fingerprints import config_facts, tokenizer_digest, weights_digest
@@ -168,8 +168,8 @@ class Model:
         return (
             self.family.in_blocks
             and self.window is None
-            # another thread may have it in use, and attend in blocks just now
-            and self.hf.config.get_text_config()._attn_implementation in ("sdpa", BLOCKS)
+            # another thread may have it in use, and attend in blocks or in groups just now
+            and self.hf.config.get_text_config()._attn_implementation in ("sdpa", BLOCKS, GROUPED)
             and self.dtype in PRECISE
             and devices_of(self.hf) == {"cpu"}
         )

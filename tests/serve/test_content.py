@@ -8,10 +8,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import BaseModel, ValidationError
 from support.servers import Running
 
+from coral_lens.serve.ask import AskRequest
 from coral_lens.serve.complaints import Complaint
 from coral_lens.serve.content import DEEPEST, is_torn, text_of_json
+from coral_lens.serve.decisions import DecisionRequest
+from coral_lens.serve.predict import PredictRequest
+from coral_lens.serve.systemone import SystemOneRequest
 
 
 def nested(depth: int) -> Any:
@@ -36,6 +41,27 @@ def test_levels_that_could_not_be_given_back_are_the_clients_mistake(server: Run
         reply = client.post("/v1/systemone", json={"model": "first", "state": "s", "questions": {"q": question}})
     assert reply.status_code == 422
     assert "deep in itself" in reply.json()["error"]["message"]
+
+
+MANY = [None] * 1000
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (PredictRequest, {"questions": MANY}),
+        (PredictRequest, {"questions": {"question": "a", "options": MANY}}),
+        (AskRequest, {"questions": MANY}),
+        (DecisionRequest, {"model": "a", "input": MANY, "questions": MANY}),
+        (DecisionRequest, {"model": "a", "input": "a", "questions": [{"type": "predicate", "instructions": MANY}]}),
+        (SystemOneRequest, {"model": "a", "state": "", "questions": {"q": {"type": "score", "criteria": MANY}}}),
+    ],
+)
+def test_of_many_wrong_values_the_first_is_complained_of(kind: type[BaseModel], body: dict[str, Any]) -> None:
+    """Each complaint takes a kilobyte, and all of them would be made before one is told."""
+    with pytest.raises(ValidationError) as raised:
+        kind.model_validate(body)
+    assert raised.value.error_count() < 10
 
 
 @given(st.text(st.characters(codec=None, categories=["L", "P", "Cs", "So"])))

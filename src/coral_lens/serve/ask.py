@@ -70,7 +70,7 @@ class AskRequest(Strict):
 
     lens: str | None = None
     """May be left out where one lens is served."""
-    questions: Annotated[list[AskedQuestion | str], Field(min_length=1)] | AskedQuestion | str
+    questions: Annotated[list[AskedQuestion | str], Field(min_length=1, fail_fast=True)] | AskedQuestion | str
 
     @property
     def _listed(self) -> list[AskedQuestion | str]:

@@ -12,7 +12,10 @@ from coral_lens.serve.complaints import Complaint
 
 
 class Strict(BaseModel):
-    """A part of a request: what is unknown in it is refused. What stands under a field here stands in /openapi.json."""
+    """A part of a request: what is unknown in it is refused. What stands under a field here stands in /openapi.json.
+
+    Lists of it fail fast: what is wrong with the first of a hundred thousand values is all that a client is told.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 

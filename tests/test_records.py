@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coral_lens.records import Predictions, Question, Wording
+from coral_lens.records import Predictions, Question, Wording, cue_of, listed_parts, take_apart
 
 PIECES = [
     "Question: ",
@@ -62,6 +63,31 @@ def test_the_parts_make_the_same_text_again(pieces: list[str], options: tuple[st
     assert wording.text == text
     assert len(wording.listed) in (0, 2)
     assert wording.bare in text
+
+
+SPACES = ["\n", " ", "\t", "A", "B", "C", ".", ")", ":", "x", "\nA. ", "\nB. ", "\nC. ", "\nA.  ", "\nB.  ", "\nAnswer"]
+
+
+@given(st.lists(st.sampled_from(SPACES), max_size=24).map("".join), st.sampled_from(["AB", "ABC"]))
+def test_list_and_cue_are_what_a_pattern_would_find(text: str, letters: str) -> None:
+    """The pattern says what they are; it is not used, because it takes hours for some texts of strangers."""
+    lines = "".join(rf"\n{letter}(?P=mark)(.*?)" for letter in letters[1:])
+    match = re.fullmatch(rf"(.*)\nA(?P<mark>[.)]\s+)(.*?){lines}", text, re.DOTALL)
+    wanted = None if match is None else (match[1], match["mark"], match.groups()[2:])
+    assert listed_parts(text, tuple(letters)) == wanted
+    cue = re.search(r"\n\s*(?:Answer|A)\s*:\s*\Z", text)
+    assert cue_of(text) == (cue[0] if cue else "")
+
+
+def test_a_long_text_of_broken_lists_and_empty_lines_is_taken_apart_at_once() -> None:
+    lists = "Which?" + "\nA. a\nB. b\nC. c\nD. d" * 5000
+    assert take_apart(lists, tuple("ABCDE")) == Wording("", lists, (), "", "")
+    whole = take_apart(lists + "\nE. e", tuple("ABCDE"))
+    assert whole.listed == ("a", "b", "c", "d", "e")
+    lines = "Which?" + "\n" * 500_000 + "x"
+    assert take_apart(lines, ("A", "B")).stem == lines
+    spaces = "Which?" + "\nA." + " " * 500_000 + "x"
+    assert take_apart(spaces, ("A", "B")).stem == spaces
 
 
 def test_a_text_is_taken_apart_once_and_another_text_anew() -> None:

@@ -27,10 +27,12 @@ def test_answers_may_be_one_or_a_list_of_texts_or_numbers_or_missing(tmp_path: P
         {"question": "How many?", "answer": 8, "id": "n"},
         {"question": "Which?", "answer": ["a b", 3.5]},
         {"question": "Why?", "context": "A passage."},
+        {"question": "Where?", "answers": [float("nan"), "here"]},
+        {"question": "When?", "answers": [float("nan")], "answer": "now"},
     ]
     found = load_open_questions(lines(tmp_path / "open.jsonl", rows))
-    assert [q.answers for q in found] == [("Ann", "Anne"), ("8",), ("a b", "3.5"), ()]
-    assert [q.id for q in found] == ["open:1", "n", "open:3", "open:4"]
+    assert [q.answers for q in found] == [("Ann", "Anne"), ("8",), ("a b", "3.5"), (), ("here",), ("now",)]
+    assert [q.id for q in found][:4] == ["open:1", "n", "open:3", "open:4"]
     assert found[0].columns["topic"] == "people"
     assert found[3].passage == "A passage."
 
@@ -48,6 +50,8 @@ def test_a_list_of_dicts_and_plain_texts_are_questions_too() -> None:
     assert found.answers == ("Ann",)
     assert as_open("Who?") == [OpenQuestion("1", "Who?")]
     assert [q.id for q in as_open(["Who?", found])] == ["1", found.id]
+    with pytest.raises(CoralError, match="Two questions have the id '1'"):
+        as_open(["Who?", OpenQuestion("1", "Why?")])
 
 
 @pytest.mark.parametrize(

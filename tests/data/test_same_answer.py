@@ -41,6 +41,21 @@ SAME = [
     ("−3", "-3"),
     ("１２", "12"),
     ("Air Force One", "air force 1"),
+    ("+5", "5"),
+    ("10²", "10^2"),
+    ("10⁻⁶", "10^-6"),
+    ("½", "1/2"),
+    ("2½", "2 1/2"),
+    ("m²", "m2"),
+    # signs and letters that Unicode has several of
+    ("O´Neill", "O'Neill"),
+    ("№ 5", "No 5"),
+    ("C♯", "C#"),
+    ("x=3", "x = 3"),
+    ("❤\ufe0f love", "love"),
+    ("パリ", "ﾊﾟﾘ"),
+    ("한국", "\u1112\u1161\u11ab\u1100\u116e\u11a8"),
+    ("שָׁלוֹם", "שלום"),
 ]
 DIFFERENT = [
     ("Vienna", "Vienna, Austria"),
@@ -57,6 +72,21 @@ DIFFERENT = [
     ("5.0.3", "5.3"),
     ("10,5", "105"),
     ("a", "the"),
+    # signs
+    ("$5", "€5"),
+    ("$5", "5"),
+    ("<5", ">5"),
+    ("AB+", "AB-"),
+    ("C++", "C"),
+    ("C#", "C"),
+    ("B♭", "B"),
+    ("10²", "102"),
+    ("2½", "21/2"),
+    # marks that make another letter: Paris and Bali, persimmon and key, two vowels, two tones
+    ("パリ", "バリ"),
+    ("かき", "かぎ"),
+    ("की", "का"),
+    ("ไม่", "ไม้"),
 ]
 
 
@@ -95,6 +125,11 @@ WORDS = st.sampled_from(
         "1_000",
         ".",
         "0",
+        "№",
+        "10²",
+        "+$",
+        "が",
+        "की",
     ]
 )
 

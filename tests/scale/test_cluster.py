@@ -48,6 +48,10 @@ def test_by_default_there_are_as_many_workers_as_fit_on_whole_machines(monkeypat
     assert room_for(RaySettings(ray="x", cpus_per_worker=2)) == 4 + 3
     assert room_for(RaySettings(ray="x", cpus_per_worker=2, gpus_per_worker=1.0)) == 4 + 1
     assert room_for(RaySettings(ray="x", gpus_per_worker=0.5)) == 8 + 2
+    monkeypatch.setattr(ray, "nodes", lambda: nodes((99, 1)))
+    for share, n in ((0.2, 5), (0.1, 10), (0.3, 3), (0.7, 1)):
+        assert room_for(RaySettings(ray="x", gpus_per_worker=share)) == n
+    monkeypatch.setattr(ray, "nodes", lambda: [*nodes((8, 4), (7, 1)), {"Alive": False, "Resources": {"CPU": 99}}])
     assert room_for(RaySettings(ray="x", workers=3)) == 3
     with pytest.raises(CoralError, match="room for a worker with 1 cores and 8 GPUs: the largest have 8 and 4"):
         room_for(RaySettings(ray="x", gpus_per_worker=8.0))

@@ -13,8 +13,11 @@ from typing import Any
 import pytest
 from support.servers import PATIENCE, Running, Shop, running, settings
 
+from coral_lens.engine import candidates
+from coral_lens.engine.generation import Generated
 from coral_lens.serve.ask import MOST_WAITING
-from coral_lens.serve.settings import Answering, Batching
+from coral_lens.serve.complaints import FAILED
+from coral_lens.serve.settings import Answering, Batching, Limits
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*left out:UserWarning")
 
@@ -101,6 +104,51 @@ def test_what_takes_too_long_is_given_up_and_its_work_ends(shop: Shop, asker: Ru
     assert (len(begun), told) == (1, [True])
     assert "coral_dropped_total 2.0" in text
     assert "coral_failures_total 0.0" in text
+
+
+def test_a_question_that_is_too_long_is_refused_by_itself_and_not_cut(shop: Shop, asker: Running) -> None:
+    """Of a longer one the model would read only the end."""
+    asked = {"lens": "open", "questions": ["Who?", {"question": "Why?", "context": "word " * 300, "id": "long"}]}
+    with asker.client() as client:
+        short, long = client.post("/v1/ask", json=asked).json()["answers"]
+    assert short["answer"] is not None
+    assert (long["answer"], long["candidates"]) == (None, None)
+    room = shop.model.max_length - 64
+    assert long["refusal"].endswith(f"tokens, and {room} are allowed; shorten it.")
+    few = settings(limits=Limits(max_tokens=20))
+    with running(shop.model, asker.service.lenses, few) as server, server.client() as client:
+        (alone,) = client.post("/v1/ask", json=asked | {"questions": "Who is it?"}).json()["answers"]
+    assert "and 20 are allowed" in alone["refusal"]
+
+
+def test_questions_that_the_model_is_silent_to_are_refused_each_by_its_own_name(
+    asker: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = [Generated(" ", (1,), finished=True)]
+    monkeypatch.setattr(candidates, "generate_answers", lambda _, texts, **__: [silent for _ in texts])
+    with asker.client() as client:
+        reply = client.post("/v1/ask", json={"lens": "open", "questions": ["Who?", "Why?"]})
+    assert reply.status_code == 200
+    for name, answer in zip("12", reply.json()["answers"], strict=True):
+        assert answer["refusal"].startswith(f"Question '{name}': the model wrote no answer")
+
+
+def test_a_failure_of_ours_is_one_sentence_and_counted_and_says_nothing_of_the_question(
+    shop: Shop, asker: Running, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def full(logged: Any) -> None:
+        raise OSError(f"no space left for {logged.questions[0].text}")
+
+    with running(shop.model, asker.service.lenses) as server, server.client() as client:
+        monkeypatch.setattr(server.service, "keep_books", full)
+        reply = client.post("/v1/ask", json={"lens": "open", "questions": "A secret?"})
+        text = client.get("/metrics").text
+    assert reply.status_code == 500
+    assert reply.json()["error"]["message"] == FAILED
+    assert "coral_failures_total 1.0" in text
+    said = capfd.readouterr().err
+    assert "coral: a request failed with OSError:" in said
+    assert "secret" not in said
 
 
 def test_answers_are_counted_and_say_what_nobody_has_checked(shop: Shop, asker: Running, tmp_path: Path) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from support.questions import toy_questions
 from support.servers import Shop
 
+from coral_lens.engine import prompts
 from coral_lens.records import Question
 from coral_lens.serve import batching
 from coral_lens.serve.batching import BatchCutter, BatchRule, batch_tokens
-from coral_lens.serve.queue import Job, JobQueue
+from coral_lens.serve.queue import Job, JobQueue, Refusal
 
 RULE = BatchRule(tokens=10_000, wait=0.0, longest=10_000)
 
@@ -68,6 +70,27 @@ def test_the_input_that_questions_share_counts_once(shop: Shop) -> None:
     for question in questions:
         put(apart, shop, question)
     assert [len(batch) for batch in cut(shop, apart, rule)] == [1] * 8
+
+
+def test_a_long_text_that_many_questions_share_is_tokenised_once(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request of a megabyte would else stand for one for each of its questions and options."""
+    passage, read = "It rains. " * 3000, [0]
+    real = prompts.encode
+
+    def counted(texts: list[str], *others: Any, **more: Any) -> Any:
+        read[0] += sum(map(len, texts))
+        return real(texts, *others, **more)
+
+    for module in (prompts, batching):
+        monkeypatch.setattr(module, "encode", counted)
+    questions = [Question(str(i), str(i), f"{i}?", ("a", "b", "c"), passage=passage) for i in range(50)]
+    queue = JobQueue(100)
+    job, other = put(queue, shop, *questions), put(queue, shop, *toy_questions(1))
+    assert cut(shop, queue, replace(RULE, longest=1000)) == [[(other, 0)]]
+    assert len(passage) <= read[0] < 2 * len(passage)
+    assert queue.waiting == 0
+    refused = [one.outcome for one in job.done.result()]
+    assert all(isinstance(one, Refusal) and "tokens that the model reads; shorten it" in one.reason for one in refused)
 
 
 def test_who_asks_alone_waits_for_nobody_and_in_company_for_others(shop: Shop) -> None:

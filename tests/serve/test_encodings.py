@@ -30,6 +30,8 @@ def test_a_body_is_read_as_it_was_and_no_further_than_it_may_be_long(encoding: s
         (b"\x28\xb5", 400),
         (b"", 400),
         (compress(b"some words")[:-3], 400),
+        (compress(b"some words") + compress(b"and more"), 400),
+        (compress(b"some words") + b"and more", 400),
     ):
         with pytest.raises(Complaint) as raised:
             decoded(content, encoding, MOST)

@@ -45,6 +45,13 @@ def test_without_a_key_the_server_answers_to_the_names_of_its_machine_only(
         assert client.get("/v1/models", headers={"Host": host}).status_code == status
 
 
+def test_a_name_is_the_same_in_capitals(shop: Shop) -> None:
+    address = Address(port=0, allow_host=("MyBox.Example",))
+    with running(shop.model, shop.lenses, settings(address=address)) as server, server.client() as client:
+        for host in ("mybox.example", "MyBox.Example:80"):
+            assert client.get("/v1/models", headers={"Host": host}).status_code == 200
+
+
 def test_pages_of_a_named_site_and_of_no_other_may_ask(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEST_KEY", KEY)
     named = "https://app.example"
@@ -69,7 +76,14 @@ def test_pages_of_a_named_site_and_of_no_other_may_ask(shop: Shop, monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("host", "name"), [("LocalHost:80", "localhost"), ("127.0.0.1", "127.0.0.1"), ("[::1]:8000", "::1"), ("", "")]
+    ("host", "name"),
+    [
+        ("LocalHost:80", "localhost"),
+        ("127.0.0.1", "127.0.0.1"),
+        ("[::1]:8000", "::1"),
+        ("[FE80::1]", "fe80::1"),
+        ("", ""),
+    ],
 )
 def test_the_port_is_no_part_of_a_name(host: str, name: str) -> None:
     assert host_name(host) == name

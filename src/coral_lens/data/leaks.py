@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Int
 
-from coral_lens.records import CUE, Question
+from coral_lens.records import Question, without_cue
 
 REPEATED = "the same question"
 ARTICLE = "the same article"
@@ -175,7 +175,7 @@ def without_template(question: Question) -> tuple[str, tuple[str, ...]]:
     if not wording.listed or question.options != tuple(string.ascii_uppercase[: len(question.options)]):
         return wording.bare, question.options
     *others, last = wording.listed
-    return wording.stem, (*others, CUE.sub("", last + wording.ending))
+    return wording.stem, (*others, without_cue(last + wording.ending))
 
 
 def plain(text: str) -> str:

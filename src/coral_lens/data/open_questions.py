@@ -5,6 +5,7 @@ They come from the same files and frames as questions with options. A file that 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -57,7 +58,10 @@ class OpenQuestion:
 def as_open(questions: str | Sequence[str | OpenQuestion]) -> list[OpenQuestion]:
     """Return questions of which some may be plain texts; one alone may stand without a list."""
     several = [questions] if isinstance(questions, str) else questions
-    return [q if isinstance(q, OpenQuestion) else OpenQuestion(str(i), q) for i, q in enumerate(several, start=1)]
+    asked = [q if isinstance(q, OpenQuestion) else OpenQuestion(str(i), q) for i, q in enumerate(several, start=1)]
+    if repeated := [name for name, n in Counter(q.id for q in asked).items() if n > 1]:
+        raise CoralError(f"Two questions have the id {repeated[0]!r}; a plain text has its place. Make ids unique.")
+    return asked
 
 
 def load_open_questions(source: str | Path | Any, options: SourceOptions | None = None) -> list[OpenQuestion]:
@@ -153,7 +157,8 @@ def answers_in(parts: RowParts) -> tuple[str, ...]:
         if isinstance(cell, str) and (part == "answers" or cell.lstrip().startswith("[")):
             cell = listed(cell)
         several = list(cell) if isinstance(cell, list | tuple) else [cell]
-        if any(isinstance(one, float) and one != one for one in several):
+        several = [one for one in several if not (isinstance(one, float) and one != one)]  # how frames say nothing
+        if not several and cell not in ([], ()):
             continue
         try:
             return tuple(dict.fromkeys(text_of(one).strip() for one in several))

@@ -4,7 +4,8 @@
     punctuation       U.S.A. = USA, Jay-Z = jay z, & = and  numbers        1,000 = 1000.0 = one thousand, 50% = fifty percent
 
 Words must otherwise be the same, in the same order: an answer that says more than the known one is another answer. Signs, units
-and words around a number must agree too.
+and words around a number must agree too: $5 is neither €5 nor 5, and C++ is not C. A mark that makes another letter is no accent:
+パリ is Paris and バリ is Bali.
 """
 
 from __future__ import annotations
@@ -27,13 +28,20 @@ WRITTEN_OUT = {"%": " percent ", "&": " and "}
 DROPPED = re.compile(r"(?<![0-9])\.|\.(?![0-9])|['’‘`´ʼ]")
 """What is left out without a space in its place: U.S. is US, O'Neill is ONeill."""
 FIGURES = re.compile(
-    r"(?:(?<![\w.,-])-)?(?:(?<![\w.])(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|(?<![\w.])\.[0-9]+)(?![\w]|[.,][0-9])"
+    r"(?:(?<![\w.,-])[-+])?(?:(?<![\w.])(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?|(?<![\w.])\.[0-9]+)(?![\w]|[.,][0-9])"
 )
 """A number in figures, with its sign where it begins a word."""
 FIGURE = re.compile(r"-?[0-9]{1,15}(?:\.[0-9]{1,9})?")
 """One as it is after that, such as may stand before million."""
 WHOLE = re.compile(r"[0-9]+")
-ONE_WORD = re.compile(r"[^\W_]+")
+RAISED = re.compile(r"(?<=[0-9])(?=[²³¹⁰⁴-⁻¼-¾⅐-⅞])")
+"""Where a raised figure, or a fraction of one character, follows figures: 10² is not 102."""
+ALIKE = str.maketrans({"´": "'", "−": "-", "⁄": "/"})
+"""Signs that are written in several ways; some of them come to light only when characters are taken apart."""
+SHARP = re.compile(r"(?<=[^\W\d_])#")
+"""Of a note, or of a language."""
+UNSAID = frozenset("|~")
+"""Signs of arithmetic, for Unicode, that say nothing of an answer."""
 
 
 def answer_key(text: str) -> str:
@@ -49,8 +57,7 @@ def same_answer(one: str, other: str) -> bool:
 
 def words_of(text: str) -> Iterator[str]:
     """Yield the words of a text, without case, accents and punctuation; a number in figures is one word, its plain value."""
-    letters = unicodedata.normalize("NFKD", text.casefold().replace("−", "-"))
-    plain = "".join(c for c in letters if not unicodedata.combining(c))
+    plain = without_accents(RAISED.sub(" ", text).translate(ALIKE))
     for sign, word in WRITTEN_OUT.items():
         plain = plain.replace(sign, word)
     at = 0
@@ -61,15 +68,54 @@ def words_of(text: str) -> Iterator[str]:
     yield from plain_words(plain[at:])
 
 
+def without_accents(text: str) -> str:
+    """Return a text without case and accents, in the plainest of the characters that stand for the same."""
+    letters = unicodedata.normalize("NFKD", unicodedata.normalize("NFKD", text).casefold()).translate(ALIKE)
+    plain: list[str] = []
+    for character in letters:
+        stands = bool(plain) and (plain[-1].isalpha() or is_mark(plain[-1]))
+        if not is_mark(character) or (stands and not is_accent(character)):
+            plain.append(character)
+    # put together again: kana with their sound marks are letters
+    return unicodedata.normalize("NFC", "".join(plain))
+
+
+def is_mark(character: str) -> bool:
+    """Return whether a character stands on the one before it."""
+    return unicodedata.category(character) in ("Mn", "Mc")
+
+
+def is_accent(mark: str) -> bool:
+    """Return whether a mark only adds to its letter: an accent, or a point of Hebrew or Arabic.
+
+    Vowels, tones and sound marks of Indic and South-East Asian scripts and of kana are of other classes, and make another letter
+    of the one that they stand on.
+    """
+    place = unicodedata.combining(mark)
+    return place == 1 or 10 <= place <= 36 or place >= 200 or "\ufe00" <= mark <= "\ufe0f"
+
+
 def plain_words(text: str) -> Iterator[str]:
     """Yield the words of a text between numbers; what is left of an odd number, such as 1_000, may be figures too."""
-    for word in ONE_WORD.findall(DROPPED.sub("", text)):
+    kept = SHARP.sub("♯", DROPPED.sub("", text))
+    apart = "".join(in_words(character, before) for before, character in zip(" " + kept, kept, strict=False))
+    for word in apart.split():
         yield plain_figure(word) if WHOLE.fullmatch(word) else word
+
+
+def in_words(character: str, before: str) -> str:
+    """Return a character as it stands in words: a letter or a mark as it is, a sign as a word of its own, all else as space."""
+    if WHOLE.fullmatch(character) and is_mark(before):  # a number, as it is where a number is looked for
+        return f" {character}"
+    if character.isalnum() or is_mark(character):
+        return character
+    is_sign = unicodedata.category(character) in ("Sc", "Sm") or character == "♭"
+    return f" {character} " if is_sign and character not in UNSAID else " "
 
 
 def plain_figure(figure: str) -> str:
     """Return a number in figures as all of its value are written: without commas, and without zeros that say nothing."""
-    sign, number = ("-", figure[1:]) if figure.startswith("-") else ("", figure)
+    sign, number = "-" if figure.startswith("-") else "", figure.lstrip("-+")
     whole, _, part = number.replace(",", "").partition(".")
     whole, part = whole.lstrip("0") or "0", part.rstrip("0")
     value = f"{whole}.{part}" if part else whole

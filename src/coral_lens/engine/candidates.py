@@ -40,6 +40,10 @@ EXAMPLES = (
 """Worked examples: they show what an answer looks like, and are no test of anything."""
 
 
+class SilentError(CoralError):
+    """The model wrote no candidate to any question."""
+
+
 @dataclass(frozen=True)
 class Candidates:
     """What the model wrote to one question, equal answers merged, the most frequent first."""
@@ -96,7 +100,7 @@ def write_candidates(
     """
     style = style or Style()
     refuse_style(style)
-    prompts = [render(as_choice(q, ("?",), (0, 0), sampling), style, model).contexts[0] for q in questions]
+    prompts = open_prompts(model, questions, sampling, style)
     settings = sampling.generation()
     if place is None:
         answers = generate_answers(model, prompts, settings=settings, stop=STOP, progress=progress)
@@ -112,10 +116,15 @@ def write_candidates(
         else:
             left_out[question.id] = why_none(question, candidates, sampling)
     if not written:
-        raise CoralError(next(iter(left_out.values()), "There are no questions to ask: check the file and the limit."))
+        raise SilentError(next(iter(left_out.values()), "There are no questions to ask: check the file and the limit."))
     if left_out:
         warn_of(list(left_out.values()))
     return Written(tuple(written), left_out)
+
+
+def open_prompts(model: Model, questions: Sequence[OpenQuestion], sampling: Sampling, style: Style) -> tuple[str, ...]:
+    """Return what the model goes on writing from, for each open question."""
+    return tuple(render(as_choice(q, ("?",), (0, 0), sampling), style, model).contexts[0] for q in questions)
 
 
 def refuse_style(style: Style) -> None:

@@ -49,6 +49,8 @@ def kept_answers(
         "weights": model.fingerprint["weights"],
         "piece": PIECE,
         **({"stop": list(stop)} if stop else {}),
+        # the fingerprint of weights is the same in all; texts of earlier versions, which did not say, are taken for float32
+        **({"precision": model.precision} if model.precision != "float32" else {}),
     }
     folder = place.with_name(f"{place.name}-{digest(about | {'prompts': list(prompts)})[:8]}")
     pieces = [prompts[start : start + PIECE] for start in range(0, len(prompts), PIECE)]

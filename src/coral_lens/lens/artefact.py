@@ -1,16 +1,16 @@
 """The lens: a fitted correction with all that is needed to apply it, and the fingerprints of what it was fitted on.
 
-It answers questions, refuses a model other than its own, and knows itself as a record; `lens.folder` writes and reads that.
+Its fields and what it is called are here, and the calls that people make. What stands behind these has a file each: `own_model`
+refuses another model, `output` makes answers, `home` says where it is believed, `record` and `folder` keep it.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -18,17 +18,18 @@ from jaxtyping import Bool, Float, Int
 
 from coral_lens.data.leaks import KEYS, question_keys
 from coral_lens.data.settings import Style
-from coral_lens.data.shots import n_shots
 from coral_lens.engine.extract import Extraction, score_questions
-from coral_lens.engine.fingerprints import identity_difference
 from coral_lens.engine.settings import StatePlace
-from coral_lens.errors import CoralError
-from coral_lens.lens.answers import Answer, Answers, answer_of, by_question
+from coral_lens.lens.answers import Answer, Answers, by_question
 from coral_lens.lens.correction import Correction
+from coral_lens.lens.home import at_home, is_home
 from coral_lens.lens.layer_view import LayerView
 from coral_lens.lens.open_part import OpenPart
+from coral_lens.lens.output import LensOutput, answers_on, read_store
+from coral_lens.lens.own_model import adopt, check_kind, check_model, check_shapes
 from coral_lens.lens.publish import public_name, training_sentence, without_paths
 from coral_lens.lens.readouts import READ_OUTS
+from coral_lens.lens.record import fields_of, record_of
 from coral_lens.lens.rules import RULES, apply_temperature, base_probs, scale_corrected, uniform_probs
 from coral_lens.lens.settings import BaseRule
 from coral_lens.lens.shift import ShiftModel
@@ -36,50 +37,16 @@ from coral_lens.lens.tempering import Tempering, evidence_of
 from coral_lens.lens.trace import Adaptation, Trace, Training
 from coral_lens.lens.trust import Trust
 from coral_lens.lens.weighing import Weighing
-from coral_lens.metrics.conformal import Abstention, Conformal, abstains, prediction_sets
+from coral_lens.metrics.conformal import Abstention, Conformal
 from coral_lens.metrics.display import Shown, Table
 from coral_lens.ragged import Options
-from coral_lens.records import UNNAMED, OptionTable, Predictions, Question, Scored, predictions_of
-from coral_lens.storage.arrays import side_by_side
+from coral_lens.records import OptionTable, Predictions, Question, Scored, predictions_of
 from coral_lens.storage.progress import Bar, Progress
 
 if TYPE_CHECKING:
     from coral_lens.data.open_questions import OpenQuestion
     from coral_lens.engine.model import Model
     from coral_lens.lens.open_answers import OpenAnswers
-
-
-FORMAT = 2
-KEYS_IN_ORDER = ("format", "kind", "rule", "layers", "read", "inputs", "gamma", "base_weight", "base", "base_temperature",
-                 "then_temperature", "style", "probe", "tempering", "trust", "adaptation", "exits", "temperature", "sets",
-                 "abstention", "keys", "open", "model", "training", "trace")  # fmt: skip
-"""The keys of lens.json. What is not of the correction is a field of the lens, as it is or by `RECORDS`."""
-SAVED_AS = {"steered_temperature": "then_temperature", "control_temperature": "temperature"}
-"""Fields whose key in lens.json is another word than their name, because earlier versions wrote it."""
-RECORDS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
-    "style": (Style.record, lambda record: Style(**record)),
-    "tempering": (asdict, lambda record: Tempering(**record)),
-    "trust": (asdict, lambda record: Trust(**record)),
-    "adaptation": (Adaptation.to_json, Adaptation.from_json),
-    "sets": (Conformal.to_dict, Conformal.from_dict),
-    "abstention": (Abstention.to_dict, Abstention.from_dict),
-    "open": (OpenPart.to_json, OpenPart.from_json),
-    "training": (Training.to_json, Training.from_json),
-    "trace": (Trace.to_json, Trace.from_json),
-}
-"""How fields of a lens that are records are written as JSON and read again; None stays None."""
-AS_IT_IS = (lambda value: value, lambda value: value)
-
-
-class LensOutput(NamedTuple):
-    """What a lens makes of the questions of a store."""
-
-    probs: dict[str, Float[np.ndarray, " row"]]
-    """The option probabilities of each method: base, temperature, the plain lens, and the tempered one."""
-    shifts: Float[np.ndarray, " question"]
-    """How far each question lies from the training questions."""
-    weights: Float[np.ndarray, " question"] | None
-    """The weight of the lens in each answer (see `trust`); None where it has no trust of its own."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -223,30 +190,14 @@ class Lens(Shown):
         Questions of a file name no task: another file is another task, until the user says otherwise (`at_home`). A lens that was
         adapted to a task by labels is for that task, and its home is forgotten.
         """
-        if self.trust is not None and self.trust.adapted:
-            return np.zeros(len(questions), dtype=bool)
-        if self.trust is not None and self.trust.everywhere:
-            return np.ones(len(questions), dtype=bool)
-        tasks = {source.split(":")[0] for source in self.training.tasks} - {UNNAMED}
-        named = np.array([q.task in tasks for q in questions], dtype=bool)
-        return named | np.isin(question_keys(questions, version=self.keys), self.seen)
+        return is_home(self, questions)
 
     def at_home(self) -> Lens:
         """Return the lens for questions that the user says are of the kind that it was fitted on, whatever they are called.
 
         Prediction sets and abstention were calibrated for another trust, and are dropped.
         """
-        if self.trust is None or self.trust.everywhere:
-            return self
-        if self.sets or self.abstention:
-            warnings.warn(
-                "The lens was calibrated for questions of any kind; at home its sets and its abstention do not hold and are "
-                "left out: run `coral calibrate --home`.",
-                stacklevel=2,
-            )
-        if self.trust.adapted:
-            raise CoralError("The lens was adapted to a task by labels of it; for its home, use the lens before that.")
-        return replace(self, trust=replace(self.trust, everywhere=True), sets=None, abstention=None)
+        return at_home(self)
 
     def adapt(self, model: Model, questions: Sequence[Question], *, work_dir: str | Path | None = None) -> Lens:
         """Return the lens for the task of some tens of labelled questions: how far it is believed there is learned from them."""
@@ -256,30 +207,7 @@ class Lens(Shown):
 
     def read(self, store: Scored) -> LensOutput:
         """Return what it makes of the questions of a store. Each layer is read once."""
-        store = self.open.states(store) if self.open else store
-        table, options = store.table, store.table.options
-        raw, p = base_probs(table, self.base_rule), self.base_probs(table)
-        first = self.correction.layer(store, self.layers[0])
-        shifts = self.shift(first, options)
-        states = side_by_side(
-            lambda layer: first if layer == self.layers[0] else self.correction.layer(store, layer), self.layers
-        )
-        plain = self.steered(p, states, options)
-        cooled = apply_temperature(raw, options, temperature=self.control_temperature)
-        if self.trust:
-            # what is weighed was fitted already, and is what it claims to be; it has nothing to gain from a temperature
-            fallback = p if self.exits or self.open else cooled
-            believed = self.trust.believed(store.questions, shifts, self.is_home(store.questions))
-            weights, tempered = believed.weights, believed.blend(fallback, plain, options)
-        else:
-            weights, tempered = None, self.tempered(p, plain, shifts, options)
-        probs = {"base": raw, "temperature": cooled, self.plain_method: plain, self.method: tempered}
-        for values in (*probs.values(), shifts):
-            if not np.isfinite(values).all():
-                raise CoralError(
-                    "The lens gives answers that are not numbers: its own numbers are too large; fit or copy it again."
-                )
-        return LensOutput(probs, shifts, weights)
+        return read_store(self, store)
 
     def apply(self, store: Scored) -> dict[str, Float[np.ndarray, " row"]]:
         """Return the option probabilities of each method: base, temperature, the plain lens, and the tempered one."""
@@ -311,7 +239,7 @@ class Lens(Shown):
         With `work_dir` they are kept there and an interrupted run goes on; without, they are thrown away afterwards.
         """
         self.check(model, questions)
-        self._check_shapes(model)
+        check_shapes(self, model)
         folder = Path(work_dir) if work_dir else None
         with score_questions(model, questions, self.extraction, folder=folder, progress=progress) as store:
             yield store
@@ -346,23 +274,7 @@ class Lens(Shown):
 
     def answers(self, store: Scored) -> list[Answer]:
         """Answer the questions of a store."""
-        options, (probs, shifts, weights) = store.table.options, self.read(store)
-        q = probs[self.method]
-        in_set = prediction_sets(self.sets, q, options) if self.sets else None
-        unsure = abstains(self.abstention, options.max(q)) if self.abstention else None
-        base = probs["base"] if not self.exits else np.zeros(0)
-        answers = []
-        for i, question in enumerate(store.questions):
-            rows = options.of(i)
-            answers.append(
-                replace(
-                    answer_of(question, q[rows], base[rows] if len(base) else base, float(shifts[i])),
-                    options_in_set=None if in_set is None else tuple(map(int, np.flatnonzero(in_set[rows]))),
-                    abstain=None if unsure is None else bool(unsure[i]),
-                    trust=None if weights is None else float(weights[i]),
-                )
-            )
-        return answers
+        return answers_on(self, store)
 
     def predictions(
         self,
@@ -382,72 +294,15 @@ class Lens(Shown):
 
     def check(self, model: Model, questions: Sequence[Question] = ()) -> None:
         """Refuse a model other than the one the lens was fitted on, and prompts of another chat setting."""
-        if difference := identity_difference(self.model, model.identity):
-            raise CoralError(
-                f"This lens was fitted on {self.model['name']!r}, and {model.name!r} is another model ({difference}). Use the "
-                "model it was fitted on, fit a lens on this one, or, if you know that they are alike, override the check "
-                "(--other-model), which is recorded."
-            )
-        if "config" not in self.model:
-            warnings.warn(
-                "This lens was fitted by an earlier version, which did not record the model's configuration: only weights and "
-                "tokenizer are known to be the same.",
-                stacklevel=3,
-            )
-        for is_open in {q.is_open for q in questions}:
-            self.check_kind(is_open=is_open)
-        fitted_in, computes_in = str(self.model.get("dtype", "")).removeprefix("torch."), model.precision
-        if fitted_in and fitted_in != computes_in:
-            warnings.warn(
-                f"The lens was fitted on states computed in {fitted_in}, and {model.name!r} computes in {computes_in}: answers "
-                f"differ a little from those that it was measured with; load the model with dtype={fitted_in!r} for the same.",
-                stacklevel=3,
-            )
-        for question in questions:
-            if question.rendered is not None and question.rendered.chat != self.style.chat:
-                have, want = ("with" if c else "without" for c in (question.rendered.chat, self.style.chat))
-                raise CoralError(
-                    f"Question {question.id!r} was rendered {have} the chat template, but the lens was fitted {want} it."
-                )
-            if question.rendered is None and n_shots(question) != self.training.shots:
-                raise CoralError(
-                    f"Question {question.id!r} is asked with {n_shots(question)} worked examples, but the lens was fitted with "
-                    f"{self.training.shots}; give --num-fewshot {self.training.shots} and --fewshot-from FILE."
-                )
+        check_model(self, model, questions)
 
     def check_kind(self, *, is_open: bool) -> None:
         """Refuse open questions where the lens was fitted on questions with options, and the reverse."""
-        if is_open and self.open is None:
-            raise CoralError(
-                "This lens was fitted on questions with options, and cannot weigh what the model writes; use it with `coral "
-                "predict`, or fit one with `coral fit --open FILE`."
-            )
-        if not is_open and self.open is not None:
-            raise CoralError(
-                "This lens was fitted on open questions, and these questions come with options; ask them without (`coral ask`), "
-                "or fit a lens on such questions with `coral fit --train FILE`."
-            )
-
-    def _check_shapes(self, model: Model) -> None:
-        """Refuse a model that has not the layers, or not the width, that it reads."""
-        width = int(model.hf.config.get_text_config().hidden_size)
-        wanted = len(self.shift.standardiser.mean) - (1 if self.open else 0)  # of open questions there is an intercept
-        if max(self.layers) > model.n_layers or width != wanted:
-            raise CoralError(
-                f"The lens reads layer {max(self.layers)} of width {wanted}, but {model.name!r} has {model.n_layers} layers of "
-                f"width {width}: it cannot be used there."
-            )
+        check_kind(self, is_open=is_open)
 
     def adopted(self, model: Model) -> Lens:
         """Return the lens for a model whose fingerprints differ, with the override on record; the shapes must fit."""
-        self._check_shapes(model)
-        given = model.identity
-        changed = [key for key, value in given.items() if identity_difference({key: self.model.get(key, value)}, given)]
-        if not changed:
-            return self
-        note = f"fitted on {self.model['name']}, used on {model.name} in spite of other {' and '.join(changed)}"
-        training = replace(self.training, overrides=(*self.training.overrides, note))
-        return replace(self, model={**self.model, "name": model.name, **given}, training=training)
+        return adopt(self, model)
 
     def is_seen(self, questions: Sequence[Question]) -> Bool[np.ndarray, " question"]:
         """Return which questions the lens was fitted, chosen or calibrated on, by their normalised text."""
@@ -469,38 +324,12 @@ class Lens(Shown):
 
     def record(self) -> dict[str, Any]:
         """Return the JSON part of the lens."""
-        record = {"format": FORMAT} | self.correction.to_json()
-        for name, key in keys_of_fields().items():
-            value, (write, _) = getattr(self, name), RECORDS.get(name, AS_IT_IS)
-            record[key] = None if value is None else write(value)
-        return {key: record[key] for key in KEYS_IN_ORDER if key in record}
+        return record_of(self)
 
     @staticmethod
     def from_record(record: dict[str, Any], tensors: dict[str, torch.Tensor], view: LayerView | None) -> Lens:
         """Make a lens again from its JSON part, its tensors and its layer view."""
-        values: dict[str, Any] = {}
-        for name, key in keys_of_fields().items():
-            value, (_, read) = record[key], RECORDS.get(name, AS_IT_IS)
-            values[name] = None if value is None else read(value)
-        correction = Correction.from_json(record, tensors)
-        if (part := values["open"]) is not None:
-            reference = dict(zip(correction.layers, tensors["open.reference"].numpy(), strict=True))
-            values["open"] = replace(part, reference=reference)
-        return Lens(
-            correction=correction,
-            shift=ShiftModel.from_tensors(tensors),
-            seen=tensors["training.seen"].numpy(),
-            # lenses of older versions have the keys of both among those seen
-            calibrated_on=tensors.get("training.calibrated_on", torch.zeros(0, dtype=torch.int64)).numpy(),
-            view=view,
-            **values,
-        )
-
-
-def keys_of_fields() -> dict[str, str]:
-    """Return the key in lens.json of each field that is there; the other fields are tensors, or have a file of their own."""
-    keys = {field.name: SAVED_AS.get(field.name, field.name) for field in fields(Lens)}
-    return {name: key for name, key in keys.items() if key in KEYS_IN_ORDER}
+        return Lens(**fields_of(Lens, record, tensors), view=view)
 
 
 def predict(

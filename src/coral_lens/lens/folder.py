@@ -17,10 +17,11 @@ import torch
 from safetensors.torch import save as save_tensors
 
 from coral_lens.errors import CoralError, nearest
-from coral_lens.lens.artefact import FORMAT, Lens
+from coral_lens.lens.artefact import Lens
 from coral_lens.lens.checks import LARGEST_RECORD, check_record, check_tensors, load_tensors
 from coral_lens.lens.layer_view import VIEW_FILE, load_view
 from coral_lens.lens.publish import SHIPPED, card, local_folder
+from coral_lens.lens.record import FORMAT
 from coral_lens.storage.bundles import bundled, settle, write_bundle
 from coral_lens.storage.files import SEAL, digest_bytes, json_bytes, kept_record, read_record, sealed
 from coral_lens.storage.outputs import has_word

@@ -115,4 +115,5 @@ def fit_on(node: Mapping[str, int | float], settings: RaySettings) -> int:
     """Return how many workers fit on a machine."""
     by_cpu = node.get("CPU", 0) // settings.cpus_per_worker
     gpus = settings.gpus_per_worker
-    return int(min(by_cpu, node.get("GPU", 0) // gpus) if gpus else by_cpu)
+    # rounded first: 1 // 0.2 is 4, because 0.2 is a little more than a fifth
+    return int(min(by_cpu, round(node.get("GPU", 0) / gpus, 6)) if gpus else by_cpu)

@@ -8,7 +8,7 @@ from typing import Any
 
 from coral_lens.lens.publish import public_name
 from coral_lens.serve.ask import AskReply, AskRequest, OpenAsker
-from coral_lens.serve.complaints import STATUSES, Complaint, ErrorReply, validation_sentence
+from coral_lens.serve.complaints import FAILED, STATUSES, Complaint, ErrorReply, validation_sentence
 from coral_lens.serve.decisions import DecisionReply, DecisionRequest, decision_reply
 from coral_lens.serve.guard import App, Doors, Guard
 from coral_lens.serve.lenses import ServedLens
@@ -56,6 +56,12 @@ def make_app(service: Service) -> App:
     async def on_wrong_route(_: Request, error: Any) -> JSONResponse:
         return complained(Complaint(error.status_code, f"{error.detail}: see /openapi.json for what is served."))
 
+    @app.exception_handler(Exception)
+    async def on_failure(_: Request, error: Exception) -> JSONResponse:
+        report(error)
+        service.metrics.failure()
+        return complained(Complaint(500, FAILED))
+
     for status in (400, 404, 405):
         app.add_exception_handler(status, on_wrong_route)
 
@@ -68,16 +74,9 @@ def make_app(service: Service) -> App:
         if body.n_questions > most:
             raise Complaint(413, f"The request has {body.n_questions} questions, and {most} are allowed at a time.")
 
-        try:
-            layers = isinstance(body, PredictRequest) and body.layers
-            asked = Asked(request.url.path, name, body.asked(), layers)
-            return await service.answer(asked, gone=lambda: gone(request))
-        except Complaint:
-            raise
-        except Exception as error:
-            report(error)
-            service.metrics.failure()
-            raise Complaint(500, "The server failed on this request; its log says where.") from None
+        layers = isinstance(body, PredictRequest) and body.layers
+        asked = Asked(request.url.path, name, body.asked(), layers)
+        return await service.answer(asked, gone=lambda: gone(request))
 
     @app.post("/v1/predict", responses=ERRORS)
     async def predict(body: PredictRequest, request: Request) -> PredictReply:

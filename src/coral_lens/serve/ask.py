@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 from pydantic import Field
 
 from coral_lens.data.open_questions import OpenQuestion
-from coral_lens.engine.candidates import worked_examples
+from coral_lens.engine.candidates import SilentError, open_prompts, worked_examples
 from coral_lens.engine.packing import tree_size
-from coral_lens.engine.prompts import prepare_any
+from coral_lens.engine.prompts import encode, prepare_any
 from coral_lens.engine.self_check import packing_of
 from coral_lens.engine.trees import build_tree
 from coral_lens.errors import CoralError
@@ -28,7 +28,7 @@ from coral_lens.lens.asking import scored_open
 from coral_lens.lens.open_answers import OpenAnswer, open_answers
 from coral_lens.records import Question
 from coral_lens.serve.complaints import Complaint
-from coral_lens.serve.content import Given, Strict
+from coral_lens.serve.content import Given, Strict, is_torn
 from coral_lens.serve.log import Logged
 from coral_lens.serve.queue import Refusal
 from coral_lens.serve.service import away_note
@@ -57,7 +57,7 @@ class AskedQuestion(Strict):
         """Return the question at a place of the request."""
         identity = str(place) if self.id in (None, "") else str(self.id)
         passage = self.context or ""
-        if any("\ud800" <= character <= "\udfff" for character in self.question + passage + identity):
+        if any(map(is_torn, (self.question, passage, identity))):
             raise Complaint(422, f"Question {identity!a} holds half of a surrogate pair, which is not text.")
         try:
             return OpenQuestion(identity, self.question, passage=passage)
@@ -70,7 +70,7 @@ class AskRequest(Strict):
 
     lens: str | None = None
     """May be left out where one lens is served."""
-    questions: Annotated[list[AskedQuestion | str], Field(min_length=1)] | AskedQuestion | str
+    questions: Annotated[list[AskedQuestion | str], Field(min_length=1, fail_fast=True)] | AskedQuestion | str
 
     @property
     def _listed(self) -> list[AskedQuestion | str]:
@@ -224,16 +224,36 @@ class OpenAsker:
             advance(0)
             yield advance
 
-        start = time.perf_counter()
+        start, n_tokens = time.perf_counter(), 0
+        outcomes: dict[str, OpenAnswer | Refusal] = dict(self._too_long(served, questions))
+        asked = [q for q in questions if q.id not in outcomes]
         try:
-            with scored_open(served.lens, self._service.model, questions, bar=bar) as store:
-                found: dict[str, OpenAnswer] = {answer.id: answer for answer in open_answers(served.lens, store)}
+            with scored_open(served.lens, self._service.model, asked, bar=bar) as store:
+                outcomes |= {a.id: self._service.unless_abstained(a) for a in open_answers(served.lens, store)}
                 n_tokens = self._tokens(served, store.questions)
+        except SilentError:  # its sentence is about one question, and each has one of its own below
+            n_tokens = 0
         except CoralError as error:
-            return Written((Refusal(str(error)),) * len(questions), 0)
-        seconds = time.perf_counter() - start
-        self._service.metrics.batch(n_questions=len(questions), n_tokens=n_tokens, seconds=seconds)
-        return Written(tuple(self._outcome(q.id, found.get(q.id)) for q in questions), n_tokens)
+            outcomes |= {q.id: Refusal(str(error)) for q in asked}
+        if n_tokens:
+            seconds = time.perf_counter() - start
+            self._service.metrics.batch(n_questions=len(questions), n_tokens=n_tokens, seconds=seconds)
+        return Written(tuple(outcomes.get(q.id) or silence(q.id) for q in questions), n_tokens)
+
+    def _too_long(self, served: ServedLens, questions: Sequence[OpenQuestion]) -> dict[str, Refusal]:
+        """Return the refusals of questions of which the model would read only the end, or that are longer than is allowed."""
+        model, lens, longest = self._service.model, served.lens, self._service.settings.limits.max_tokens
+        assert lens.open is not None, "it was checked"
+        room = model.max_length - lens.open.sampling.max_tokens
+        prompts = open_prompts(model, questions, lens.open.sampling, lens.style)
+        ids = encode(list(dict.fromkeys(prompts)), model)
+        refused = {}
+        for question, prompt in zip(questions, prompts, strict=True):
+            n, most = len(ids[prompt]), min(room, longest)
+            if n > most:
+                why = f"Question {question.id!r} has {n} tokens, and {most} are allowed; shorten it."
+                refused[question.id] = Refusal(why)
+        return refused
 
     def _tokens(self, served: ServedLens, questions: Sequence[Question]) -> int:
         """Return the tokens of questions with their candidates."""
@@ -243,8 +263,7 @@ class OpenAsker:
         prompts = prepare_any([replace(q, shots=shots) for q in questions], lens.style, model).prompts
         return sum(tree_size(build_tree(prompt), packing_of(model)) for prompt in prompts)
 
-    def _outcome(self, name: str, answer: OpenAnswer | None) -> OpenAnswer | Refusal:
-        """Return the answer to a question, or why there is none."""
-        if answer is None:
-            return Refusal(f"Question {name!r}: the model wrote no answer that ends in time; ask in other words.")
-        return self._service.unless_abstained(answer)
+
+def silence(name: str) -> Refusal:
+    """Return the refusal of a question to which the model wrote no candidate."""
+    return Refusal(f"Question {name!r}: the model wrote no answer that ends in time; ask in other words.")

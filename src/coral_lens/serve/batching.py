@@ -12,16 +12,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from coral_lens.data.settings import Style
 from coral_lens.engine.packing import Packing, tree_size
-from coral_lens.engine.prompts import Prepared, prepare_any
+from coral_lens.engine.prompts import Prepared, encode, prepare_any, render
 from coral_lens.engine.trees import SHORTEST, build_tree, common_length, shareable_context
-from coral_lens.records import Prompt
+from coral_lens.errors import CoralError
+from coral_lens.records import Prompt, Question
 from coral_lens.serve.queue import Job, JobQueue, Refusal, Scored
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
 
 
+SLACK = 64
+"""Tokens that texts may have fewer of where they stand together than by themselves."""
 COMPANY = 10.0
 """Seconds after which requests that shared a batch say nothing of the next one."""
 
@@ -116,29 +120,51 @@ class BatchCutter:
 
     def _items(self, job: Job) -> list[Item]:
         lens = job.lens.lens
-        prepared = prepare_any(job.questions, lens.style, self._model, listed="listed" in lens.places)
+        refused = self._far_too_long(job.questions, lens.style)
+        asked = [q for q in job.questions if q.id not in refused]
+        prepared = prepare_any(asked, lens.style, self._model, listed="listed" in lens.places)
         number_of = {q.id: i for i, q in enumerate(job.questions)}
-        for name, reason in prepared.left_out.items():
+        for name, reason in (refused | prepared.left_out).items():
             job.settle(number_of[name], Scored(Refusal(reason)))
         items = []
         for question, rendered, prompt in zip(prepared.questions, prepared.rendered, prepared.prompts, strict=True):
             n_tokens = tree_size(build_tree(prompt), self._packing)
             alone = Prepared((question,), (rendered,), (prompt,), {})
             item = Item(job, number_of[question.id], alone, n_tokens)
-            if reason := self._too_long(item):
+            if reason := self._too_long(prompt.id, n_tokens, is_cut=prompt.truncated):
                 job.settle(item.number, Scored(Refusal(reason)))
             else:
                 items.append(item)
         return items
 
-    def _too_long(self, item: Item) -> str:
-        name, longest = item.prompt.id, self._rule.longest
-        if item.prompt.truncated:
+    def _far_too_long(self, questions: Sequence[Question], style: Style) -> dict[str, str]:
+        """Return which questions are too long by their texts alone, and what is said of each.
+
+        What the questions of a request share is looked at once. Whole prompts have it once for each question and option: a small
+        request would stand for gigabytes.
+        """
+        texts = {q.id: {q.passage.strip(), q.instructions.strip(), q.text.strip()} - {""} for q in questions}
+        long = [q for q in questions if sum(map(len, texts[q.id])) > 2 * self._rule.longest]
+        if not long:
+            return {}
+        ids = encode(list(dict.fromkeys(text for q in long for text in texts[q.id])), self._model, special=False)
+        refused = {}
+        for question in long:
+            try:
+                context = render(question, style, self._model).contexts[0]
+            except CoralError:
+                continue  # it is refused for another reason
+            n_tokens = sum(len(ids[text]) for text in texts[question.id] if text in context) - SLACK
+            if reason := self._too_long(question.id, n_tokens, is_cut=n_tokens > self._model.max_length):
+                refused[question.id] = reason
+        return refused
+
+    def _too_long(self, name: str, n_tokens: int, *, is_cut: bool) -> str:
+        longest = self._rule.longest
+        if is_cut:
             return f"Question {name!r} is longer than the {self._model.max_length} tokens that the model reads; shorten it."
-        if item.n_tokens > longest:
-            return (
-                f"Question {name!r} has {item.n_tokens} tokens with its options, and {longest} are allowed; shorten it."
-            )
+        if n_tokens > longest:
+            return f"Question {name!r} has {n_tokens} tokens with its options, and {longest} are allowed; shorten it."
         return ""
 
 

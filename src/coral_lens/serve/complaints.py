@@ -24,6 +24,9 @@ STATUSES = {
 """Why there may be no answer, for the description of the routes."""
 
 
+FAILED = "The server failed on this request; its log says where."
+
+
 class ErrorDetails(BaseModel):
     """What is wrong."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -12,7 +12,10 @@ from coral_lens.serve.complaints import Complaint
 
 
 class Strict(BaseModel):
-    """A part of a request: what is unknown in it is refused. What stands under a field here stands in /openapi.json."""
+    """A part of a request: what is unknown in it is refused. What stands under a field here stands in /openapi.json.
+
+    Lists of it fail fast: what is wrong with the first of a hundred thousand values is all that a client is told.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, use_attribute_docstrings=True)
 
@@ -23,12 +26,35 @@ class Given(BaseModel):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
 
+DEEPEST = 100
+"""Lists and objects inside each other."""
 NO_IMAGES = "Images cannot be read here; leave them out, or describe them in words."
 
 
 def text_of_json(value: Any) -> str:
-    """Return a text as it is, and any other JSON written out."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    """Return a text as it is, and any other JSON written out; what could not be given back in a reply is refused."""
+    if isinstance(value, str):
+        return value
+    layer, depth = [value], 0
+    while layer := [inner for outer in layer for inner in inside(outer)]:
+        depth += 1
+        if depth > DEEPEST:
+            raise Complaint(422, f"JSON that lies more than {DEEPEST} deep in itself is not read.")
+    return json.dumps(value, ensure_ascii=False)
+
+
+def inside(value: Any) -> Iterable[Any]:
+    """Return what lies in a value of JSON."""
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+
+
+def is_torn(text: str) -> bool:
+    """Whether a text holds half of a surrogate pair, which JSON can name and no model reads."""
+    try:
+        text.encode()  # a loop over the characters of a long text would keep everybody waiting
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 def text_of_parts(content: Any, *, field: str) -> str:

@@ -21,7 +21,8 @@ from coral_lens.serve.service import Reply, ask, unique
 
 # ------------------------------------------------------------------------------------------------------------- requests
 
-Content = str | list[dict[str, Any]]
+Parts = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
+Content = str | Parts
 """A text, or parts: `{"type": "input_text", "text": ...}` or `{"type": "input_json", "data": ...}`."""
 Value = StrictStr | StrictBool
 """What a choice stands for: the text "true" and the boolean are different values."""
@@ -62,7 +63,7 @@ class Choice(Strict):
 
     type: Literal["choice"]
     instructions: Content
-    choices: list[ChoiceOption] = Field(min_length=2)
+    choices: list[ChoiceOption] = Field(min_length=2, fail_fast=True)
     name: str | None = None
 
     def options(self) -> dict[str, str]:
@@ -96,7 +97,7 @@ class Score(Strict):
 
     type: Literal["score"]
     instructions: Content
-    levels: list[Level] = Field(min_length=2)
+    levels: list[Level] = Field(min_length=2, fail_fast=True)
     """From the lowest to the highest."""
     name: str | None = None
 
@@ -122,9 +123,9 @@ class DecisionRequest(Strict):
 
     model: str
     """The name of a lens."""
-    input: str | list[dict[str, Any]]
+    input: str | Parts
     """A text, or messages with texts and JSON; images are refused."""
-    questions: list[DecisionQuestion] = Field(min_length=1)
+    questions: list[DecisionQuestion] = Field(min_length=1, fail_fast=True)
     prompt_cache_key: str | None = None
     """Without effect, as the next two are."""
     prompt_cache_options: dict[str, Any] | None = None

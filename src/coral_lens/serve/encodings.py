@@ -36,6 +36,8 @@ def decoded(body: bytes, encoding: str, most: int) -> bytes:
         raise too_long(most)
     if not make.eof:
         raise Complaint(400, f"The body is not whole: its {encoding} has no end.")
+    if make.unused_data:
+        raise Complaint(400, f"The body is not whole: something follows the end of its {encoding}.")
     return bytes(found)
 
 

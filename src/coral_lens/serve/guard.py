@@ -82,11 +82,11 @@ class Guard:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        start, seen = time.perf_counter(), {"status": 500}
+        start, seen = time.perf_counter(), {"status": 500, "begun": 0}
 
         async def sending(message: Message) -> None:
             if message["type"] == "http.response.start":
-                seen["status"] = message["status"]
+                seen.update(status=message["status"], begun=1)
                 policy = {"Content-Security-Policy": PAGE_POLICY} if scope["path"] in self.doors.pages else {}
                 added = HEADERS | policy | self.doors.shared(scope)
                 own = [(name.lower().encode(), value.encode()) for name, value in added.items()]
@@ -103,6 +103,10 @@ class Guard:
             await self.app(scope, await whole_body(scope, receive, self.max_body), sending)
         except Complaint as complaint:
             await complain(complaint, sending)
+        except Exception:
+            if not seen["begun"]:
+                raise
+            # the application has answered and has told of it, and raises it again: a server would print what it says, texts too
         finally:
             path = scope["path"]
             route = path if path in self.doors.routes else "other"
@@ -132,10 +136,8 @@ def headers_of(scope: Message) -> dict[bytes, bytes]:
 
 
 def host_name(host: str) -> str:
-    """Return the name in a header `Host`, without its port."""
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0].lower()
+    """Return the name in a header `Host`, without its port and in small letters."""
+    return (host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]).lower()
 
 
 async def whole_body(scope: Message, receive: Receive, most: int) -> Receive:

@@ -15,7 +15,7 @@ from coral_lens.serve.content import Given, Strict
 from coral_lens.serve.queue import Scored
 from coral_lens.serve.service import Reply, ask, away_note, unique
 
-Listed = Annotated[list[str | int | float], Field(min_length=2)]
+Listed = Annotated[list[str | int | float], Field(min_length=2, fail_fast=True)]
 Described = Annotated[dict[str, str | None], Field(min_length=2)]
 
 
@@ -65,7 +65,7 @@ class PredictRequest(Strict):
 
     lens: str | None = None
     """May be left out where one lens is served."""
-    questions: Annotated[list[PredictQuestion], Field(min_length=1)] | PredictQuestion
+    questions: Annotated[list[PredictQuestion], Field(min_length=1, fail_fast=True)] | PredictQuestion
     layers: bool = False
     """Also say of each layer what it would do by itself, if the lens keeps that."""
 

@@ -16,7 +16,8 @@ from coral_lens.lens.answers import Answer
 from coral_lens.lens.open_answers import OpenAnswer
 from coral_lens.records import Kind, Question
 from coral_lens.report.reach import unchecked
-from coral_lens.serve.complaints import Complaint
+from coral_lens.serve.complaints import FAILED, Complaint
+from coral_lens.serve.content import is_torn
 from coral_lens.serve.lenses import ServedLens, ServedLenses
 from coral_lens.serve.log import AnswerLog, Logged
 from coral_lens.serve.metrics import ServeMetrics
@@ -136,8 +137,7 @@ class Service:
                 413, f"Question {question.id!r} has {len(question.options)} options, and {most} are allowed."
             )
         parts = (question.id, question.text, question.passage, question.instructions, *question.options)
-        text = "".join((*parts, *question.descriptions))
-        if any("\ud800" <= character <= "\udfff" for character in text):
+        if any(map(is_torn, (*parts, *question.descriptions))):
             raise Complaint(422, f"Question {question.id!a} holds half of a surrogate pair, which is not text.")
 
     async def wait(self, work: Future[Result], gone: Gone) -> Result:
@@ -159,7 +159,7 @@ class Service:
         if (error := done.exception()) is not None:
             report(error)
             self.metrics.failure()
-            raise Complaint(500, "The server failed on this request; its log says where.")
+            raise Complaint(500, FAILED)
         return done.result()
 
     def unless_abstained(self, outcome: OutcomeOrOpen) -> OutcomeOrOpen | Refusal:

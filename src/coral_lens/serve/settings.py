@@ -76,13 +76,13 @@ class Address(Settings):
 
     @property
     def names(self) -> tuple[str, ...] | None:
-        """The names that a request may call the server by; None where any will do.
+        """The names that a request may call the server by, in small letters; None where any will do.
 
         Without a key, a page in a browser on this machine could have its own name lead here, and read the answers.
         """
         if not self.is_loopback or self.api_key_env is not None or self.no_auth:
             return None
-        return (*LOOPBACK_NAMES, self.host, *self.allow_host)
+        return (*LOOPBACK_NAMES, *map(str.lower, (self.host, *self.allow_host)))
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ class Score(Strict):
 
     type: Literal["score"]
     instructions: Content | None = None
-    criteria: list[Content] = Field(min_length=2)
+    criteria: list[Content] = Field(min_length=2, fail_fast=True)
     """Descriptions of the levels, from 0."""
 
     def options(self) -> list[str]:

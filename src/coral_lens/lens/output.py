@@ -1,0 +1,79 @@
+"""What a lens makes of scored questions: the probabilities of each method, the shifts, and the answers. It runs no model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from coral_lens.errors import CoralError
+from coral_lens.lens.answers import Answer, answer_of
+from coral_lens.lens.rules import apply_temperature, base_probs
+from coral_lens.metrics.conformal import abstains, prediction_sets
+from coral_lens.records import Scored
+from coral_lens.storage.arrays import side_by_side
+
+if TYPE_CHECKING:
+    from coral_lens.lens.artefact import Lens
+
+
+class LensOutput(NamedTuple):
+    """What a lens makes of the questions of a store."""
+
+    probs: dict[str, Float[np.ndarray, " row"]]
+    """The option probabilities of each method: base, temperature, the plain lens, and the tempered one."""
+    shifts: Float[np.ndarray, " question"]
+    """How far each question lies from the training questions."""
+    weights: Float[np.ndarray, " question"] | None
+    """The weight of the lens in each answer (see `trust`); None where it has no trust of its own."""
+
+
+def read_store(lens: Lens, store: Scored) -> LensOutput:
+    """Return what a lens makes of the questions of a store. Each layer is read once."""
+    store = lens.open.states(store) if lens.open else store
+    table, options = store.table, store.table.options
+    raw, p = base_probs(table, lens.base_rule), lens.base_probs(table)
+    first = lens.correction.layer(store, lens.layers[0])
+    shifts = lens.shift(first, options)
+    states = side_by_side(
+        lambda layer: first if layer == lens.layers[0] else lens.correction.layer(store, layer), lens.layers
+    )
+    plain = lens.steered(p, states, options)
+    cooled = apply_temperature(raw, options, temperature=lens.control_temperature)
+    if lens.trust:
+        # what is weighed was fitted already, and is what it claims to be; it has nothing to gain from a temperature
+        fallback = p if lens.exits or lens.open else cooled
+        believed = lens.trust.believed(store.questions, shifts, lens.is_home(store.questions))
+        weights, tempered = believed.weights, believed.blend(fallback, plain, options)
+    else:
+        weights, tempered = None, lens.tempered(p, plain, shifts, options)
+    probs = {"base": raw, "temperature": cooled, lens.plain_method: plain, lens.method: tempered}
+    for values in (*probs.values(), shifts):
+        if not np.isfinite(values).all():
+            raise CoralError(
+                "The lens gives answers that are not numbers: its own numbers are too large; fit or copy it again."
+            )
+    return LensOutput(probs, shifts, weights)
+
+
+def answers_on(lens: Lens, store: Scored) -> list[Answer]:
+    """Answer the questions of a store."""
+    options, (probs, shifts, weights) = store.table.options, read_store(lens, store)
+    q = probs[lens.method]
+    in_set = prediction_sets(lens.sets, q, options) if lens.sets else None
+    unsure = abstains(lens.abstention, options.max(q)) if lens.abstention else None
+    base = probs["base"] if not lens.exits else np.zeros(0)
+    answers = []
+    for i, question in enumerate(store.questions):
+        rows = options.of(i)
+        answers.append(
+            replace(
+                answer_of(question, q[rows], base[rows] if len(base) else base, float(shifts[i])),
+                options_in_set=None if in_set is None else tuple(map(int, np.flatnonzero(in_set[rows]))),
+                abstain=None if unsure is None else bool(unsure[i]),
+                trust=None if weights is None else float(weights[i]),
+            )
+        )
+    return answers

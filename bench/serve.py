@@ -304,7 +304,7 @@ def overload(case: Case) -> None:
         after, most = server.memory(), server.memory("VmHWM")
         alive = server.client.get("/health").status_code
     statuses = Counter(status for status, _ in outcomes)
-    accepted = sorted(taken for status, taken in outcomes if status == 200)
+    accepted = sorted(taken for status, taken in outcomes if status == "200")
     p50, p95 = (accepted[int(share * (len(accepted) - 1))] if accepted else float("nan") for share in (0.5, 0.95))
     print(
         f"overload, {TIMES} times {rate:.1f} questions/s for {case.args.overload:g} s: "
@@ -313,17 +313,17 @@ def overload(case: Case) -> None:
     )
 
 
-async def flood(server: Server, case: Case, rate: float) -> list[tuple[int, float]]:
-    """Send requests at a rate, whatever comes back, and return the status and seconds of each; 0 where none came."""
+async def flood(server: Server, case: Case, rate: float) -> list[tuple[str, float]]:
+    """Send requests at a rate, whatever comes back, and return the status and seconds of each, or why none came."""
     limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
-    outcomes: list[tuple[int, float]] = []
+    outcomes: list[tuple[str, float]] = []
 
     async def one(client: httpx2.AsyncClient, row: dict[str, Any]) -> None:
         start = time.perf_counter()
         try:
-            status = (await client.post("/v1/predict", json={"questions": row})).status_code
-        except httpx2.HTTPError:
-            status = 0
+            status = str((await client.post("/v1/predict", json={"questions": row})).status_code)
+        except httpx2.HTTPError as error:
+            status = type(error).__name__
         outcomes.append((status, time.perf_counter() - start))
 
     async with (

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
 """Signals that end the server."""
+IDLE_SECONDS = 75
+"""How long a connection may be idle: longer than clients and proxies keep theirs (5 to 60 s). One that the server closes first
+may be closed just when a request is sent on it, which is then lost."""
 LOOK = 0.05
 """Seconds between two looks at whether it is ready, or has failed."""
 
@@ -34,7 +37,14 @@ class LensServer:
         self._listener = listen(settings.address)
         self.service = Service(model, lenses, settings)
         app = make_app(self.service)
-        config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, lifespan="on")
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            lifespan="on",
+            timeout_keep_alive=IDLE_SECONDS,
+        )
         self._server = uvicorn.Server(config)
         # uvicorn would raise a signal again once it has ended, and the command would not end well
         self._server.capture_signals = lambda: ending(self._server)  # type: ignore[method-assign]

@@ -108,8 +108,8 @@ def write_finding(finding: Finding, folder: Path) -> None:
     record |= {"rows": [dict(zip(finding.columns, row, strict=True)) for row in rows]}
     write_atomic(folder / f"{finding.name}.json", (json.dumps(record, indent=1, ensure_ascii=False) + "\n").encode())
     write_atomic(folder / f"{finding.name}.csv", csv_text((finding.columns, *rows)).encode())
-    write_atomic(folder / f"{finding.name}.svg", picture.svg().encode())
-    write_atomic(folder / f"{finding.name}.png", picture.png())
+    for ending, data in picture.files().items():
+        write_atomic(folder / f"{finding.name}{ending}", data)
 
 
 # --- gathering --------------------------------------------------------------------------------------------------------

@@ -33,8 +33,8 @@ def write_analysis_pictures(record: Record, folder: Path) -> list[str]:
     for picture in pictures:
         words = {"title": TITLES[picture.name], "caption": picture.caption, "alt": picture.alt}
         write_json(folder / f"{picture.name}.json", {**words, **(record if picture.name == record["analysis"] else {})})
-        write_atomic(folder / f"{picture.name}.svg", picture.svg().encode())
-        write_atomic(folder / f"{picture.name}.png", picture.png())
+        for ending, data in picture.files().items():
+            write_atomic(folder / f"{picture.name}{ending}", data)
     return [picture.name for picture in pictures]
 
 

@@ -153,6 +153,6 @@ def write_paper_figure(record: Record, folder: Path) -> str:
         "alt": picture.alt,
     }
     write_json(folder / f"{picture.name}.json", words)
-    write_atomic(folder / f"{picture.name}.svg", picture.svg().encode())
-    write_atomic(folder / f"{picture.name}.png", picture.png())
+    for ending, data in picture.files().items():
+        write_atomic(folder / f"{picture.name}{ending}", data)
     return picture.name

@@ -132,16 +132,24 @@ class Picture:
     def svg(self) -> str:
         """Return an `<svg>` element to be put into a page; the same picture gives the same text."""
         with self._drawn() as figure:
-            out = io.StringIO()
-            figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
-        return inline(out.getvalue(), name=self.name, alt=self.alt)
+            return self._svg(figure)
 
     def png(self, *, dpi: int = 200) -> bytes:
         """Return a PNG file."""
         with self._drawn() as figure:
-            out = io.BytesIO()
-            figure.savefig(out, format="png", dpi=dpi, metadata={"Software": None})
-        return out.getvalue()
+            return png_of(figure, dpi=dpi)
+
+    def files(self) -> dict[str, bytes]:
+        """Return the picture as files, by their endings; it is painted and laid out once for both."""
+        with self._drawn() as figure:
+            svg = self._svg(figure)
+            figure.set_layout_engine(None)  # everything has its place; with a layout engine, all would be drawn twice more
+            return {".svg": svg.encode(), ".png": png_of(figure, dpi=200)}
+
+    def _svg(self, figure: Figure) -> str:
+        out = io.StringIO()
+        figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+        return inline(out.getvalue(), name=self.name, alt=self.alt)
 
     @contextmanager
     def _drawn(self) -> Iterator[Figure]:
@@ -157,6 +165,13 @@ class Picture:
             FigureCanvasAgg(figure)
             self.paint(figure)
             yield figure
+
+
+def png_of(figure: Figure, *, dpi: int) -> bytes:
+    """Return a painted figure as a PNG file."""
+    out = io.BytesIO()
+    figure.savefig(out, format="png", dpi=dpi, metadata={"Software": None})
+    return out.getvalue()
 
 
 def inline(svg: str, *, name: str, alt: str) -> str:

@@ -24,8 +24,7 @@ def write_features(
 ) -> Path:
     """Write the page features.html, and then its figures as SVG and PNG; return the page."""
     pictures, page = feature_pictures(ablations, steering, dashboard["names"]), folder / "features.html"
-    drawn = {f"figures/{p.name}.svg": p.svg().encode() for p in pictures.values()}
-    drawn |= {f"figures/{p.name}.png": p.png() for p in pictures.values()}
+    drawn = {f"figures/{p.name}{ending}": data for p in pictures.values() for ending, data in p.files().items()}
     refuse_replacing(folder, [page.name, *drawn], is_ours=lambda _: page.exists() and is_page(page))
     write_atomic(page, render_features(dashboard, pictures).encode())
     for name, data in drawn.items():

@@ -98,8 +98,8 @@ def write_page(findings: Findings, provenance: Mapping[str, Any]) -> Path:
     write_atomic(out / "tables.md", markdown_of(page, steering, transfer).encode())
     for section in sections:
         for picture, _ in section.pictures:
-            write_atomic(out / "figures" / f"{picture.name}.svg", picture.svg().encode())
-            write_atomic(out / "figures" / f"{picture.name}.png", picture.png())
+            for ending, data in picture.files().items():
+                write_atomic(out / "figures" / f"{picture.name}{ending}", data)
     target = out / "reproduction.html"
     write_atomic(target, render_reproduction(page).encode())
     return target

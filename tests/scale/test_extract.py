@@ -15,6 +15,7 @@ from faults.cluster import Scene, extract_line, names_questions, scene, study, w
 from faults.outcomes import coral
 from faults.workshop import content, difference
 from support.commands import GOLDEN, quiet
+from support.s3 import objects_at, s3_server
 
 from coral_lens.data.questions import read_questions
 from coral_lens.engine import extract as extract_module
@@ -58,7 +59,14 @@ def test_a_shard_that_is_cut_out_of_its_plan_has_the_bytes_of_one_that_is_not(
 
 
 @pytest.fixture(scope="module")
-def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+def bucket() -> Iterator[str]:
+    """The address of a bucket on a real s3 server, whose keys nodes find in the environment."""
+    with s3_server() as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def two_nodes(tmp_path_factory: pytest.TempPathFactory, bucket: str) -> Iterator[Scene]:
     """A real cluster of two nodes on this machine; `python -m faults cluster` does much more to it."""
     with scene(tmp_path_factory.mktemp("cluster")) as on:
         yield on
@@ -118,6 +126,26 @@ def test_a_second_driver_on_a_folder_is_refused_before_a_worker_loads_anything(t
     assert outcome.is_refusal
     assert "is being written by another process" in outcome.last
     assert not folder.with_name("workers").exists()
+
+
+def test_workers_on_two_nodes_fill_a_store_on_s3_with_the_bytes_of_one_process_in_a_folder(
+    two_nodes: Scene, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CORAL_CACHE", str(tmp_path))
+    url = f"{bucket}/states"
+    extract_part(two_nodes.model, two_nodes.questions, url, Part(1, 4), extraction=wanted_of(two_nodes.model))
+    with quiet():
+        outcome = coral(two_nodes.home, *extract_line(two_nodes, url).split())
+    assert outcome.code == 0, outcome.err
+    assert f"48 questions, 4 layers, 0 MiB in {url}" in outcome.out
+    assert difference(objects_at(url), two_nodes.alone) == ""
+
+
+def test_workers_that_see_another_place_than_the_driver_are_noticed(two_nodes: Scene) -> None:
+    with quiet():
+        outcome = coral(two_nodes.home, *extract_line(two_nodes, "memory://its-own/states").split())
+    assert outcome.is_refusal
+    assert "A worker has begun memory://its-own/states, which is empty here" in outcome.last
 
 
 def test_a_study_on_a_cluster_leaves_what_one_process_leaves(two_nodes: Scene) -> None:

@@ -132,7 +132,9 @@ def test_a_store_at_an_address_is_finished_and_read(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize("line", ["fit --train q.jsonl", "run study.toml", "predict --questions q.jsonl"])
-def test_an_address_is_refused_where_results_are_no_store(line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_is_refused_where_results_are_no_store(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CoralError, match=r"--out must be a folder, and s3:/bucket/x is an address; only stores"):
         run(*line.split(), "--out", "s3://bucket/x")

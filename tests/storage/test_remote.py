@@ -108,7 +108,9 @@ def test_missing_keys_are_one_sentence(s3: str, monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
-    with pytest.raises(CoralError, match=r"Cannot open s3://states/x: Unable to locate credentials\. Check .* the keys"):
+    with pytest.raises(
+        CoralError, match=r"Cannot open s3://states/x: Unable to locate credentials\. Check .* the keys"
+    ):
         Objects(f"{s3}/x").read("a")
 
 
@@ -140,7 +142,9 @@ def test_a_full_bucket_is_one_sentence(objects: Objects, tmp_path: Path, monkeyp
         raise OSError(122, "Disk quota exceeded")
 
     monkeypatch.setattr(system, "put_file", full)
-    with pytest.raises(CoralError, match=rf"Cannot write a to {objects.url}: .*Disk quota exceeded.*finished work is kept"):
+    with pytest.raises(
+        CoralError, match=rf"Cannot write a to {objects.url}: .*Disk quota exceeded.*finished work is kept"
+    ):
         objects.put("a", tmp_path / "a")
 
 

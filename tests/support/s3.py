@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import fsspec
 import pytest
@@ -14,7 +14,7 @@ BUCKET = "states"
 
 @contextmanager
 def s3_server() -> Iterator[str]:
-    """Have a server with an empty bucket while the block runs, and keys for it in the environment; yield the bucket's URL."""
+    """Have a server with a bucket while the block runs, and keys for it in the environment; yield the bucket's URL."""
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     try:
@@ -24,7 +24,8 @@ def s3_server() -> Iterator[str]:
             patch.setenv("AWS_ACCESS_KEY_ID", "someone")
             patch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
             patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-            fsspec.filesystem("s3", skip_instance_cache=True).mkdir(BUCKET)
+            with suppress(FileExistsError):  # servers of one process have the same buckets
+                fsspec.filesystem("s3", skip_instance_cache=True).mkdir(BUCKET)
             yield f"s3://{BUCKET}"
     finally:
         server.stop()
@@ -33,7 +34,10 @@ def s3_server() -> Iterator[str]:
 def objects_at(url: str) -> dict[str, bytes]:
     """Return all objects under a URL, by the last part of their names."""
     system, root = fsspec.core.url_to_fs(url, skip_instance_cache=True, use_listings_cache=False)
-    return {path.rsplit("/", 1)[-1]: system.cat_file(path) for path in system.ls(root, detail=False)}
+    paths: list[str] = []
+    with suppress(FileNotFoundError):
+        paths = system.ls(root, detail=False)
+    return {path.rsplit("/", 1)[-1]: system.cat_file(path) for path in paths}
 
 
 def put_at(url: str, name: str, data: bytes | None) -> None:

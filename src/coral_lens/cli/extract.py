@@ -85,7 +85,9 @@ def extract(
     ] = None,
     out: Annotated[
         str | None,
-        typer.Option(metavar="STORE", help="Folder for the activation store, or an address such as s3://bucket/states."),
+        typer.Option(
+            metavar="STORE", help="Folder for the activation store, or an address such as s3://bucket/states."
+        ),
     ] = None,
     *,
     kept: KeptStates,

@@ -71,7 +71,9 @@ def fill(spread: Spread, plan: StorePlan, place: Place, spares: list[Worker], pr
     warn_left_out(plan.prepared)
     place.refresh()
     if not place.holds(place.folder / MANIFEST):
-        raise CoralError(f"A worker has begun {place.name}, which is empty here: --out must be one place for all machines.")
+        raise CoralError(
+            f"A worker has begun {place.name}, which is empty here: --out must be one place for all machines."
+        )
 
     def elsewhere(todo: Sequence[int], journal: Journal, counted: Counted) -> None:
         journal.flush_seconds = FLUSH_SECONDS

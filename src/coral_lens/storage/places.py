@@ -250,7 +250,9 @@ def header_bytes(path: Path) -> bytes:
 def places_in(header: bytes) -> dict[str, tuple[int, int]]:
     """Return where each tensor begins and ends in a file with this header; none if that is damaged."""
     try:
-        entries = {name: about["data_offsets"] for name, about in json.loads(header[8:]).items() if name != "__metadata__"}
+        entries = {
+            name: about["data_offsets"] for name, about in json.loads(header[8:]).items() if name != "__metadata__"
+        }
         return {str(name): (len(header) + int(a), len(header) + int(b)) for name, (a, b) in entries.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}

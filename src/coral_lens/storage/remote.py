@@ -113,15 +113,15 @@ class Objects:
             return answered(self._open, self.url)
 
     def _open(self) -> tuple[Any, str]:
-        protocol = self.url.partition("://")[0].lower()
-        if protocol in EXTRAS:
-            need(EXTRAS[protocol], by=f"A store at {protocol}://")
+        protocol, _, path = self.url.partition("://")
+        if not path.strip("/"):
+            raise CoralError(f"{self.url} names no folder; write it as in s3://bucket/states.")
+        if protocol.lower() in EXTRAS:
+            need(EXTRAS[protocol.lower()], by=f"A store at {protocol}://")
         from fsspec.core import url_to_fs
 
         # what others put there is seen at once, and keys that have changed are read again
         system, root = url_to_fs(self.url.rstrip("/"), use_listings_cache=False, skip_instance_cache=True)
-        if not root.strip("/"):
-            raise CoralError(f"{self.url} names no folder; write it as in s3://bucket/states.")
         try:
             if not system.exists(f"{root}/manifest.json"):
                 system.ls(root)

@@ -148,9 +148,13 @@ def test_a_reader_names_the_shard_whose_states_are_damaged(tiny: Model, url: str
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CORAL_CACHE", str(tmp_path / "another"))
         with pytest.raises(CoralError, match=rf"^{url}/shard-00001.safetensors is damaged \(.* does not match"):
-            store = ActivationStore(url)
-            for layer in store.layers:
-                store.layer(layer)
+            read_all(url)
+
+
+def read_all(url: str) -> None:
+    store = ActivationStore(url)
+    for layer in store.layers:
+        store.layer(layer)
 
 
 def test_other_questions_are_refused_by_the_name_of_the_url(tiny: Model, url: str) -> None:

@@ -23,9 +23,13 @@ from coral_lens.engine.loading import load_model
 from coral_lens.engine.model import Model
 from coral_lens.engine.parts import extract_part
 from coral_lens.engine.wanted import Wanted
+from coral_lens.errors import CoralError
 from coral_lens.records import Question
-from coral_lens.scale.worker import compute_task, cut_task
+from coral_lens.scale.cluster import Cluster
+from coral_lens.scale.extract import Spread, fill
+from coral_lens.scale.worker import ModelSource, compute_task, cut_task
 from coral_lens.storage.parts import Part
+from coral_lens.storage.places import working_place
 from coral_lens.storage.resumable import locked
 from coral_lens.storage.shards import write_shard
 
@@ -53,6 +57,16 @@ def test_a_shard_that_is_cut_out_of_its_plan_has_the_bytes_of_one_that_is_not(
     for number, shard in enumerate(plan.shards):
         whole = write_shard(tmp_path, number, extract_module.compute_shard(planned, shard, lambda _: None))
         assert compute_task(golden, cut_task(plan, number), plan.extraction, tmp_path / "cut") == whole
+
+
+def test_workers_that_see_another_place_than_the_driver_are_noticed(golden: Model, questions: list[Question]) -> None:
+    plan = extract_module.plan_shards(extract_module.plan_questions(golden, questions, Wanted().of(golden)))
+    spread = Spread(Cluster(1, 1, 0.0), ModelSource(NAME))
+    with (
+        working_place("memory://its-own/states") as place,
+        pytest.raises(CoralError, match=r"A worker has begun memory://its-own/states, which is empty here"),
+    ):
+        fill(spread, plan, place, [], None)
 
 
 # ---------------------------------------------------------------------------------------------------------- on Ray
@@ -139,13 +153,6 @@ def test_workers_on_two_nodes_fill_a_store_on_s3_with_the_bytes_of_one_process_i
     assert outcome.code == 0, outcome.err
     assert f"48 questions, 4 layers, 0 MiB in {url}" in outcome.out
     assert difference(objects_at(url), two_nodes.alone) == ""
-
-
-def test_workers_that_see_another_place_than_the_driver_are_noticed(two_nodes: Scene) -> None:
-    with quiet():
-        outcome = coral(two_nodes.home, *extract_line(two_nodes, "memory://its-own/states").split())
-    assert outcome.is_refusal
-    assert "A worker has begun memory://its-own/states, which is empty here" in outcome.last
 
 
 def test_a_study_on_a_cluster_leaves_what_one_process_leaves(two_nodes: Scene) -> None:

@@ -217,7 +217,7 @@ def simulate(args: argparse.Namespace) -> None:
         folder = Path(home) / "store"
 
         def fill(todo: Sequence[int], journal: Any, counted: Any) -> None:
-            Driver(job_of(spread, plan, folder, journal, counted, []), args.workers).run(todo)
+            Driver(job_of(spread, plan, journal, counted, []), args.workers).run(todo)
 
         def run() -> None:
             planned_work(plan, folder, never).run(elsewhere=fill)
@@ -328,7 +328,7 @@ def by_workers(spread: Spread, plan: StorePlan, folder: Path, there: list[Worker
     n = len(there)
 
     def fill(todo: Sequence[int], journal: Any, counted: Any) -> None:
-        job = replace(job_of(spread, plan, folder, journal, counted, there), release=there.append)
+        job = replace(job_of(spread, plan, journal, counted, there), release=there.append)
         Driver(job, n).run(todo)
 
     ray.get([worker.actor.spent.remote() for worker in there])

@@ -23,7 +23,8 @@ NEVER = {"metrics": {"data"}, "report": {"data", "engine", "lens"}}
 """What a package may not import although it comes before: metrics and reports do not know which method made predictions."""
 HEAVY = {"torch", "transformers", "lm_eval", "datasets", "sklearn", "scipy", "matplotlib", "accelerate"}
 LIGHT = {"errors", "records", "ragged", "storage.files", "storage.arrays", "storage.bundles", "storage.escape",
-         "storage.lines", "storage.outputs", "storage.parts", "storage.progress", "storage.settings", "storage.temporary", "data",
+         "storage.lines", "storage.outputs", "storage.parts", "storage.places", "storage.progress", "storage.remote",
+         "storage.settings", "storage.temporary", "data",
          "metrics", "engine.trees",
          "engine.prompts", "engine.settings", "lens.settings", "lens.rules", "lens.publish", "lens.features",
          "lens.tempering", "lens.trace", "report.names", "report.runs", "methods.entry", "sae.settings", "analysis.settings",

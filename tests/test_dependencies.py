@@ -36,6 +36,7 @@ DISTRIBUTIONS = {"sklearn": "scikit-learn", "yaml": "PyYAML"}
 UNIMPORTED = {
     "accelerate": "transformers spreads a model over devices with it",
     "gguf": "transformers reads GGUF files with it",
+    "s3fs": "fsspec opens s3:// with it",
 }
 """Declared although no file of ours imports it, and why."""
 PLUGIN = PACKAGE / "harness" / "model.py"
@@ -88,8 +89,8 @@ def test_everything_declared_is_imported() -> None:
 def test_the_table_of_extras_is_that_of_the_package() -> None:
     modules = {extra: {distribution(module) for module in listed} for extra, listed in EXTRAS.items()}
     assert modules == {extra: set(listed) for extra, listed in OURS.items()}
-    # Ray is as large as all others together, and one machine does not need it
-    assert OPTIONAL["all"]["coral-lens"].extras == set(OURS) - {"ray"}
+    # Ray is as large as all others together, s3fs allows one version of fsspec alone, and one machine needs neither
+    assert OPTIONAL["all"]["coral-lens"].extras == set(OURS) - {"ray", "remote"}
 
 
 def test_what_an_extra_installs_is_imported_inside_functions_only() -> None:
@@ -177,6 +178,9 @@ def test_only_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         (("eval",), "lm-eval run --model coral"),
         (("gguf",), "doctor none.gguf"),
         (("serve",), "serve --lens none"),
+        (("remote",), "extract none.jsonl --out s3://bucket/states"),
+        (("remote",), "extract --finish --out s3://bucket/states"),
+        (("remote",), "sae train --store s3://bucket/states --layer 1 --out out"),
     ],
 )
 def test_a_command_says_which_extra_it_needs_before_it_does_anything(

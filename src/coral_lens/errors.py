@@ -16,6 +16,7 @@ EXTRAS = {
     "excel": ("openpyxl",),
     "adapter": ("peft",),
     "ray": ("ray",),
+    "remote": ("s3fs",),
     "serve": ("fastapi", "uvicorn", "prometheus_client"),
 }
 """What each extra of the package installs, by the names that it is imported by."""

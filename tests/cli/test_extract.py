@@ -10,9 +10,11 @@ import pytest
 from support.commands import GOLDEN, ROOT
 from support.models import make_model
 from support.pages import blocks_of
+from support.s3 import put_at
 from typer.testing import CliRunner
 
 from coral_lens.cli import app
+from coral_lens.cli.analyse import Studied
 from coral_lens.cli.extract import KeptStates, parse_blocks
 from coral_lens.data.settings import Style
 from coral_lens.engine import activations
@@ -118,10 +120,40 @@ def test_a_finished_store_is_described_without_its_questions(tmp_path: Path, mon
     assert f"{n_lines} questions, " in outcome.output
 
 
+def test_a_store_at_an_address_is_finished_and_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CORAL_CACHE", str(tmp_path))
+    url = f"memory://{tmp_path.name}/store"
+    for path in (GOLDEN / "store").iterdir():
+        put_at(url, path.name, path.read_bytes())
+    assert f"MiB in {url}" in run("extract", "--finish", "--out", url)
+    joined, _ = Studied(store=(url,)).opened()
+    assert len(joined.questions) == len(activations.ActivationStore(GOLDEN / "store").questions)
+    assert "stores" in run("cache")
+
+
+@pytest.mark.parametrize("line", ["fit --train q.jsonl", "run study.toml", "predict --questions q.jsonl"])
+def test_an_address_is_refused_where_results_are_no_store(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CoralError, match=r"--out must be a folder, and s3:/bucket/x is an address; only stores"):
+        run(*line.split(), "--out", "s3://bucket/x")
+    assert not list(tmp_path.iterdir())
+
+
+def test_studies_want_a_folder_for_their_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CoralError, match=r"--work must be a folder, and s3:/bucket/x is an address"):
+        run("run", "study.toml", "--out", "out", "--work", "s3://bucket/x")
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
         ("extract", "Give --out"),
+        ("extract --finish --out nothing://a/b", "Cannot open nothing://a/b: Protocol not known"),
+        ("extract x.jsonl --out nothing://a/b", "Cannot open nothing://a/b: Protocol not known"),
         ("extract --out store", "Give questions"),
         ("extract x.jsonl --out store --case questions=3", "add --plan"),
         ("extract --out store --part 17/16", "--part must lie between"),

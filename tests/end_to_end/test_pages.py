@@ -51,6 +51,10 @@ CANNOT_RUN = {
     "coral reproduce --model smollm2 --data DIR": "takes hours; tests/study/test_reproduce.py runs all parts of a tiny scale",
     "coral extract train.jsonl --out states/mine --part 1/2": "needs more than one shard; tests/engine/test_parts.py has them",
     "coral extract train.jsonl --out states/mine --part 2/2": "needs more than one shard; tests/engine/test_parts.py has them",
+    "coral extract train.jsonl --out s3://bucket/states --part 1/2": "needs a server; tests/engine/test_parts_remote.py has one",
+    "coral extract train.jsonl --out s3://bucket/states --part 2/2": "needs a server; tests/engine/test_parts_remote.py has one",
+    "coral extract --out s3://bucket/states --finish": "needs a server; tests/engine/test_parts_remote.py has one",
+    "coral analyse layers --store s3://bucket/states --out analysis": "needs a server; tests/cli/test_extract.py reads one",
     "coral extract train.jsonl --out states/ray --ray local --workers 2": "starts Ray; tests/scale/test_extract.py has a cluster",
     "python -m pytest tests/engine -k olmo2": "runs tests, whose families come from the file itself",
 }

@@ -268,7 +268,7 @@ main()
 """
 
 
-def extract_line(on: Scene, folder: Path) -> str:
+def extract_line(on: Scene, folder: Path | str) -> str:
     """Return the command that fills a store on the cluster."""
     model = f"--model {GOLDEN / 'model'} --dtype float32"
     return f"extract {GOLDEN / 'train.jsonl'} {model} --ray {on.address} --out {folder}"

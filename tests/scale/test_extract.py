@@ -15,6 +15,7 @@ from faults.cluster import Scene, extract_line, names_questions, scene, study, w
 from faults.outcomes import coral
 from faults.workshop import content, difference
 from support.commands import GOLDEN, quiet
+from support.s3 import objects_at, s3_server
 
 from coral_lens.data.questions import read_questions
 from coral_lens.engine import extract as extract_module
@@ -22,9 +23,13 @@ from coral_lens.engine.loading import load_model
 from coral_lens.engine.model import Model
 from coral_lens.engine.parts import extract_part
 from coral_lens.engine.wanted import Wanted
+from coral_lens.errors import CoralError
 from coral_lens.records import Question
-from coral_lens.scale.worker import compute_task, cut_task
+from coral_lens.scale.cluster import Cluster
+from coral_lens.scale.extract import Spread, fill
+from coral_lens.scale.worker import ModelSource, compute_task, cut_task
 from coral_lens.storage.parts import Part
+from coral_lens.storage.places import working_place
 from coral_lens.storage.resumable import locked
 from coral_lens.storage.shards import write_shard
 
@@ -54,11 +59,28 @@ def test_a_shard_that_is_cut_out_of_its_plan_has_the_bytes_of_one_that_is_not(
         assert compute_task(golden, cut_task(plan, number), plan.extraction, tmp_path / "cut") == whole
 
 
+def test_workers_that_see_another_place_than_the_driver_are_noticed(golden: Model, questions: list[Question]) -> None:
+    plan = extract_module.plan_shards(extract_module.plan_questions(golden, questions, Wanted().of(golden)))
+    spread = Spread(Cluster(1, 1, 0.0), ModelSource(NAME))
+    with (
+        working_place("memory://its-own/states") as place,
+        pytest.raises(CoralError, match=r"A worker has begun memory://its-own/states, which is empty here"),
+    ):
+        fill(spread, plan, place, [], None)
+
+
 # ---------------------------------------------------------------------------------------------------------- on Ray
 
 
 @pytest.fixture(scope="module")
-def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+def bucket() -> Iterator[str]:
+    """The address of a bucket on a real s3 server, whose keys nodes find in the environment."""
+    with s3_server() as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def two_nodes(tmp_path_factory: pytest.TempPathFactory, bucket: str) -> Iterator[Scene]:
     """A real cluster of two nodes on this machine; `python -m faults cluster` does much more to it."""
     with scene(tmp_path_factory.mktemp("cluster")) as on:
         yield on
@@ -118,6 +140,19 @@ def test_a_second_driver_on_a_folder_is_refused_before_a_worker_loads_anything(t
     assert outcome.is_refusal
     assert "is being written by another process" in outcome.last
     assert not folder.with_name("workers").exists()
+
+
+def test_workers_on_two_nodes_fill_a_store_on_s3_with_the_bytes_of_one_process_in_a_folder(
+    two_nodes: Scene, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CORAL_CACHE", str(tmp_path))
+    url = f"{bucket}/states"
+    extract_part(two_nodes.model, two_nodes.questions, url, Part(1, 4), extraction=wanted_of(two_nodes.model))
+    with quiet():
+        outcome = coral(two_nodes.home, *extract_line(two_nodes, url).split())
+    assert outcome.code == 0, outcome.err
+    assert f"48 questions, 4 layers, 0 MiB in {url}" in outcome.out
+    assert difference(objects_at(url), two_nodes.alone) == ""
 
 
 def test_a_study_on_a_cluster_leaves_what_one_process_leaves(two_nodes: Scene) -> None:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from pathlib import Path
 
 import numpy as np
 from jaxtyping import Bool
@@ -38,9 +39,9 @@ def task_names(stores: Sequence[ActivationStore]) -> list[list[str]]:
     """
     tasks = [family_names(store.questions) for store in stores]
     shared = Counter(name for names in tasks for name in set(names))
-    folders = [store.folder.name for store in stores]
+    folders = [Path(store.name).name for store in stores]
     for i, store in enumerate(stores):
-        folder = folders[i] if folders.count(folders[i]) == 1 else str(store.folder)
+        folder = folders[i] if folders.count(folders[i]) == 1 else store.name
         tasks[i] = [name if shared[name] == 1 else f"{name} ({folder})" for name in tasks[i]]
     twice = [name for name, n in Counter(name for names in tasks for name in set(names)).items() if n > 1]
     if twice:

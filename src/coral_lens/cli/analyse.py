@@ -79,8 +79,8 @@ def confidence(
 class Studied(Settings):
     """What is analysed, and where the table and the figures go."""
 
-    store: tuple[Path, ...]
-    """Folder made by `coral extract`, of labelled questions; several are read as one."""
+    store: tuple[str, ...]
+    """Made by `coral extract`, of labelled questions: a folder or an address; several are read as one."""
     out: Path = Path("analysis")
     """Folder for NAME.csv, NAME.json, NAME.png and NAME.svg."""
     limit: Count | None = None
@@ -152,7 +152,7 @@ def dimensions(*, studied: Studied, settings: DimensionSettings) -> None:
 class StudiedHeads(Studied):
     """What is analysed, and where the table and the figures go."""
 
-    store: tuple[Path, ...] = ()
+    store: tuple[str, ...] = ()
     """Folder made by `coral extract --heads all`, of labelled questions; several are read as one."""
     dry_run: bool = False
     """Say how much memory and time it would take here, and stop."""
@@ -200,8 +200,8 @@ def heads(*, studied: StudiedHeads, place: TrainingPlace) -> None:
 class Compared(Settings):
     """Stores of one or more tasks, and how lenses are fitted on them."""
 
-    store: tuple[Path, ...]
-    """Folder made by `coral extract`; several are several tasks, and so are the tasks within one."""
+    store: tuple[str, ...]
+    """Made by `coral extract`, a folder or an address; several are several tasks, and so are the tasks within one."""
     out: Path = Path("analysis")
     """Folder for tables and figures."""
     base: BaseRule = "token"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -84,7 +83,12 @@ def extract(
         list[str] | None,
         typer.Argument(metavar="SOURCE...", help="TASK[:SPLIT], or a file of questions (.jsonl, .csv, .parquet, ...)."),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder for the activation store.")] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STORE", help="Folder for the activation store, or an address such as s3://bucket/states."
+        ),
+    ] = None,
     *,
     kept: KeptStates,
     sharing: Sharing,
@@ -134,7 +138,7 @@ def extract(
 
 
 def extract_by_workers(
-    spread: RaySettings, questions: list[Question], out: Path, wanted: Wanted, model: ModelChoice
+    spread: RaySettings, questions: list[Question], out: str, wanted: Wanted, model: ModelChoice
 ) -> None:
     """Fill a store on a Ray cluster; the model is loaded by the workers alone."""
     from coral_lens.scale.cluster import connected
@@ -169,9 +173,9 @@ def print_case(questions: list[Question], model: ModelChoice, kept: KeptStates, 
     print_reckoned(reckon(described(facts, known), shard_bytes=SHARD_BYTES, bare_row_bytes=BARE_ROW_BYTES))
 
 
-def print_store(store: ActivationStore, out: Path) -> None:
+def print_store(store: ActivationStore, out: str) -> None:
     """Print in a line what a finished store holds."""
-    size = sum(f.stat().st_size for f in out.iterdir()) / 2**20
+    size = store.place.n_bytes() / 2**20
     parts = f"{len(store.layers)} layers"
     if len(store.places) > 1:
         parts += f" at {' and '.join(store.places)}"

@@ -28,6 +28,7 @@ from coral_lens.data.settings import TaskOptions
 from coral_lens.errors import CoralError
 from coral_lens.storage.escape import for_terminal
 from coral_lens.storage.outputs import refuse_inputs
+from coral_lens.storage.remote import is_flattened, is_url
 from coral_lens.storage.settings import (
     MOST_SEED,
     OneOf,
@@ -76,8 +77,9 @@ def flat(command: Callable[..., None]) -> Callable[..., None]:
     def called(**values: Any) -> None:
         refuse_unwritable(values.get("out"))
         for name in RESULTS:
-            if values.get(name) is not None:
-                refuse_inputs(values[name], given(values[n] for n in read), option=f"--{name}")
+            if values.get(name) is not None and not is_url(values[name]):
+                refuse_address(Path(values[name]), f"--{name}")
+                refuse_inputs(Path(values[name]), given(values[n] for n in read), option=f"--{name}")
         others = {p.name: values[p.name] for p in own if p.name not in groups}
         command(**others, **{name: settings_from(kind, values) for name, kind in groups.items()})
 
@@ -87,7 +89,7 @@ def flat(command: Callable[..., None]) -> Callable[..., None]:
 
 
 SOURCES = ("train", "task", "questions", "validation", "test", "lm_eval_samples")
-VALUES = dict.fromkeys(SOURCES, "SOURCE") | {"model": "MODEL", "lens": "LENS"}
+VALUES = dict.fromkeys(SOURCES, "SOURCE") | {"model": "MODEL", "lens": "LENS", "store": "STORE"}
 """What the help calls the value of an option, by the option's name: each of these may name a file or folder that is read."""
 ARGUMENTS = ("source", "more", "study", "files")
 """Arguments, which have no dashes, that may do so too."""
@@ -343,19 +345,23 @@ class ModelChoice(Settings):
     machine: Machine = Machine()
     """Where it runs."""
 
-    def opener(self, *, folder: Path | None = None) -> Callable[[], Model]:
+    def opener(self, *, folder: str | Path | None = None) -> Callable[[], Model]:
         """Return a function that gives the model, loaded when it is first called; as it was for the store in a folder, if any."""
-        from coral_lens.storage.files import kept_record
+        return self.machine.opener(self.model, like=model_of(folder) if folder else None)
 
-        manifest = kept_record(folder / "manifest.json") if folder else None
-        return self.machine.opener(self.model, like=(manifest or {}).get("model"))
-
-    def source(self, folder: Path | None = None) -> ModelSource:
+    def source(self, folder: str | Path | None = None) -> ModelSource:
         """Return how others load the model; as it was for the store in a folder, if any."""
-        from coral_lens.storage.files import kept_record
+        return self.machine.source(self.model, like=model_of(folder) if folder else None)
 
-        manifest = kept_record(folder / "manifest.json") if folder else None
-        return self.machine.source(self.model, like=(manifest or {}).get("model"))
+
+def model_of(store: str | Path) -> Mapping[str, Any] | None:
+    """Return the record of the model that a store is of, if there is one; a URL that cannot be reached is refused."""
+    from coral_lens.storage.files import kept_record
+    from coral_lens.storage.places import MANIFEST, working_place
+
+    with working_place(store) as place:
+        place.fetch(MANIFEST)
+        return (kept_record(place.folder / MANIFEST) or {}).get("model")
 
 
 @dataclass(frozen=True)
@@ -430,10 +436,20 @@ def folder_of_data(data: str | Path | None) -> Path | None:
     return Path(data) if data is not None else None
 
 
-def refuse_unwritable(out: Path | None) -> None:
+def refuse_address(path: Path, option: str) -> None:
+    """Refuse an address where results go to a folder."""
+    if is_flattened(path):
+        raise CoralError(
+            f"{option} must be a folder, and {path} is an address; only stores of states can be at one (`coral extract --out`, "
+            "and wherever --store is read)."
+        )
+
+
+def refuse_unwritable(out: str | Path | None) -> None:
     """Refuse a place for results in which nothing can be written, before anything is computed."""
-    if out is None:
+    if out is None or is_url(out):
         return
+    out = Path(out)
     # os.path, because a folder that may not be looked into is then simply not there
     place = next(p for p in (out, *out.absolute().parents) if os.path.exists(p))
     if place != out and not os.path.isdir(place):

@@ -36,8 +36,8 @@ class Training(Settings):
     """How they are trained."""
     sampling: Sampling
     """Which token states are collected."""
-    store: Path | None = None
-    """Train on the pooled answer states in this folder of `coral extract` instead; no model runs."""
+    store: str | None = None
+    """Train on the pooled answer states of `coral extract` in this folder, or at this address, instead; no model runs."""
 
     def refuse_mixture(self, source: list[str], model: ModelChoice) -> None:
         """Refuse questions together with a store, neither of them, and options that mean nothing for a store."""

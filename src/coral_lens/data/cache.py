@@ -21,6 +21,7 @@ KINDS = {
     "fingerprints": ("fingerprints", "digests of models whose files were not written since; computed again in seconds"),
     "digests": ("digests", "digests of GGUF files, likewise"),
     "intact": ("intact", "which converted models were checked whole, likewise"),
+    "stores": ("stores", "what was read of stores at addresses such as s3://; fetched again when it is read"),
     "packings": ("packings", "self-checks of models on this machine; made again in seconds"),
 }
 """What each part of the cache is called, the file or folder that holds it, and what it is."""

@@ -26,6 +26,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from coral_lens.data.assets import cache_dir
 from coral_lens.engine.fingerprints import identity_difference
 from coral_lens.engine.readers import heads_name, layer_name
 from coral_lens.engine.settings import STATE_PLACES, StatePlace
@@ -34,8 +35,9 @@ from coral_lens.ragged import Options
 from coral_lens.records import OptionTable, Question, counts_of, question_from, question_record, targets_of
 from coral_lens.storage.arrays import allocate, release, row_chunks
 from coral_lens.storage.files import digest, disk_errors
+from coral_lens.storage.places import reading_place
 from coral_lens.storage.resumable import read_manifest
-from coral_lens.storage.shards import Journal, read_tensor, shard_path
+from coral_lens.storage.shards import Journal, bring_column, read_tensor, shard_path
 
 FORMAT = 1
 NEEDED = ("model", "questions", "style", "layers", "n_questions")
@@ -190,7 +192,7 @@ class ScoredShards(ABC):
 
 
 class ActivationStore(ScoredShards):
-    """A finished store in a folder. Everything it returns is checked against its digests.
+    """A finished store in a folder, or at a URL such as s3://bucket/states. Everything it returns is checked against its digests.
 
     `layers` hides others that it holds.
     """
@@ -198,13 +200,17 @@ class ActivationStore(ScoredShards):
     _shown: Sequence[int] | None = None
 
     def __init__(self, folder: str | Path, *, layers: Sequence[int] | None = None) -> None:
-        folder, self._shown = Path(folder), layers
-        self.folder = folder
+        self.place, self._shown = reading_place(folder, cache_dir() / "stores"), layers
+        self.folder, self.name, self._brought = self.place.folder, self.place.name, set[str]()
+        with self.place.named():
+            self._open(self.folder)
+
+    def _open(self, folder: Path) -> None:
         self.manifest = read_manifest(folder / "manifest.json", needs=("format",))
         if self.manifest.get("format") != FORMAT:
             raise CoralError(f"{folder} has format {self.manifest.get('format')!r}, but this version reads {FORMAT}.")
         read_manifest(folder / "manifest.json", needs=NEEDED)
-        self.name, self._digests = str(folder), Journal(folder).entries
+        self._digests = Journal(self.place).entries
         self._shards = self._digests
         if self.n_questions + len(self._broken) != self.manifest["n_questions"]:
             raise CoralError(
@@ -220,6 +226,7 @@ class ActivationStore(ScoredShards):
     @cached_property
     def _asked(self) -> list[Question]:
         path = self.folder / "questions.jsonl"
+        self.place.fetch(path.name)
         try:
             # bytes, because str.splitlines would also cut at U+2028 and its like, which a question may hold
             records = [json.loads(line) for line in path.read_bytes().splitlines()]
@@ -229,15 +236,20 @@ class ActivationStore(ScoredShards):
             intact = False
         if not intact:
             raise CoralError(
-                f"{path} is missing or was changed after it was written; run the `coral` command that made it again."
+                f"{self.name}/{path.name} is missing or was changed after it was written; run the `coral` command that made it "
+                "again."
             )
         return questions
 
     def _column(self, name: str, shard: int) -> np.ndarray:
-        tensor = read_tensor(shard_path(self.folder, shard), name, self._digests[shard].get(name, ""))
+        if name not in self._brought:
+            bring_column(self.place, name, self._digests)
+            self._brought.add(name)
+        path = shard_path(self.folder, shard)
+        tensor = read_tensor(path, name, self._digests[shard].get(name, ""))
         if tensor is None:
             raise CoralError(
-                f"{shard_path(self.folder, shard)} is damaged ({name} does not match its digest); run the `coral` "
+                f"{self.name}/{path.name} is damaged ({name} does not match its digest); run the `coral` "
                 "command that made it again and only this shard is computed anew."
             )
         return np.asarray(tensor.numpy())

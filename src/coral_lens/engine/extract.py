@@ -34,9 +34,10 @@ from coral_lens.errors import CoralError
 from coral_lens.records import Prompt, Question, question_record
 from coral_lens.storage.files import canonical, digest, versions
 from coral_lens.storage.parts import Part
+from coral_lens.storage.places import Place, as_place, working_place
 from coral_lens.storage.progress import Progress
 from coral_lens.storage.resumable import Resumable, read_manifest
-from coral_lens.storage.shards import Journal, PartJournal, compact
+from coral_lens.storage.shards import Journal, compact, open_journal
 from coral_lens.storage.temporary import temporary_folder
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ MANY_ROUNDS = 4
 """So many batches for each thread end at about the same time by themselves."""
 LEAST_BUDGET = 256
 """Tokens of a batch at least: smaller products are slower."""
+QUESTIONS = "questions.jsonl"
 BARE_ROW_BYTES = SHARD_BYTES // 1024
 """What a row without states counts as: scores alone are tiny, but computing them is not, so shards stay short."""
 
@@ -216,14 +218,15 @@ def extract(
 ) -> ActivationStore:
     """Score the questions and keep their pooled states in `folder`, going on where an earlier run was stopped.
 
-    A finished store is returned at once, also if it has more layers than are asked for. A shard whose bytes do not match its
-    digests is computed again. A question that cannot be asked (an option without tokens, or too long for the model) or whose
-    scores or states are not finite is left out with a warning that names it.
+    It may be a URL such as s3://bucket/states. A finished store is returned at once, also if it has more layers than are asked
+    for. A shard whose bytes do not match its digests is computed again. A question that cannot be asked (an option without
+    tokens, or too long for the model) or whose scores or states are not finite is left out with a warning that names it.
     """
-    folder, asked = Path(folder), extraction.layers
-    planned = plan_store(model, questions, folder, extraction)
-    store_work(planned, plan_shards(planned), folder).run(progress)
-    store = ActivationStore(folder, layers=asked)
+    with working_place(folder) as place:
+        place.refresh()
+        planned = plan_store(model, questions, place.folder, extraction)
+        store_work(planned, plan_shards(planned), place).run(progress)
+    store = ActivationStore(folder, layers=extraction.layers)
     warn_broken(model.name, store.broken)
     return store
 
@@ -235,28 +238,36 @@ def plan_store(model: Model, questions: Sequence[Question], folder: Path, extrac
 
 
 def store_work(
-    planned: PlannedQuestions, plan: StorePlan, folder: Path, *, part: Part | None = None
+    planned: PlannedQuestions, plan: StorePlan, where: Path | Place, *, part: Part | None = None
 ) -> Resumable[Plan, dict[str, Tensor]]:
     """Return the work that fills a store, or a part of it."""
-    work = planned_work(plan, folder, lambda shard, advance: compute_shard(planned, shard, advance))
-    if part is None:
-        return work
-    return replace(work, part=part, form=lambda place: PartJournal(place, part, len(plan.shards)))
+    return planned_work(plan, where, lambda shard, advance: compute_shard(planned, shard, advance), part=part)
 
 
 def planned_work(
-    plan: StorePlan, folder: Path, compute: Callable[[Plan, Progress], dict[str, Tensor]]
+    plan: StorePlan,
+    where: Path | Place,
+    compute: Callable[[Plan, Progress], dict[str, Tensor]],
+    *,
+    part: Part | None = None,
 ) -> Resumable[Plan, dict[str, Tensor]]:
-    """Return the work that fills a store, whoever computes its shards."""
+    """Return the work that fills a store, or a part of it, whoever computes its shards."""
+    place = as_place(where)
+
+    def begun(_: Path) -> Journal:
+        place.publish(QUESTIONS)
+        return open_journal(place, part, len(plan.shards))
+
     return Resumable(
-        folder,
+        place.folder,
         plan.manifest,
         plan.shards,
         compute,
         size=count_questions,
-        form=Journal,
-        other_files={"questions.jsonl": question_lines(plan.prepared.questions)},
+        form=begun,
+        other_files={QUESTIONS: question_lines(plan.prepared.questions)},
         differing=DIFFERING,
+        part=part,
         mixed=plan.extraction.mixed,
     )
 

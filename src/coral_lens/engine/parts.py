@@ -16,6 +16,7 @@ from coral_lens.engine.extract import Extraction, PlannedQuestions, count_questi
 from coral_lens.errors import CoralError
 from coral_lens.records import Question
 from coral_lens.storage.parts import Part
+from coral_lens.storage.places import Place, as_place, working_place
 from coral_lens.storage.progress import Bar, silent
 from coral_lens.storage.resumable import begin_manifest, hold_lock, read_manifest
 from coral_lens.storage.shards import Journal, part_journals
@@ -58,32 +59,34 @@ def extract_part(
 
     `strict`: more parts than shards are refused.
     """
-    folder = Path(folder)
-    planned = planned_together(model, questions, folder, extraction)
-    plan = plan_shards(planned)
-    shards = plan.shards
-    if strict:
-        part.refuse_empty(len(shards))
-    n_questions = sum(count_questions(shards[number]) for number in part.share(len(shards)))
-    with bar(f"part {part}", n_questions, "questions") as progress:
-        store_work(planned, plan, folder, part=part).run(progress)
-    return PartDone(part, len(shards), missing_shards(folder, len(shards)))
+    with working_place(folder) as place:
+        planned = planned_together(model, questions, place, extraction)
+        plan = plan_shards(planned)
+        shards = plan.shards
+        if strict:
+            part.refuse_empty(len(shards))
+        n_questions = sum(count_questions(shards[number]) for number in part.share(len(shards)))
+        with bar(f"part {part}", n_questions, "questions") as progress:
+            store_work(planned, plan, place, part=part).run(progress)
+        return PartDone(part, len(shards), missing_shards(place, len(shards)))
 
 
 def planned_together(
-    model: Model, questions: Sequence[Question], folder: Path, extraction: Extraction
+    model: Model, questions: Sequence[Question], where: Path | Place, extraction: Extraction
 ) -> PlannedQuestions:
     """Plan as the process does that was first to write the manifest: what is timed on a machine may differ on another."""
-    planned = plan_store(model, questions, folder, extraction)
-    folder.mkdir(parents=True, exist_ok=True)
-    if begin_manifest(folder / "manifest.json", planned.manifest):
+    place = as_place(where)
+    place.refresh()
+    planned = plan_store(model, questions, place.folder, extraction)
+    place.folder.mkdir(parents=True, exist_ok=True)
+    if begin_manifest(place.folder / "manifest.json", planned.manifest) and place.begin():
         return planned
-    return plan_store(model, questions, folder, extraction)
+    return plan_store(model, questions, place.folder, extraction)
 
 
-def missing_shards(folder: Path, n_shards: int) -> tuple[int, ...]:
+def missing_shards(place: Place, n_shards: int) -> tuple[int, ...]:
     """Return the shards that no journal has."""
-    known = Journal(folder).entries
+    known = Journal(place).entries
     return tuple(shard for shard in range(n_shards) if shard not in known)
 
 
@@ -92,25 +95,30 @@ def finish_store(folder: str | Path) -> ActivationStore:
 
     What is missing or damaged is named. No model is needed.
     """
-    folder = Path(folder)
-    read_manifest(folder / "manifest.json", needs=("format", "n_questions"))
-    with hold_lock(folder / ".lock", folder):
-        journal = Journal(folder)
-        n_shards = journal.announced or 1 + max(journal.entries, default=-1)
-        intact = journal.intact()
-        if missing := [shard for shard in range(n_shards) if shard not in intact]:
-            raise CoralError(
-                f"{folder} is not finished: of {n_shards} shards these are missing or damaged: {named(missing)}"
-                f"{whose(folder, missing)}; compute them with --part, or the rest in one process without it."
-            )
-        if n_shards:
-            journal.finish(n_shards)
+    with working_place(folder) as place:
+        place.refresh()
+        read_manifest(place.folder / "manifest.json", needs=("format", "n_questions"))
+        with hold_lock(place.folder / ".lock", place.folder):
+            finish_journal(Journal(place))
     return ActivationStore(folder)
+
+
+def finish_journal(journal: Journal) -> None:
+    """Check every shard that a journal has, and leave it as one process does; refuse where one is missing."""
+    n_shards = journal.announced or 1 + max(journal.entries, default=-1)
+    intact = journal.intact()
+    if missing := [shard for shard in range(n_shards) if shard not in intact]:
+        raise CoralError(
+            f"{journal.folder} is not finished: of {n_shards} shards these are missing or damaged: {named(missing)}"
+            f"{whose(journal.folder, missing)}; compute them with --part, or the rest in one process without it."
+        )
+    if n_shards:
+        journal.finish(n_shards)
 
 
 def whose(folder: Path, shards: Sequence[int]) -> str:
     """Return in words which parts have these shards, where all processes have divided the work in the same way."""
-    divisions = {int(path.name.split("-")[3]) for path in part_journals(folder)}
+    divisions = {int(path.name.split("-")[3]) for path in part_journals(folder)} - {1}
     if len(divisions) != 1:
         return ""
     (of,) = divisions

@@ -18,7 +18,9 @@ from coral_lens.scale.cluster import Cluster
 from coral_lens.scale.driver import Driver, Job, Tell, Worker
 from coral_lens.scale.worker import ModelSource, ShardWorker, cut_task
 from coral_lens.storage.files import versions
+from coral_lens.storage.places import MANIFEST, Place, working_place
 from coral_lens.storage.progress import Progress
+from coral_lens.storage.remote import is_url, local_folder
 from coral_lens.storage.resumable import Counted, locked
 from coral_lens.storage.shards import Journal, shard_path
 
@@ -49,24 +51,36 @@ def extract_on_ray(
     wanted: Wanted,
     progress: Progress | None = None,
 ) -> ActivationStore:
-    """Fill a store as `extract` does, by workers on a cluster; the folder must be the same for all machines."""
-    folder = Path(folder).absolute()
-    with locked(folder):  # a second driver is refused before a worker loads anything
-        pass
-    plan, spares = planned_by_worker(spread, questions, folder, wanted)
+    """Fill a store as `extract` does, by workers on a cluster; the folder or URL must be the same for all machines."""
+    where = folder if is_url(folder) else local_folder(folder).absolute()
+    with working_place(where) as place:
+        with locked(place.folder):  # a second driver is refused before a worker loads anything
+            place.fetch(MANIFEST)
+        plan, spares = planned_by_worker(spread, questions, where, wanted)
+        try:
+            fill(spread, plan, place, spares, progress)
+        finally:
+            dismiss(spares)
+    store = ActivationStore(where, layers=wanted.layers)
+    warn_broken(spread.source.name, store.broken)
+    return store
+
+
+def fill(spread: Spread, plan: StorePlan, place: Place, spares: list[Worker], progress: Progress | None) -> None:
+    """Have all shards of a plan computed that are not there; `spares` are workers that have the model already."""
     warn_left_out(plan.prepared)
+    place.refresh()
+    if not place.holds(place.folder / MANIFEST):
+        raise CoralError(
+            f"A worker has begun {place.name}, which is empty here: --out must be one place for all machines."
+        )
 
     def elsewhere(todo: Sequence[int], journal: Journal, counted: Counted) -> None:
         journal.flush_seconds = FLUSH_SECONDS
-        Driver(job_of(spread, plan, folder, journal, counted, spares), spread.cluster.workers, spread.tell).run(todo)
+        job = job_of(spread, plan, journal, counted, spares)
+        Driver(job, spread.cluster.workers, spread.tell).run(todo)
 
-    try:
-        planned_work(plan, folder, never).run(progress, elsewhere=elsewhere)
-    finally:
-        dismiss(spares)
-    store = ActivationStore(folder, layers=wanted.layers)
-    warn_broken(spread.source.name, store.broken)
-    return store
+    planned_work(plan, place, never).run(progress, elsewhere=elsewhere)
 
 
 def never(shard: Plan, progress: Progress) -> Any:
@@ -81,7 +95,7 @@ def dismiss(workers: list[Worker]) -> None:
 
 
 def planned_by_worker(
-    spread: Spread, questions: Sequence[Question], folder: Path, wanted: Wanted
+    spread: Spread, questions: Sequence[Question], where: str | Path, wanted: Wanted
 ) -> tuple[StorePlan, list[Worker]]:
     """Have a first worker plan the store, and return it with the worker; one that dies on the way is replaced."""
     import ray
@@ -90,9 +104,9 @@ def planned_by_worker(
     job = Job(
         start=spread.start,
         ready=lambda actor: actor.load.options(name="load").remote(),
-        submit=lambda actor, _: actor.plan.options(name="plan").remote(asked, folder, wanted, extract.SHARD_BYTES),
+        submit=lambda actor, _: actor.plan.options(name="plan").remote(asked, where, wanted, extract.SHARD_BYTES),
         done=lambda _, plan: plans.append(plan),
-        named=lambda _: f"The plan of {folder}",
+        named=lambda _: f"The plan of {where}",
         release=spares.append,
     )
     try:
@@ -103,24 +117,23 @@ def planned_by_worker(
     return plans[0], spares
 
 
-def job_of(
-    spread: Spread, plan: StorePlan, folder: Path, journal: Journal, counted: Counted, spares: list[Worker]
-) -> Job:
+def job_of(spread: Spread, plan: StorePlan, journal: Journal, counted: Counted, spares: list[Worker]) -> Job:
     """Return how the shards of a store are computed by workers; those that are there already come first."""
     import ray
 
-    extraction = ray.put(plan.extraction)
+    extraction, place = ray.put(plan.extraction), journal.place
+    where = place.folder if place.appends else place.name
     about = (plan.manifest, versions())
 
     def submit(actor: Any, number: int) -> Any:
         task = cut_task(plan, number)
-        return actor.compute.options(name=f"shard {number}").remote(task, extraction, folder)
+        return actor.compute.options(name=f"shard {number}").remote(task, extraction, where)
 
     def done(number: int, digests: dict[str, str]) -> None:
-        if not shard_path(folder, number).exists():
+        path = shard_path(place.folder, number)
+        if not place.holds(path):
             raise CoralError(
-                f"A worker has written {shard_path(folder, number)}, which is not here: --out must be a folder that all machines "
-                "share."
+                f"A worker has written {path}, which is not here: --out must be a folder that all machines share."
             )
         journal.note(number, digests)
         counted(sum(len(batch.questions) for batch in plan.shards[number].batches))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +28,7 @@ from coral_lens.engine.wanted import Wanted
 from coral_lens.errors import CoralError
 from coral_lens.records import Prompt, Question, Rendered
 from coral_lens.storage.files import versions
+from coral_lens.storage.places import MANIFEST, Place, working_place
 from coral_lens.storage.shards import write_shard
 
 if TYPE_CHECKING:
@@ -91,7 +93,7 @@ def cut_task(plan: StorePlan, number: int) -> ShardTask:
     return ShardTask(number, questions, prompts, rendered, Plan(batches, shard.packing))
 
 
-def compute_task(model: Model, task: ShardTask, extraction: Extraction, folder: Path) -> dict[str, str]:
+def compute_task(model: Model, task: ShardTask, extraction: Extraction, where: Path | Place) -> dict[str, str]:
     """Compute a shard, write it, and return the digests of its tensors."""
     planned = PlannedQuestions(model, task.prepared, extraction)
     tensors = compute_shard(planned, task.plan, lambda _: None)
@@ -99,15 +101,21 @@ def compute_task(model: Model, task: ShardTask, extraction: Extraction, folder: 
     for name in ("question", "broken"):
         if name in tensors:
             tensors[name] = numbers[tensors[name]]
-    return write_shard(folder, task.number, tensors)
+    return write_shard(where, task.number, tensors)
 
 
 class ShardWorker:
     """The worker itself; Ray makes an actor of it."""
 
     def __init__(self, source: ModelSource, threads: int) -> None:
-        self.source = source
+        self.source, self._places, self._open = source, dict[str, Place](), ExitStack()
         torch.set_num_threads(threads)
+
+    def _place(self, where: str | Path) -> Place:
+        """Return a place that stays open while the worker lives: connecting to a URL takes longer than a small shard."""
+        if str(where) not in self._places:
+            self._places[str(where)] = self._open.enter_context(working_place(where))
+        return self._places[str(where)]
 
     @cached_property
     def model(self) -> Model:
@@ -121,20 +129,24 @@ class ShardWorker:
         """Load the model."""
         assert self.model is not None
 
-    def plan(self, questions: Sequence[Question], folder: Path, wanted: Wanted, shard_bytes: int) -> StorePlan:
+    def plan(self, questions: Sequence[Question], where: str | Path, wanted: Wanted, shard_bytes: int) -> StorePlan:
         """Plan a store: the worker has the model and the device that states depend on, and the driver need not."""
-        with warnings.catch_warnings():
+        place = self._place(where)
+        with warnings.catch_warnings(), place.named():
             warnings.simplefilter("ignore")  # the driver says what is left out
-            planned = planned_together(self.model, questions, folder, wanted.of(self.model))
+            planned = planned_together(self.model, questions, place, wanted.of(self.model))
         return plan_shards(planned, shard_bytes)
 
     def check(self, manifest: Mapping[str, Any], installed: Mapping[str, str], *, mixed: bool) -> None:
         """Refuse to work on a store that this worker would compute in another way."""
         refuse_other(about(self.model), manifest, installed, mixed=mixed)
 
-    def compute(self, task: ShardTask, extraction: Extraction, folder: Path) -> dict[str, str]:
+    def compute(self, task: ShardTask, extraction: Extraction, where: str | Path) -> dict[str, str]:
         """Compute a shard, write it, and return the digests of its tensors."""
-        return compute_task(self.model, task, extraction, folder)
+        place = self._place(where)
+        with place.named():
+            place.fetch(MANIFEST)
+            return compute_task(self.model, task, extraction, place)
 
 
 def about(model: Model) -> dict[str, Any]:

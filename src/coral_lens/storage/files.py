@@ -101,10 +101,14 @@ def write_atomic(path: Path, data: bytes, *, sweep: bool = True) -> None:
             write_and(path, data, lambda temporary: temporary.replace(path), sweep=sweep)
 
 
-def write_new(path: Path, data: bytes) -> bool:
-    """Write a file unless there is one, and return whether it was written: of several processes at once, one succeeds."""
+def write_new(path: Path, data: bytes, *, size: int = 0) -> bool:
+    """Write a file unless there is one, and return whether it was written: of several processes at once, one succeeds.
+
+    With `size` it is made so long, by a hole at its end.
+    """
 
     def put(temporary: Path) -> bool:
+        os.truncate(temporary, max(size, len(data)))
         try:
             os.link(temporary, path)
         except FileExistsError:

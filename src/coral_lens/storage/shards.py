@@ -15,7 +15,7 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import compress
 from pathlib import Path
@@ -28,12 +28,17 @@ from torch import Tensor
 from coral_lens.errors import CoralError
 from coral_lens.storage.files import append_line, canonical, digest, digest_bytes, lines_of, write_atomic
 from coral_lens.storage.parts import Part
+from coral_lens.storage.places import Place, as_place
 from coral_lens.storage.temporary import remove_abandoned_like
 
 FLOAT16_MAX = 65504.0
 MAIN = "journal.jsonl"
 PART_NAME = re.compile(r"journal-\d+-of-\d+-[0-9a-f]{8}\.jsonl")
 SHARD_NAMES = r"shard-\d{5,}\.safetensors"
+LINES = 64
+"""Of a journal where nothing can be added to a file: it is put there whole for every line, so that a long one is a new one."""
+AT_ONCE = 16
+"""So many shards are fetched side by side."""
 
 
 def compact(tensor: Tensor) -> Tensor:
@@ -55,8 +60,10 @@ class Journal:
     flush_seconds = 0.0
     """Between two waits for the disk, where lines come faster: a power cut may lose these, and their shards are made again."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.path = folder, folder / MAIN
+    def __init__(self, where: Path | Place) -> None:
+        self.place = as_place(where)
+        self.folder = folder = self.place.folder
+        self.path = folder / MAIN
         self.entries: dict[int, dict[str, str]] = {}
         """The digests of each shard's tensors, by their names."""
         self.announced = 0
@@ -81,7 +88,7 @@ class Journal:
         shard, digests = entry
         known = self.entries.get(shard)
         # two processes may have computed a shard: what counts is the file that is there
-        if known is None or known == digests or damaged_tensors(shard_path(self.folder, shard), known):
+        if known is None or known == digests or self._is_damaged(shard):
             self.entries[shard] = digests
 
     def intact(self, among: Collection[int] | None = None) -> set[int]:
@@ -100,11 +107,12 @@ class Journal:
         return set(shards) & self.entries.keys()
 
     def _is_damaged(self, shard: int) -> bool:
-        return bool(damaged_tensors(shard_path(self.folder, shard), self.entries[shard]))
+        with self.place.whole(shard_path(self.folder, shard)) as path:
+            return bool(damaged_tensors(path, self.entries[shard]))
 
     def add(self, number: int, result: dict[str, Tensor]) -> None:
         """Write the tensors of a shard, then its line."""
-        self.note(number, write_shard(self.folder, number, result))
+        self.note(number, write_shard(self.place, number, result))
 
     def note(self, number: int, digests: dict[str, str]) -> None:
         """Add the line of a shard that is on the disk."""
@@ -134,7 +142,7 @@ class Journal:
         if parts or not self._clean or not self._is_flushed or list(self.entries) != sorted(self.entries):
             self._rewrite()
         for path in parts:  # a process that still writes one repeats what is known
-            path.unlink(missing_ok=True)
+            self.place.remove(path)
         remove_abandoned_like(self.folder, SHARD_NAMES)
 
     def tensors(self, shard: int, *names: str) -> dict[str, Tensor]:
@@ -152,6 +160,7 @@ class Journal:
         self.entries = dict(sorted(self.entries.items()))
         data = b"".join(self._line(i) for i in self.entries)
         write_atomic(self.path, data)
+        self.place.wrote(self.path)
         self._clean, self._is_flushed, self._size = True, True, len(data)
 
 
@@ -163,23 +172,52 @@ class PartJournal(Journal):
 
     alone = False
 
-    def __init__(self, folder: Path, part: Part, n_pieces: int) -> None:
-        super().__init__(folder)
-        self.n_pieces = n_pieces
-        self.path = folder / f"journal-{part.name}-{secrets.token_hex(4)}.jsonl"
+    def __init__(self, where: Path | Place, part: Part, n_pieces: int) -> None:
+        super().__init__(where)
+        self.part, self.n_pieces = part, n_pieces
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin a file of its own."""
+        self.path, self._n_lines = self.folder / f"journal-{self.part.name}-{secrets.token_hex(4)}.jsonl", 0
 
     def note(self, number: int, digests: dict[str, str]) -> None:
         """Add the line of a shard that is on the disk; the first line of all says how many shards there are."""
+        if self._n_lines == LINES and not self.place.appends:
+            self._show()
+            self._begin()
         if not self.path.exists():
             append_line(self.path, (canonical({"shards": self.n_pieces}) + "\n").encode())
         self.entries[number] = digests
         append_line(self.path, self._line(number))
+        self._n_lines, self._is_flushed = self._n_lines + 1, False
+        if time.monotonic() - self._flushed >= self.flush_seconds:
+            self._show()
+
+    def _show(self) -> None:
+        """Show its lines to all."""
+        if not self._is_flushed:
+            self.place.wrote(self.path)
+            self._flushed, self._is_flushed = time.monotonic(), True
 
     def finish(self, n_pieces: int) -> None:
         """Leave the files as a run of all pieces does if no other process has anything left to do."""
-        everyones = Journal(self.folder)
+        self._show()
+        self.place.refresh()
+        everyones = Journal(self.place)
         if len(everyones.entries) == n_pieces:
             everyones.finish(n_pieces)
+
+
+def open_journal(where: Path | Place, part: Part | None, n_pieces: int) -> Journal:
+    """Open the finished shards of a place, for a process that computes a part of them or all.
+
+    Where nothing can be added to a file, a process that computes all has a journal of its own too.
+    """
+    place = as_place(where)
+    if part is None and place.appends:
+        return Journal(place)
+    return PartJournal(place, part or Part(1, 1), n_pieces)
 
 
 def part_journals(folder: Path) -> list[Path]:
@@ -187,9 +225,12 @@ def part_journals(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("journal-*-of-*.jsonl") if PART_NAME.fullmatch(path.name))
 
 
-def write_shard(folder: Path, number: int, tensors: dict[str, Tensor]) -> dict[str, str]:
+def write_shard(where: Path | Place, number: int, tensors: dict[str, Tensor]) -> dict[str, str]:
     """Write the tensors of a shard and return their digests. Two processes may write the same one at once."""
-    write_atomic(shard_path(folder, number), save_tensors(tensors), sweep=False)
+    place = as_place(where)
+    path = shard_path(place.folder, number)
+    write_atomic(path, save_tensors(tensors), sweep=False)
+    place.wrote(path)
     return {name: digest_tensor(tensor) for name, tensor in tensors.items()}
 
 
@@ -239,3 +280,17 @@ def read_tensor(path: Path, name: str, wanted: str) -> Tensor | None:
     except (OSError, SafetensorError, ValueError):
         return None
     return tensor if digest_tensor(tensor) == wanted else None
+
+
+def bring_column(place: Place, name: str, shards: Mapping[int, Mapping[str, str]]) -> None:
+    """Have a tensor of all shards in the folder of a place, as far as it can be had; `shards` has their digests."""
+
+    def bring(shard: int) -> None:
+        path, wanted = shard_path(place.folder, shard), shards[shard][name]
+        for anew in (False, True):
+            if read_tensor(path, name, wanted) is None:
+                place.fetch_tensor(path, name, anew=anew)
+
+    if not place.appends:
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            list(pool.map(bring, [shard for shard in shards if name in shards[shard]]))

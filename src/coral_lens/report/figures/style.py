@@ -143,7 +143,9 @@ class Picture:
         """Return the picture as files, by their endings; it is painted and laid out once for both."""
         with self._drawn() as figure:
             svg = self._svg(figure)
-            figure.set_layout_engine(None)  # everything has its place; with a layout engine, all would be drawn twice more
+            figure.set_layout_engine(
+                None
+            )  # everything has its place; with a layout engine, all would be drawn twice more
             return {".svg": svg.encode(), ".png": png_of(figure, dpi=200)}
 
     def _svg(self, figure: Figure) -> str:

@@ -92,7 +92,7 @@ def test_tested_questions_are_never_fitted_on() -> None:
 def own_files(n: int, folder: str, *, seed: int) -> PlantedStore:
     """A store of own questions, which are all called `questions`."""
     store = stored(n, {"questions": 1.0}, seed=seed)
-    store.folder = Path(folder)
+    store.folder, store.name = Path(folder), folder
     return store
 
 

@@ -22,7 +22,7 @@ class OpenPlantedStore(ActivationStore):
         rng = np.random.default_rng(seed)
         sizes = rng.integers(1, 5, n)
         answers = np.where(rng.random(n) < 0.5, sizes, rng.integers(0, sizes))  # every second has no right candidate
-        self.folder = Path("in memory")
+        self.folder, self.name = Path("in memory"), "in memory"
         self.questions = []
         for i, (size, answer) in enumerate(zip(sizes, answers, strict=True)):
             # what is right is written more often

@@ -42,7 +42,7 @@ class PlantedStore(ActivationStore):
         y = np.zeros(rows)
         y[options.row(answers)] = 1.0
         names = [name for name in tasks for _ in range(n)]
-        self.folder = Path("in memory")
+        self.folder, self.name = Path("in memory"), "in memory"
         self.questions = [
             Question(str(i), str(i), f"Planted {seed}/{i}?", tuple("abcde"[:size]), int(answer), task=name)
             for i, (size, answer, name) in enumerate(zip(sizes, answers, names, strict=True))

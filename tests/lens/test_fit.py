@@ -55,7 +55,7 @@ class Planted(ActivationStore):
         options = Options.of_sizes(sizes)
         rows = options.n_rows
         answers = rng.integers(0, sizes)
-        self.folder = Path("in memory")
+        self.folder, self.name = Path("in memory"), "in memory"
         self.questions = [
             Question(str(i), str(i), f"Planted {seed}/{i}?", tuple("abcde"[:size]), int(answer))
             for i, (size, answer) in enumerate(zip(sizes, answers, strict=True))

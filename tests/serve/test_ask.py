@@ -108,7 +108,7 @@ def test_what_takes_too_long_is_given_up_and_its_work_ends(shop: Shop, asker: Ru
 
 def test_a_question_that_is_too_long_is_refused_by_itself_and_not_cut(shop: Shop, asker: Running) -> None:
     """Of a longer one the model would read only the end."""
-    asked = {"lens": "open", "questions": ["Who?", {"question": "Why?", "context": "word " * 300, "id": "long"}]}
+    asked = {"lens": "open", "questions": ["Which one?", {"question": "Why?", "context": "word " * 300, "id": "long"}]}
     with asker.client() as client:
         short, long = client.post("/v1/ask", json=asked).json()["answers"]
     assert short["answer"] is not None

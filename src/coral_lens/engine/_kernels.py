@@ -124,9 +124,7 @@ def attend(
     thread, through a model that attends in blocks just now: it gets the attention that it would have had.
     """
     if blocks is None:
-        from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
+        return attend_as_usual(module, query, key, value, attention_mask, scaling=scaling, **others)
     # small products gain nothing from bfloat16 on the CPU, and the softmax is better in float32
     q, k, v = query[0].float(), key[0].float(), value[0].float()
     n_heads, width, size = q.shape
@@ -144,6 +142,13 @@ def attend(
             mixed = torch.bmm(scores.softmax(dim=-1), values[:, :seen])
             out[start:stop] = mixed.view(n_heads, n, size).transpose(0, 1)
     return out[None], None
+
+
+def attend_as_usual(*args: Any, **kwargs: Any) -> tuple[Tensor, None]:
+    """Attend as transformers does by itself."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    return sdpa_attention_forward(*args, **kwargs)
 
 
 def beside_prefix(
@@ -180,9 +185,7 @@ def attend_grouped(
     """
     batch, n_heads, n_tokens, size = query.shape
     if n_tokens != 1:
-        from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **others)
+        return attend_as_usual(module, query, key, value, attention_mask, scaling=scaling, **others)
     groups = query.reshape(batch, key.shape[1], -1, size)
     mixed = nn.functional.scaled_dot_product_attention(groups, key, value, attn_mask=attention_mask, scale=scaling)
     return mixed.reshape(batch, 1, n_heads, size), None

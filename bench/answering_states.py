@@ -15,8 +15,9 @@ import numpy as np
 from coral_lens.data.questions import load_questions
 from coral_lens.data.settings import TaskOptions
 from coral_lens.engine.activations import ActivationStore, JoinedStore, Subset, is_store
-from coral_lens.engine.extract import Extraction, all_layers, extract
+from coral_lens.engine.extract import extract
 from coral_lens.engine.loading import load_model
+from coral_lens.engine.planned import Extraction, all_layers
 from coral_lens.engine.settings import STATE_PLACES
 from coral_lens.errors import CoralError
 from coral_lens.records import Question

@@ -27,10 +27,11 @@ from coral_lens.data.open_questions import OpenQuestion
 from coral_lens.data.same_answer import answer_key
 from coral_lens.engine.activations import ScoredShards
 from coral_lens.engine.candidates import STOP, as_choice, write_candidates
-from coral_lens.engine.extract import Extraction, all_layers, extract
+from coral_lens.engine.extract import extract
 from coral_lens.engine.generation import generate_answers
 from coral_lens.engine.loading import load_model
 from coral_lens.engine.model import Model
+from coral_lens.engine.planned import Extraction, all_layers
 from coral_lens.engine.prompts import render
 from coral_lens.engine.settings import GenerationSettings, Sampling
 from coral_lens.errors import CoralError

@@ -19,10 +19,10 @@ import torch
 
 from coral_lens.data.questions import load_questions
 from coral_lens.data.settings import Style, TaskOptions
-from coral_lens.engine.extract import all_layers
 from coral_lens.engine.hooks import Edit, Reader
 from coral_lens.engine.loading import load_model
 from coral_lens.engine.packing import plan_for
+from coral_lens.engine.planned import all_layers
 from coral_lens.engine.prompts import prepare
 from coral_lens.engine.readers import HeadInputs, PooledResidual
 from coral_lens.engine.scoring import TOKEN_BUDGET, score

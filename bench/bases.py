@@ -16,8 +16,9 @@ import numpy as np
 from coral_lens.data.questions import load_questions
 from coral_lens.data.settings import TaskOptions
 from coral_lens.engine.activations import ScoredShards
-from coral_lens.engine.extract import Extraction, score_questions
+from coral_lens.engine.extract import score_questions
 from coral_lens.engine.loading import load_model
+from coral_lens.engine.planned import Extraction
 from coral_lens.lens.rules import BASE_SCORES, apply_temperature, base_probs, temperature_on
 from coral_lens.metrics.comparisons import paired_difference
 from coral_lens.metrics.scores import score

@@ -20,9 +20,10 @@ import torch
 
 from coral_lens.data.questions import load_questions
 from coral_lens.data.settings import TaskOptions
-from coral_lens.engine.extract import Extraction, score_questions
+from coral_lens.engine.extract import score_questions
 from coral_lens.engine.loading import load_model
 from coral_lens.engine.model import Model
+from coral_lens.engine.planned import Extraction
 from coral_lens.records import Question
 
 

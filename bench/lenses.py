@@ -22,8 +22,9 @@ from coral_lens.data.questions import load_questions
 from coral_lens.data.settings import TaskOptions
 from coral_lens.data.splits import sample
 from coral_lens.engine.activations import ActivationStore, JoinedStore, Subset
-from coral_lens.engine.extract import Extraction, all_layers, extract
+from coral_lens.engine.extract import extract
 from coral_lens.engine.loading import load_model
+from coral_lens.engine.planned import Extraction, all_layers
 from coral_lens.lens.artefact import Lens
 from coral_lens.lens.choose import Recipe, fit_recipe
 from coral_lens.lens.fit import fit_store, training_data

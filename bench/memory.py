@@ -46,8 +46,9 @@ def child(name: str, task: str, n: int) -> None:
     """Extract n questions and print this process's peak resident memory in KiB, and the allocator's bytes."""
     from coral_lens.data.questions import load_questions
     from coral_lens.data.settings import TaskOptions
-    from coral_lens.engine.extract import Extraction, all_layers, extract
+    from coral_lens.engine.extract import extract
     from coral_lens.engine.loading import load_model
+    from coral_lens.engine.planned import Extraction, all_layers
 
     model = load_model(name)
     questions = load_questions(task, TaskOptions(limit=n))

@@ -24,11 +24,12 @@ import torch
 from coral_lens.data.questions import load_questions
 from coral_lens.data.settings import Style, TaskOptions
 from coral_lens.engine.activations import MemoryStore
-from coral_lens.engine.extract import Extraction, PlannedQuestions, compute_shard, cut_shards, plan_questions
 from coral_lens.engine.loading import load_model
 from coral_lens.engine.model import Model
 from coral_lens.engine.packing import Plan
+from coral_lens.engine.planned import Extraction, PlannedQuestions, plan_questions
 from coral_lens.engine.scoring import TOKEN_BUDGET
+from coral_lens.engine.shard_work import compute_shard
 from coral_lens.lens.artefact import Lens
 from coral_lens.lens.fit import fit_store
 from coral_lens.lens.rules import base_probs
@@ -92,7 +93,6 @@ def score_all(models: dict[str, Model], questions: Sequence[Question], extractio
 
 def store_of(planned: PlannedQuestions, shards: list[dict[str, torch.Tensor]]) -> MemoryStore:
     """Return what was scored as a store."""
-    assert cut_shards(planned)
     return MemoryStore(planned.manifest, planned.prepared.questions, shards)
 
 

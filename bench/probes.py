@@ -29,7 +29,8 @@ import torch
 
 from coral_lens.data.splits import split_mask
 from coral_lens.engine.activations import FORMAT, ActivationStore, question_record
-from coral_lens.engine.extract import Extraction, all_layers, extract, question_lines
+from coral_lens.engine.extract import extract, question_lines
+from coral_lens.engine.planned import Extraction, all_layers
 from coral_lens.engine.readers import layer_name
 from coral_lens.errors import CoralError
 from coral_lens.lens.fit import fit_store

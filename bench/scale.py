@@ -32,8 +32,9 @@ import torch
 from torch import Tensor
 
 from coral_lens.engine.activations import ActivationStore
-from coral_lens.engine.extract import Extraction, StorePlan, planned_work
+from coral_lens.engine.extract import StorePlan, planned_work
 from coral_lens.engine.packing import Plan, PlannedBatch
+from coral_lens.engine.planned import Extraction
 from coral_lens.engine.prompts import Prepared
 from coral_lens.engine.wanted import Wanted
 from coral_lens.errors import CoralError
@@ -287,8 +288,9 @@ def compare(args: argparse.Namespace) -> None:
     from coral_lens.data.questions import load_questions
     from coral_lens.data.settings import TaskOptions
     from coral_lens.engine import extract as extract_module
-    from coral_lens.engine.extract import all_layers, extract
+    from coral_lens.engine.extract import plan_shards, plan_store, store_work
     from coral_lens.engine.loading import load_model
+    from coral_lens.engine.planned import all_layers
 
     torch.set_num_threads(args.workers)
     model = load_model(args.model)
@@ -300,7 +302,11 @@ def compare(args: argparse.Namespace) -> None:
         spread = TimedSpread(cluster, source)
         wanted = Extraction(all_layers(model), token_budget=512)
         for number in range(args.rounds + 1):
-            alone = seconds(lambda n=number: extract(model, questions, Path(home) / f"one-{n}", extraction=wanted))
+            # as for the workers, whose plan is made before their time begins
+            one = Path(home) / f"one-{number}"
+            planned = plan_store(model, questions, one, wanted)
+            work = store_work(planned, plan_shards(planned), one)
+            alone = seconds(work.run)
             if number == 0:
                 (Path(home) / "first").mkdir()
                 manifest = (Path(home) / "one-0" / "manifest.json").read_bytes()

@@ -40,9 +40,10 @@ import torch
 from coral_lens.data.questions import load_questions
 from coral_lens.data.settings import Style, TaskOptions
 from coral_lens.engine.budget import choose_budget
-from coral_lens.engine.extract import PlannedQuestions, score_planned
+from coral_lens.engine.extract import score_planned
 from coral_lens.engine.loading import load_model
 from coral_lens.engine.model import Model
+from coral_lens.engine.planned import PlannedQuestions
 from coral_lens.engine.prompts import prepare, prepare_any
 from coral_lens.engine.self_check import packing_of
 from coral_lens.engine.trees import build_tree

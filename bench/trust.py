@@ -23,9 +23,10 @@ from over_tasks import AGAINST, LABELLED, Row, Spread, differences, mean_of
 from coral_lens.data.questions import load_questions
 from coral_lens.data.settings import TaskOptions
 from coral_lens.engine.activations import ActivationStore, JoinedStore, Subset
-from coral_lens.engine.extract import Extraction, all_layers, extract
+from coral_lens.engine.extract import extract
 from coral_lens.engine.loading import load_model
 from coral_lens.engine.model import Model
+from coral_lens.engine.planned import Extraction, all_layers
 from coral_lens.lens.artefact import Lens
 from coral_lens.lens.fit import load_or_fit
 from coral_lens.lens.settings import FitSettings

@@ -74,6 +74,15 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(n_threads)
 
 
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """As many batches or trials are computed side by side."""
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(n_threads)
+
+
 @pytest.fixture(scope="session")
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     """Every command run once, with what kills leave."""

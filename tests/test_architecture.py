@@ -18,7 +18,7 @@ ORDER = ("leaves", "storage", "data", "metrics", "engine", "lens", "report", "sa
          "scale", "harness", "audit", "serve", "cli")  # fmt: skip
 """Each package may import only from those before it."""
 LEAVES = {"errors", "records", "ragged"}
-"""Single files that anyone may import."""
+"""What anyone may import."""
 NEVER = {"metrics": {"data"}, "report": {"data", "engine", "lens"}}
 """What a package may not import although it comes before: metrics and reports do not know which method made predictions."""
 HEAVY = {"torch", "transformers", "lm_eval", "datasets", "sklearn", "scipy", "matplotlib", "accelerate"}

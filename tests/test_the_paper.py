@@ -30,8 +30,9 @@ from coral_lens.analysis.heads import analyse_heads, summarise
 from coral_lens.analysis.layers import analyse_layers
 from coral_lens.analysis.settings import DimensionSettings
 from coral_lens.cli import app
-from coral_lens.engine.extract import Extraction, extract
+from coral_lens.engine.extract import extract
 from coral_lens.engine.model import Model
+from coral_lens.engine.planned import Extraction
 from coral_lens.lens import choose
 from coral_lens.lens.fit import fit_store, training_data
 from coral_lens.lens.probes import mlp

@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from coral_lens.data.questions import load_questions
     from coral_lens.data.settings import Style, TableOptions, TaskOptions
     from coral_lens.engine.activations import ActivationStore
-    from coral_lens.engine.extract import Extraction, extract
+    from coral_lens.engine.extract import extract
     from coral_lens.engine.loading import load_model
     from coral_lens.engine.model import Model, wrap
+    from coral_lens.engine.planned import Extraction
     from coral_lens.engine.settings import Sampling
     from coral_lens.errors import CoralError
     from coral_lens.lens.adapt import adapt
@@ -73,13 +74,15 @@ _HOMES = {
     "data.questions": ("load_questions",),
     "engine.settings": ("Sampling",),
     "ragged": ("Options",),
-    "records": ("OptionTable", "Predictions", "Question"),
+    "records.questions": ("Question",),
+    "records.results": ("OptionTable", "Predictions"),
     "report.runs": ("Run", "load_run"),
     "study.config": ("Study", "load_study"),
     "study.evaluate": ("evaluate",),
     "study.run": ("run_study",),
     "engine.activations": ("ActivationStore",),
-    "engine.extract": ("Extraction", "extract"),
+    "engine.extract": ("extract",),
+    "engine.planned": ("Extraction",),
     "data.settings": ("Style", "TableOptions", "TaskOptions"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

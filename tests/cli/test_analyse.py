@@ -18,8 +18,9 @@ from coral_lens.cli import app
 from coral_lens.cli.analyse import forward_of
 from coral_lens.data.settings import Style
 from coral_lens.engine.activations import ActivationStore, JoinedStore, first_questions
-from coral_lens.engine.extract import Extraction, all_blocks, extract, head_outputs
+from coral_lens.engine.extract import extract
 from coral_lens.engine.hooks import Site
+from coral_lens.engine.planned import Extraction, all_blocks, head_outputs
 from coral_lens.engine.prompts import prepare
 from coral_lens.errors import CoralError
 from coral_lens.lens.probes.mlp import MlpSettings

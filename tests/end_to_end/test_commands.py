@@ -30,7 +30,7 @@ from coral_lens.data import assets, tasks
 from coral_lens.data.questions import load_questions
 from coral_lens.data.tasks import AvailableTask
 from coral_lens.engine import extract as store_module
-from coral_lens.engine import loading
+from coral_lens.engine import loading, shard_work
 from coral_lens.engine import self_check as doctor
 from coral_lens.engine.activations import ActivationStore
 from coral_lens.engine.model import Model
@@ -302,7 +302,7 @@ def test_predict_keeps_a_journal_of_many_questions_and_goes_on_with_it(
     command = ("predict", "--lens", work.lens, "--questions", asked, "--out")
     assert coral(*command, tmp_path / "few.jsonl").code == 0
     monkeypatch.setattr(store_module, "SHARD_BYTES", 1)  # now they are many
-    usual, calls = store_module.compute_shard, []
+    usual, calls = shard_work.gather_shard, []
 
     def deadly(*arguments: Any) -> Any:
         calls.append(1)
@@ -310,7 +310,7 @@ def test_predict_keeps_a_journal_of_many_questions_and_goes_on_with_it(
             raise KeyboardInterrupt
         return usual(*arguments)
 
-    monkeypatch.setattr(store_module, "compute_shard", deadly)
+    monkeypatch.setattr(shard_work, "gather_shard", deadly)
     assert "Interrupted" in coral(*command, tmp_path / "many.jsonl").complaint
     journal = tmp_path / "many.jsonl.work" / "journal.jsonl"
     assert journal.read_bytes().count(b"\n") == 2
@@ -771,18 +771,18 @@ def test_a_full_disk_anywhere_else_is_one_sentence_too(coral: Coral, monkeypatch
 
 SLOW = """
 import signal, sys, time
-from coral_lens.engine import extract as store
+from coral_lens.engine import extract as store, shard_work
 from coral_lens.cli import main
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background is born deaf to Ctrl-C
 
 store.SHARD_BYTES = 1
-real = store.compute_shard
+real = shard_work.gather_shard
 
 def slow(*arguments, **rest):
     time.sleep(0.3)
     return real(*arguments, **rest)
 
-store.compute_shard = slow
+shard_work.gather_shard = slow
 main()
 """
 

@@ -11,8 +11,9 @@ from support.questions import toy_questions
 
 from coral_lens.data.settings import Style
 from coral_lens.engine.activations import ActivationStore, JoinedStore, Subset
-from coral_lens.engine.extract import Extraction, extract
+from coral_lens.engine.extract import extract
 from coral_lens.engine.model import Model
+from coral_lens.engine.planned import Extraction
 from coral_lens.errors import CoralError
 from coral_lens.lens.fit import fit_store
 from coral_lens.lens.settings import FitSettings

@@ -12,13 +12,13 @@ import torch
 from support.models import make_model
 
 from coral_lens.engine import _machine, budget, self_check
-from coral_lens.engine import extract as store
+from coral_lens.engine import planned as planned_module
 from coral_lens.engine._machine import record_path
 from coral_lens.engine.architectures import Family
 from coral_lens.engine.budget import BUDGETS, choose_budget, fastest, made_up, seconds
-from coral_lens.engine.extract import Extraction, fill_defaults
 from coral_lens.engine.model import Model
 from coral_lens.engine.packing import plan_for
+from coral_lens.engine.planned import Extraction, fill_defaults
 from coral_lens.engine.scoring import TOKEN_BUDGET
 from coral_lens.engine.self_check import SelfCheck, packing_of
 from coral_lens.records import Prompt
@@ -130,7 +130,7 @@ def test_made_up_prompts_fill_batches_and_can_be_scored(model: Model) -> None:
 def test_a_set_budget_and_a_recorded_one_come_before_the_calibration(
     model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "choose_budget", lambda *_: 4096)
+    monkeypatch.setattr(planned_module, "choose_budget", lambda *_: 4096)
     what = Extraction(layers=(0,), packing="tree")
     assert fill_defaults(model, tmp_path, what, 1000).token_budget == 4096
     assert fill_defaults(model, tmp_path, replace(what, packing="plain"), 1000).token_budget == TOKEN_BUDGET

@@ -30,10 +30,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from coral_lens.data.settings import Style
 from coral_lens.engine import extract as store_module
 from coral_lens.engine import packing as packing_module
+from coral_lens.engine import shard_work
 from coral_lens.engine.activations import ActivationStore
-from coral_lens.engine.extract import Readings, all_layers, extract
+from coral_lens.engine.extract import extract
 from coral_lens.engine.model import Model, wrap
 from coral_lens.engine.packing import plan_for
+from coral_lens.engine.planned import Readings, all_layers
 from coral_lens.engine.prompts import prepare
 from coral_lens.engine.readers import HeadInputs
 from coral_lens.engine.self_check import choose_packing
@@ -113,13 +115,15 @@ class Stop:
 def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of questions of each shard that is computed from here on."""
     counts: list[int] = []
-    real = store_module.compute_shard
+    real = shard_work.gather_shard
 
-    def counting(planned: Any, shard: Any, progress: Any) -> Any:
-        counts.append(store_module.count_questions(shard))
-        return real(planned, shard, progress)
+    def counting(*arguments: Any) -> Any:
+        counts.append(0)
+        tensors = real(*arguments)
+        counts[-1] = len(tensors["question"]) + len(tensors.get("broken", ()))
+        return tensors
 
-    monkeypatch.setattr(store_module, "compute_shard", counting)
+    monkeypatch.setattr(shard_work, "gather_shard", counting)
     return counts
 
 

@@ -19,8 +19,9 @@ from support.stores import WHAT, store_questions
 
 from coral_lens.engine import extract as extract_module
 from coral_lens.engine.activations import ActivationStore, MemoryStore, ScoredShards
-from coral_lens.engine.extract import Extraction, extract, head_outputs, is_small, score_questions
+from coral_lens.engine.extract import extract, is_small, score_questions
 from coral_lens.engine.model import Model
+from coral_lens.engine.planned import Extraction, head_outputs
 from coral_lens.errors import CoralError
 from coral_lens.records import Question, Rendered, Scored
 

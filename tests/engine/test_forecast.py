@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from support.questions import toy_questions
 
-from coral_lens.engine.extract import Extraction, extract
+from coral_lens.engine.extract import extract
 from coral_lens.engine.forecast import forecast, kept_questions, spread
 from coral_lens.engine.model import Model
+from coral_lens.engine.planned import Extraction
 from coral_lens.engine.prompts import prepare
 from coral_lens.engine.trees import build_tree
 

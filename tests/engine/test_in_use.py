@@ -19,10 +19,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from coral_lens.engine import in_use as guard
 from coral_lens.engine.batches import Batch, collate
-from coral_lens.engine.extract import Extraction, score_questions
+from coral_lens.engine.extract import score_questions
 from coral_lens.engine.hooks import Site
 from coral_lens.engine.in_use import in_use
 from coral_lens.engine.model import Model, wrap
+from coral_lens.engine.planned import Extraction
 from coral_lens.engine.precision import Precision, set_precision
 from coral_lens.engine.scoring import score_batch
 from coral_lens.engine.trees import build_tree

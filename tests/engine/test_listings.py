@@ -14,11 +14,12 @@ from support.questions import toy_questions
 
 from coral_lens.data.settings import Style
 from coral_lens.engine.activations import ActivationStore, JoinedStore, Subset
-from coral_lens.engine.extract import Extraction, extract, score_in_memory
+from coral_lens.engine.extract import extract, score_in_memory
 from coral_lens.engine.hooks import Site
 from coral_lens.engine.listings import listed_in
 from coral_lens.engine.model import Model
 from coral_lens.engine.packing import plan_for
+from coral_lens.engine.planned import Extraction
 from coral_lens.engine.prompts import prepare
 from coral_lens.engine.readers import PooledResidual
 from coral_lens.errors import CoralError

@@ -11,11 +11,12 @@ import torch
 from support.questions import toy_questions
 
 from coral_lens.data.settings import Style
-from coral_lens.engine import extract as extract_module
+from coral_lens.engine import scoring, shard_work
 from coral_lens.engine.activations import JoinedStore, Subset
-from coral_lens.engine.extract import Extraction, extract, score_in_memory
+from coral_lens.engine.extract import extract, score_in_memory
 from coral_lens.engine.model import Model
 from coral_lens.engine.neutral import neutral_context
+from coral_lens.engine.planned import Extraction
 from coral_lens.records import Rendered
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -66,13 +67,14 @@ def test_letters_are_scored_after_a_neutral_context_once_for_all_questions(
     tiny: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted: list[int] = []
-    score = extract_module.score
+    score_plans = scoring.score_plans
 
     def counting(model: Model, prompts: list, *args: object, **kwargs: object) -> object:
         counted.append(len(prompts))
-        return score(model, prompts, *args, **kwargs)  # type: ignore[arg-type]
+        return score_plans(model, prompts, *args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(extract_module, "score", counting)
+    monkeypatch.setattr(scoring, "score_plans", counting)
+    monkeypatch.setattr(shard_work, "score_plans", counting)
     questions = toy_questions(12)
     table = score_in_memory(tiny, questions, replace(WHAT, style=Style("letters"))).table
     assert counted == [len(questions), len({len(q.options) for q in questions})]

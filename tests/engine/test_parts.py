@@ -17,6 +17,8 @@ from support.models import make_model
 from support.stores import WHAT, store_questions
 
 from coral_lens.engine import extract as extract_module
+from coral_lens.engine import planned as planned_module
+from coral_lens.engine import shard_work
 from coral_lens.engine.activations import ActivationStore
 from coral_lens.engine.extract import extract
 from coral_lens.engine.model import Model
@@ -96,7 +98,7 @@ def test_a_part_computes_nothing_that_it_has_computed_before(
     tiny: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     part_of(tiny, tmp_path, "1/2")
-    monkeypatch.setattr(extract_module, "compute_shard", None)
+    monkeypatch.setattr(shard_work, "gather_shard", None)
     part_of(tiny, tmp_path, "1/2")
 
 
@@ -129,17 +131,19 @@ def test_a_process_that_comes_second_takes_the_budget_of_the_first(
     tiny: Model, tmp_path: Path, undisturbed: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     open_budget = replace(WHAT, token_budget=None)
-    monkeypatch.setattr(extract_module, "choose_budget", lambda *_: WHAT.token_budget or 1024)
+    monkeypatch.setattr(planned_module, "choose_budget", lambda *_: WHAT.token_budget or 1024)
     part_of(tiny, tmp_path, "1/2", token_budget=None)
 
     def slow(*_: Any) -> int:  # while it was timed, the other process has written the manifest
         return 77
 
     real = extract_module.read_manifest
-    looks = iter([{}, {}])
-    monkeypatch.setattr(extract_module, "choose_budget", slow)
-    monkeypatch.setattr(extract_module, "read_manifest", lambda path: next(looks, None) or real(path))
+    looks: list[dict[str, Any]] = [{}, {}]
+    monkeypatch.setattr(planned_module, "choose_budget", slow)
+    for module in (extract_module, planned_module):
+        monkeypatch.setattr(module, "read_manifest", lambda path: looks.pop() if looks else real(path))
     extract_part(tiny, store_questions(), tmp_path, Part(2, 2), extraction=open_budget)
+    assert not looks
     assert ActivationStore(tmp_path).manifest["token_budget"] != 77
 
 
@@ -173,7 +177,7 @@ def without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_where_files_cannot_be_locked_a_second_whole_run_is_noticed_and_nothing_is_lost(
     tiny: Model, tmp_path: Path, undisturbed: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, inner = extract_module.compute_shard, []
+    real, inner = shard_work.gather_shard, []
 
     def beside_itself(*arguments: Any) -> Any:
         if len(inner) == 2:
@@ -182,7 +186,7 @@ def test_where_files_cannot_be_locked_a_second_whole_run_is_noticed_and_nothing_
         inner.append(1)
         return real(*arguments)
 
-    monkeypatch.setattr(extract_module, "compute_shard", beside_itself)
+    monkeypatch.setattr(shard_work, "gather_shard", beside_itself)
     with pytest.raises(CoralError, match=r"is being written by another process, which has changed journal\.jsonl"):
         extract(tiny, store_questions(), tmp_path, extraction=WHAT)
     extract(tiny, store_questions(), tmp_path, extraction=WHAT)
@@ -193,7 +197,7 @@ def test_where_files_cannot_be_locked_a_second_whole_run_is_noticed_and_nothing_
 def test_where_files_cannot_be_locked_the_same_part_twice_at_once_is_harmless(
     tiny: Model, tmp_path: Path, undisturbed: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, inner = extract_module.compute_shard, []
+    real, inner = shard_work.gather_shard, []
 
     def beside_itself(*arguments: Any) -> Any:
         if not inner:
@@ -201,7 +205,7 @@ def test_where_files_cannot_be_locked_the_same_part_twice_at_once_is_harmless(
             part_of(tiny, tmp_path, "1/2")
         return real(*arguments)
 
-    monkeypatch.setattr(extract_module, "compute_shard", beside_itself)
+    monkeypatch.setattr(shard_work, "gather_shard", beside_itself)
     part_of(tiny, tmp_path, "1/2")
     assert len(part_journals(tmp_path)) == 2, "each process has a journal of its own"
     part_of(tiny, tmp_path, "2/2")

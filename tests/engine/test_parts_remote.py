@@ -16,6 +16,7 @@ from support.s3 import objects_at, put_at, s3_server
 from support.stores import WHAT, store_questions
 
 from coral_lens.engine import extract as extract_module
+from coral_lens.engine import shard_work
 from coral_lens.engine.activations import ActivationStore
 from coral_lens.engine.extract import extract
 from coral_lens.engine.model import Model
@@ -67,7 +68,7 @@ def test_one_process_leaves_at_a_url_what_it_leaves_in_a_folder_and_it_reads_the
     assert there.questions == here.questions
     np.testing.assert_array_equal(there.table.logprobs, here.table.logprobs)
     np.testing.assert_array_equal(there.layer(2), here.layer(2))
-    monkeypatch.setattr(extract_module, "compute_shard", None)
+    monkeypatch.setattr(shard_work, "gather_shard", None)
     extract(tiny, store_questions(), url, extraction=WHAT)  # what is finished is not computed again
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from support.questions import toy_questions
 
-from coral_lens.engine.extract import BARE_ROW_BYTES, SHARD_BYTES
+from coral_lens.engine.extract import SHARD_BYTES
+from coral_lens.engine.planned import BARE_ROW_BYTES
 from coral_lens.engine.reckoning import Case, described, known_case, reckon
 from coral_lens.errors import CoralError
 

@@ -27,10 +27,11 @@ from support.commands import GOLDEN, furnish, usual_shards
 
 from coral_lens.data.questions import read_questions
 from coral_lens.engine import extract as extract_module
-from coral_lens.engine.extract import Extraction, all_layers, extract
+from coral_lens.engine.extract import extract
 from coral_lens.engine.loading import load_model
 from coral_lens.engine.model import Model
 from coral_lens.engine.parts import planned_together
+from coral_lens.engine.planned import Extraction, all_layers
 from coral_lens.engine.wanted import Wanted
 from coral_lens.errors import CoralError
 from coral_lens.records import Question
@@ -350,7 +351,7 @@ def study(on: Scene) -> Tally:
 
 def all_faults(home: Path, kills: int) -> Iterator[Tally]:
     """Do everything, with so many kills of workers."""
-    with scene(home / "cluster") as on:
+    with usual_shards(), scene(home / "cluster") as on:
         yield workers(on, kills)
         yield node(on)
         yield driver(on, max(1, kills // 10))

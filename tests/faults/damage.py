@@ -83,6 +83,12 @@ UNREAD = ("states/",)
 """The work of a study, which a finished one does not read again: what is damaged there may stay, but changes nothing."""
 
 
+CARD_KEPT = "was edited, so it is kept"
+"""What is said of a card that is not as it was written: whoever changed it may have meant to."""
+OPTIONAL = ("features/steering.json",)
+"""What a further command adds to a folder: without it, the folder is that of somebody who has not run that command."""
+
+
 def kinds(shop: Workshop) -> dict[str, tuple[Step, str]]:
     """Return a file of each kind, with the last command that wrote it."""
     found: dict[str, tuple[Step, str]] = {}
@@ -102,7 +108,11 @@ def damaged_again(shop: Workshop, step: Step, name: str, rng: random.Random) -> 
             changed = difference(content(folder), last.result)
             if name.startswith(UNREAD):
                 changed = difference(without(name, content(folder)), without(name, last.result))
-            tally.judge(f"{name} {damage}, then `{step.line}`", outcome, difference=changed)
+            case = f"{name} {damage}, then `{step.line}`"
+            if outcome.code == 0 and name.endswith("README.md") and CARD_KEPT in " ".join(outcome.err.split()):
+                tally.add(case, "one sentence")
+            else:
+                tally.judge(case, outcome, difference=changed)
         yield damage, tally
 
 
@@ -114,6 +124,8 @@ def without(name: str, files: dict[str, bytes]) -> dict[str, bytes]:
 def damaged_read(shop: Workshop, reader: Step, name: str, rng: random.Random) -> Iterator[tuple[str, Tally]]:
     """Damage one file in each way, and run a command that reads it, as if for the first time."""
     for damage, harm in DAMAGES.items():
+        if damage == "missing" and name in OPTIONAL:
+            continue
         tally, folder = Tally(f"{damage}, read"), shop.bench(reader.before)
         harm(folder / name, rng)
         if harmed(folder / name, reader.before / name):

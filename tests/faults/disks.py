@@ -78,16 +78,16 @@ def full_disks(shop: Workshop, steps: list[Step], *, rooms: list[int], sizes: li
 
 ASKED = {"SIGINT": signal.SIGINT, "SIGTERM": signal.SIGTERM, "SIGHUP": signal.SIGHUP}
 CHILD = """
-import os, signal, sys, coral_lens.engine.extract as extract, time
+import os, signal, sys, coral_lens.engine.shard_work as shard_work, time
 # a suite that runs in the background ignores some of them, and so would this process
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
-usual = extract.compute_shard
+usual = shard_work.gather_shard
 def slow(*arguments):
     print("computing", flush=True)
     time.sleep(60)
     return usual(*arguments)
-extract.compute_shard = slow
+shard_work.gather_shard = slow
 from coral_lens.cli import main
 sys.argv = ["coral", *sys.argv[1:]]
 main()

@@ -22,10 +22,11 @@ import torch
 from support.commands import GOLDEN
 
 from coral_lens.data.questions import read_questions
-from coral_lens.engine.extract import Extraction, score_questions
+from coral_lens.engine.extract import score_questions
 from coral_lens.engine.in_use import in_use
 from coral_lens.engine.loading import load_model
 from coral_lens.engine.model import Model
+from coral_lens.engine.planned import Extraction
 from coral_lens.errors import CoralError
 from coral_lens.lens.artefact import Lens
 from coral_lens.lens.fit import fit

@@ -24,7 +24,7 @@ from support.questions import toy_questions
 from coral_lens.cli import main
 from coral_lens.data.questions import load_questions
 from coral_lens.data.settings import TaskOptions
-from coral_lens.engine import extract as store
+from coral_lens.engine import planned as planned_module
 from coral_lens.engine.loading import load_model
 from coral_lens.engine.model import Model
 from coral_lens.engine.scoring import TOKEN_BUDGET
@@ -132,7 +132,7 @@ def test_the_real_model_with_a_real_lens_has_the_numbers_of_coral_eval(
     smollm2: Model, coral: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lm_eval_model, "choose_shape", lambda _: Shape("tree", TOKEN_BUDGET))  # without a timing
-    monkeypatch.setattr(store, "choose_budget", lambda *_: TOKEN_BUDGET)
+    monkeypatch.setattr(planned_module, "choose_budget", lambda *_: TOKEN_BUDGET)
     train = load_questions("commonsense_qa_cloze:validation", TaskOptions(limit=20))
     fit(smollm2, train, FitSettings(layers=(16,))).save(tmp_path / "lens")
     asked = (*REAL, "--split", "validation", "--limit", "8")

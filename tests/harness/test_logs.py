@@ -148,6 +148,10 @@ def test_of_several_filters_the_unfiltered_answers_are_taken_or_those_asked_for(
     two = log([record(0, [-1.0, -2.0], 0, acc=1.0, filter="even"), record(0, [-2.0, -1.0], 0, filter="odd")])
     with pytest.raises(CoralError, match="holds the filters even, odd"):
         load_log(two)
+    hostile = log([record(0, [-1.0, -2.0], 0, filter=name) for name in ("a\nb", "c\x1b[31m" + "d" * 5000)])
+    with pytest.raises(CoralError, match=r"holds the filters a b, c\\x1b\[31md{71}; name one") as refused:
+        load_log(hostile)
+    assert "\n" not in str(refused.value)
 
 
 # ----------------------------------------------------------------------------------------------------- right options

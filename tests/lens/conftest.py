@@ -11,8 +11,9 @@ from support.lenses import METHODS, TRAINING
 from support.questions import toy_questions
 
 from coral_lens.engine.activations import ActivationStore
-from coral_lens.engine.extract import Extraction, extract
+from coral_lens.engine.extract import extract
 from coral_lens.engine.model import Model
+from coral_lens.engine.planned import Extraction
 from coral_lens.lens.artefact import Lens
 from coral_lens.lens.fit import fit
 from coral_lens.lens.settings import FitSettings

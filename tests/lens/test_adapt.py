@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -182,6 +183,11 @@ def test_too_few_labels_unlabelled_and_seen_questions_are_refused(lens: Lens) ->
         adapt_on(lens, PlantedStore(120, signal=SIGNAL, tasks={"a": 1.0, "b": 1.0}))
     with pytest.raises(CoralError, match="use the lens before that"):
         adapt_on(lens, new_task(10, 3)).at_home()
+    calibrated = calibrate_on(adapt_on(lens, new_task(10, 3)), new_task(60, 4), Guarantees(coverage=0.8))[0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # what is refused is not warned of
+        with pytest.raises(CoralError, match="use the lens before that"):
+            calibrated.at_home()
 
 
 def test_it_is_adapted_with_a_model_in_one_call(tiny: Model) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,8 +21,8 @@ from coral_lens.engine.settings import Sampling
 from coral_lens.errors import CoralError
 from coral_lens.lens.artefact import Lens
 from coral_lens.lens.asking import STATES, ask, fit_open, remove_work, scored_open
-from coral_lens.lens.calibrate import calibrate_on
-from coral_lens.lens.fit import fit_store
+from coral_lens.lens.calibrate import calibrate, calibrate_on
+from coral_lens.lens.fit import fit, fit_store
 from coral_lens.lens.folder import load_lens
 from coral_lens.lens.open_answers import open_answers
 from coral_lens.lens.open_part import CandidateStates
@@ -142,6 +145,42 @@ def test_a_lens_for_options_cannot_ask_and_one_for_open_questions_cannot_predict
         planted.check_kind(is_open=False)
 
 
+class Posing(Sequence[Any]):
+    """Whoever takes one of them by its number, as the checks of types in this suite do, gets another than whoever reads all."""
+
+    def __init__(self, looked_at: Any, read: Sequence[Any]) -> None:
+        self.looked_at, self.read = looked_at, read
+
+    def __getitem__(self, _: Any) -> Any:
+        return self.looked_at
+
+    def __len__(self) -> int:
+        return len(self.read)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.read)
+
+
+def test_questions_of_the_other_kind_are_one_sentence_in_every_call(planted: Lens, tiny: Model) -> None:
+    questions = list(PlantedStore(30).questions)
+    closed = replace(fit_store(PlantedStore(60), FitSettings(layers=(1,))), model=tiny.identity)
+    opened = replace(planted, model=tiny.identity)
+    for wrong in ([OpenQuestion("z", "Who?")], ["Who?"], [*questions, ""]):
+        posing = Posing(questions[0], wrong)
+        for call in (
+            partial(closed.predict, tiny, posing),
+            partial(calibrate, closed, tiny, posing, Guarantees(coverage=0.9)),
+            partial(closed.adapt, tiny, posing),
+            partial(fit, tiny, posing),
+        ):
+            with pytest.raises(CoralError, match=r"comes without options.*lens\.ask"):
+                call()
+    posing = Posing(OpenQuestion("z", "Who?"), questions)
+    for call in (partial(opened.ask, tiny, posing), partial(fit_open, tiny, posing)):
+        with pytest.raises(CoralError, match=r"is no open question.*lens\.predict"):
+            call()
+
+
 def test_what_open_questions_cannot_be_fitted_with_is_one_sentence(tiny: Model) -> None:
     with pytest.raises(CoralError, match=r"1 of 21 training questions have no answers, first 'z'"):
         fit_open(tiny, [*toy_open(20), OpenQuestion("z", "Who?")])
@@ -149,6 +188,9 @@ def test_what_open_questions_cannot_be_fitted_with_is_one_sentence(tiny: Model) 
         fit_open(tiny, toy_open(5))
     with pytest.raises(CoralError, match="cannot exit before"):
         fit_open(tiny, toy_open(20), FitSettings(exit_layer=1))
+    for other in (FitSettings(read="auto"), FitSettings(read="listed"), FitSettings(base="pmi")):
+        with pytest.raises(CoralError, match="leave --read and --base out"):
+            fit_open(tiny, toy_open(20), other)
     with pytest.raises(CoralError, match="in the style 'text'"):
         fit_open(tiny, toy_open(20), FitSettings(style=Style(kind="letters")))
 

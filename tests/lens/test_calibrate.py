@@ -14,8 +14,9 @@ import coral_lens
 from coral_lens.data.settings import TaskOptions
 from coral_lens.data.tasks import load_task
 from coral_lens.engine.activations import ActivationStore
-from coral_lens.engine.extract import Extraction, extract
+from coral_lens.engine.extract import extract
 from coral_lens.engine.model import Model
+from coral_lens.engine.planned import Extraction
 from coral_lens.errors import CoralError
 from coral_lens.lens.artefact import Lens
 from coral_lens.lens.calibrate import calibrate_on

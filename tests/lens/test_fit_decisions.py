@@ -16,9 +16,10 @@ from support.questions import toy_questions
 from coral_lens.data.questions import load_questions
 from coral_lens.data.settings import Style
 from coral_lens.data.shots import with_shots
-from coral_lens.engine.extract import Extraction, plan_questions, score_in_memory
+from coral_lens.engine.extract import score_in_memory
 from coral_lens.engine.model import Model
 from coral_lens.engine.packing import Plan
+from coral_lens.engine.planned import Extraction, plan_questions
 from coral_lens.engine.trees import build_tree
 from coral_lens.errors import CoralError
 from coral_lens.lens.artefact import Lens

@@ -11,8 +11,9 @@ import torch
 from support.planted import PlantedStore, brier
 from support.questions import toy_questions
 
-from coral_lens.engine.extract import Extraction, score_questions
+from coral_lens.engine.extract import score_questions
 from coral_lens.engine.model import Model
+from coral_lens.engine.planned import Extraction
 from coral_lens.errors import CoralError
 from coral_lens.lens.artefact import Lens
 from coral_lens.lens.fit import fit, fit_store, load_or_fit

@@ -108,6 +108,13 @@ def test_a_card_that_somebody_has_edited_is_kept_with_a_word(lens: Lens, copy: P
     assert (copy / "README.md").read_text("utf-8") == "mine"
 
 
+def test_the_same_lens_again_after_its_record_was_lost_leaves_the_same_bytes(lens: Lens, copy: Path) -> None:
+    whole = {p.name: p.read_bytes() for p in copy.iterdir()}
+    (copy / "lens.json").unlink()
+    lens.save(copy)
+    assert {p.name: p.read_bytes() for p in copy.iterdir()} == whole
+
+
 def test_a_card_that_is_a_link_is_neither_followed_nor_replaced(lens: Lens, copy: Path, tmp_path: Path) -> None:
     (tmp_path / "diary").write_text("mine", "utf-8")
     (copy / "README.md").unlink()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -34,16 +34,8 @@ SETTINGS = (
     replace(SMALL, output_penalty=50.0, learning_rate=1e-2),
     replace(SMALL, learning_rate=1e-7),
 )
+pytestmark = pytest.mark.usefixtures("two_threads")
 BUDGET = SearchBudget(rungs=(1, 3), keep=0.25, finalists=2)
-
-
-@pytest.fixture(autouse=True)
-def two_threads() -> Iterator[None]:
-    """As many trials are trained side by side."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 def layer_data(layer: int, *, width: int = 8) -> LayerData:

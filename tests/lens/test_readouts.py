@@ -12,8 +12,9 @@ from support.planted import PlantedStore, brier
 from support.questions import toy_questions
 
 from coral_lens.data.settings import Style
-from coral_lens.engine.extract import Extraction, score_in_memory
+from coral_lens.engine.extract import score_in_memory
 from coral_lens.engine.model import Model
+from coral_lens.engine.planned import Extraction
 from coral_lens.errors import CoralError
 from coral_lens.harness.scoring import choose_shape, score_requests
 from coral_lens.lens.artefact import Lens

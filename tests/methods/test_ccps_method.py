@@ -11,8 +11,9 @@ import pytest
 from sklearn.metrics import roc_auc_score
 from support.questions import toy_questions
 
-from coral_lens.engine.extract import Extraction, extract
+from coral_lens.engine.extract import extract
 from coral_lens.engine.model import Model
+from coral_lens.engine.planned import Extraction
 from coral_lens.errors import CoralError
 from coral_lens.lens.rules import correct_rows
 from coral_lens.lens.settings import FitSettings

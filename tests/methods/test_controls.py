@@ -12,8 +12,9 @@ import torch
 from support.models import make_model
 from support.questions import toy_questions
 
-from coral_lens.engine.extract import Extraction, all_layers, extract
+from coral_lens.engine.extract import extract
 from coral_lens.engine.model import Model, untrained_copy
+from coral_lens.engine.planned import Extraction, all_layers
 from coral_lens.errors import CoralError
 from coral_lens.lens.rules import base_probs
 from coral_lens.lens.settings import FitSettings

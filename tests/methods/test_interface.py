@@ -13,11 +13,14 @@ from support.questions import toy_questions
 
 from coral_lens.data.splits import split_mask
 from coral_lens.engine import extract as store_module
+from coral_lens.engine import planned as planned_module
+from coral_lens.engine import shard_work
 from coral_lens.engine.activations import ActivationStore
 from coral_lens.engine.edits import AddDirection
-from coral_lens.engine.extract import Edited, Extraction, extract
+from coral_lens.engine.extract import extract
 from coral_lens.engine.hooks import Site
 from coral_lens.engine.model import Model
+from coral_lens.engine.planned import Edited, Extraction
 from coral_lens.errors import CoralError
 from coral_lens.lens.settings import FitSettings
 from coral_lens.methods.entry import MethodEntry
@@ -68,10 +71,10 @@ def test_an_edit_of_strength_zero_is_the_unedited_run_and_another_is_not(
 
 
 def test_scores_that_were_made_before_are_not_made_again(context: FitContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store_module, "BARE_ROW_BYTES", store_module.SHARD_BYTES // 30)
-    monkeypatch.setattr(store_module, "choose_budget", lambda *_: 512)
+    monkeypatch.setattr(planned_module, "BARE_ROW_BYTES", store_module.SHARD_BYTES // 30)
+    monkeypatch.setattr(planned_module, "choose_budget", lambda *_: 512)
     whole = context.score(QUESTIONS, "whole").table.logprobs
-    usual, calls = store_module.compute_shard, []
+    usual, calls = shard_work.gather_shard, []
 
     def deadly(*arguments: Any, **more: Any) -> Any:
         calls.append(1)
@@ -79,7 +82,7 @@ def test_scores_that_were_made_before_are_not_made_again(context: FitContext, mo
             raise KeyboardInterrupt
         return usual(*arguments, **more)
 
-    monkeypatch.setattr(store_module, "compute_shard", deadly)
+    monkeypatch.setattr(shard_work, "gather_shard", deadly)
     with pytest.raises(KeyboardInterrupt):
         context.score(QUESTIONS, "killed")
     first = len(calls)

@@ -15,9 +15,10 @@ from support.plain_passes import options, plain_logprob
 from support.questions import toy_questions
 
 from coral_lens.data.settings import Style
-from coral_lens.engine.extract import Edited, Extraction, extract
+from coral_lens.engine.extract import extract
 from coral_lens.engine.hooks import Site
 from coral_lens.engine.model import Model
+from coral_lens.engine.planned import Edited, Extraction
 from coral_lens.engine.prompts import prepare
 from coral_lens.errors import CoralError
 from coral_lens.lens.rules import base_probs

@@ -14,8 +14,9 @@ from support.questions import toy_questions
 
 from coral_lens.data.settings import Style, TaskOptions
 from coral_lens.data.tasks import load_task
-from coral_lens.engine.extract import Edited, Extraction, extract
+from coral_lens.engine.extract import extract
 from coral_lens.engine.model import Model
+from coral_lens.engine.planned import Edited, Extraction
 from coral_lens.errors import CoralError
 from coral_lens.lens.settings import FitSettings
 from coral_lens.methods.entry import MethodEntry

@@ -9,8 +9,9 @@ from support.open_planted import OpenPlantedStore
 from coral_lens.data.open_questions import OpenQuestion
 from coral_lens.data.settings import Style
 from coral_lens.engine.candidates import as_choice
-from coral_lens.engine.extract import Extraction, score_in_memory
+from coral_lens.engine.extract import score_in_memory
 from coral_lens.engine.model import Model
+from coral_lens.engine.planned import Extraction
 from coral_lens.engine.prompts import render
 from coral_lens.engine.settings import Sampling
 from coral_lens.methods.open_answers import (

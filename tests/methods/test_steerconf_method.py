@@ -16,9 +16,10 @@ from hypothesis import strategies as st
 from support.questions import toy_questions
 
 from coral_lens.engine import texts as texts_module
-from coral_lens.engine.extract import Extraction, extract
+from coral_lens.engine.extract import extract
 from coral_lens.engine.generation import Generated
 from coral_lens.engine.model import Model
+from coral_lens.engine.planned import Extraction
 from coral_lens.engine.settings import GenerationSettings
 from coral_lens.engine.texts import read_piece, write_piece
 from coral_lens.errors import CoralError

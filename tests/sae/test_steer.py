@@ -12,9 +12,10 @@ from support.plain_passes import hook_counts, logprobs_of, options, plain_logpro
 from support.questions import toy_questions
 
 from coral_lens.engine.edits import AddDirection
-from coral_lens.engine.extract import Edited, Extraction, extract
+from coral_lens.engine.extract import extract
 from coral_lens.engine.hooks import Site
 from coral_lens.engine.model import Model
+from coral_lens.engine.planned import Edited, Extraction
 from coral_lens.errors import CoralError
 from coral_lens.lens.rules import base_probs
 from coral_lens.lens.settings import FitSettings

@@ -19,10 +19,11 @@ from support.questions import toy_questions
 from torch import Tensor
 
 from coral_lens.data.settings import Style
-from coral_lens.engine.extract import Extraction, extract
+from coral_lens.engine.extract import extract
 from coral_lens.engine.hooks import Site
 from coral_lens.engine.model import Model
 from coral_lens.engine.packing import plan_for
+from coral_lens.engine.planned import Extraction
 from coral_lens.engine.prompts import prepare
 from coral_lens.engine.scoring import score
 from coral_lens.errors import CoralError

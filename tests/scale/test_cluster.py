@@ -67,6 +67,12 @@ def test_workers_on_this_machine_have_a_cluster_of_their_own_beside_one_that_run
     assert (asked["address"], asked["num_cpus"]) == ("local", 6)
 
 
+@pytest.mark.parametrize("gpus", [0.00001, 0.33333, 1.5])
+def test_gpus_that_ray_cannot_divide_are_refused(gpus: float) -> None:
+    with pytest.raises(CoralError, match=f"four digits at most, such as 0.25. Got {gpus!r}"):
+        RaySettings(ray="x", gpus_per_worker=gpus)
+
+
 def test_options_for_workers_without_a_cluster_are_refused() -> None:
     RaySettings().refuse_without_ray()
     for settings in (RaySettings(workers=2), RaySettings(cpus_per_worker=2), RaySettings(gpus_per_worker=1.0)):

@@ -22,6 +22,7 @@ from coral_lens.engine import extract as extract_module
 from coral_lens.engine.loading import load_model
 from coral_lens.engine.model import Model
 from coral_lens.engine.parts import extract_part
+from coral_lens.engine.shard_work import compute_shard
 from coral_lens.engine.wanted import Wanted
 from coral_lens.errors import CoralError
 from coral_lens.records import Question
@@ -55,7 +56,7 @@ def test_a_shard_that_is_cut_out_of_its_plan_has_the_bytes_of_one_that_is_not(
     plan = extract_module.plan_shards(planned, 1)
     assert len(plan.shards) > 4
     for number, shard in enumerate(plan.shards):
-        whole = write_shard(tmp_path, number, extract_module.compute_shard(planned, shard, lambda _: None))
+        whole = write_shard(tmp_path, number, compute_shard(planned, shard, lambda _: None))
         assert compute_task(golden, cut_task(plan, number), plan.extraction, tmp_path / "cut") == whole
 
 

@@ -83,6 +83,16 @@ def test_a_file_of_somebody_else_is_not_added_to(tmp_path: Path) -> None:
     assert file.read_text("utf-8") == '{"question": "mine"}\n'
 
 
+@pytest.mark.parametrize("cut", [9, 0])
+def test_a_line_that_a_kill_cut_short_does_not_spoil_the_next_and_is_not_removed(tmp_path: Path, cut: int) -> None:
+    file, line = tmp_path / "log.jsonl", b'{"lens_digest": "d", "question": "Who?"}'
+    begun = line + b"\n" + line[: len(line) - cut]
+    file.write_bytes(begun)
+    for _ in range(2):
+        AnswerLog(file).close()
+        assert file.read_bytes() == begun + b"\n"
+
+
 @pytest.mark.parametrize("name", ["", "nowhere/log.jsonl", "nul\x00l", "x" * 300])
 def test_a_place_that_cannot_be_written_is_one_sentence(tmp_path: Path, name: str) -> None:
     with pytest.raises(CoralError, match=r"cannot be written: .*; choose another file"):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from coral_lens.errors import CoralError
 from coral_lens.storage.progress import Progress, shown
-from coral_lens.storage.resumable import Resumable, locked, locked_file, thread_count
+from coral_lens.storage.resumable import Resumable, each, locked, locked_file, open_manifest, thread_count
 from coral_lens.storage.shards import Journal, shard_path
 
 PIECES = ((1, 2), (3,), (4, 5, 6), (7,))
@@ -45,7 +45,13 @@ class Work:
         identity = {"what": "squares", "threads": torch.get_num_threads()} | changed
         self.stop_at = stop_at
         work = Resumable(
-            self.folder, identity, PIECES, self.squares, size=len, form=Journal, other_files={"note.txt": b"squares\n"}
+            self.folder,
+            identity,
+            PIECES,
+            each(self.squares),
+            size=len,
+            form=Journal,
+            other_files={"note.txt": b"squares\n"},
         )
         work.run(self.advance)
         return self
@@ -186,3 +192,10 @@ def test_a_damaged_manifest_is_one_sentence_that_says_what_to_do(tmp_path: Path,
     (tmp_path / "manifest.json").write_bytes(damage)
     with pytest.raises(CoralError, match=str(tmp_path)):
         Work(tmp_path).run()
+
+
+def test_a_folder_that_mirrors_another_place_is_called_by_its_name(tmp_path: Path) -> None:
+    path = tmp_path / "manifest.json"
+    open_manifest(path, {"model": {"weights": "w"}})
+    with pytest.warns(UserWarning, match=r"^s3://bucket/states was made by an earlier version"):
+        open_manifest(path, {"model": {"weights": "w", "config": {"rope_theta": 1.0}}}, name="s3://bucket/states")

@@ -11,8 +11,9 @@ import pytest
 from support.autoencoders import make_sae
 from support.questions import toy_questions
 
-from coral_lens.engine.extract import Extraction, extract
+from coral_lens.engine.extract import extract
 from coral_lens.engine.model import Model
+from coral_lens.engine.planned import Extraction
 from coral_lens.lens.settings import FitSettings
 from coral_lens.methods.corrsteer import CORRSTEER, CorrSteerSettings
 from coral_lens.methods.entry import MethodEntry
@@ -129,3 +130,30 @@ def test_kept_predictions_that_are_damaged_are_made_again(
     assert path.read_bytes() == whole
     predicted()
     assert len(fitted) == 2
+
+
+@pytest.mark.parametrize("lost", ["notes.json", "lens/lens.json"])
+def test_a_method_that_lost_what_reports_tell_of_is_fitted_again(
+    tiny: Model,
+    sets: tuple[QuestionSet, QuestionSet],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    lost: str,
+) -> None:
+    fitted: list[int] = []
+
+    def fit(context: FitContext, settings: None) -> Predict:
+        fitted.append(1)
+        context.note("chosen", {"setting": 1})
+        (context.folder / "lens").mkdir(exist_ok=True)
+        (context.folder / "lens" / "lens.json").write_bytes(b"{}")
+        return uniform(context, settings)
+
+    monkeypatch.setitem(predicting.METHODS, "uniform", Method(no_options, fit))
+    context = FitContext(lambda: tiny, sets[0], FitSettings(), tmp_path)
+    for n_fits in (1, 1, 2, 2):
+        if n_fits == 2 and len(fitted) == 1:
+            (tmp_path / lost).unlink()
+        method_predictions(context, MethodEntry(kind="uniform"), None, [sets[1]])
+        assert len(fitted) == n_fits
+    assert (tmp_path / lost).exists()

@@ -24,7 +24,7 @@ from coral_lens.cli import printing
 from coral_lens.cli.printing import show_run
 from coral_lens.data.leaks import ARTICLE, REPEATED, normalised
 from coral_lens.data.settings import Style
-from coral_lens.engine import extract as store
+from coral_lens.engine import shard_work
 from coral_lens.engine.model import Model, wrap
 from coral_lens.errors import CoralError
 from coral_lens.methods import lens as lens_method
@@ -312,7 +312,7 @@ def killing(monkeypatch: pytest.MonkeyPatch, where: Any, name: str, *, call: int
 
 DEATHS = [
     (running, "claim", 1, True),
-    (store, "compute_shard", 2, False),
+    (shard_work, "gather_shard", 2, False),
     (lens_method, "load_or_fit", 2, False),
     (predicting, "write_atomic", 8, True),
     (evaluating, "write_report", 1, True),

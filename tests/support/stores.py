@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from coral_lens.engine.extract import Extraction
+from coral_lens.engine.planned import Extraction
 from coral_lens.records import Question
 from support.questions import toy_questions
 

@@ -18,8 +18,8 @@ from coral_lens.storage.settings import Layers, Option, Settings, parse_layers
 
 if TYPE_CHECKING:
     from coral_lens.engine.activations import ActivationStore
-    from coral_lens.engine.extract import Extraction
     from coral_lens.engine.model import Model
+    from coral_lens.engine.planned import Extraction
     from coral_lens.engine.reckoning import Reckoned
     from coral_lens.engine.wanted import Wanted
     from coral_lens.records import Question
@@ -158,8 +158,9 @@ def extract_by_workers(
 
 def print_case(questions: list[Question], model: ModelChoice, kept: KeptStates, facts: tuple[str, ...]) -> None:
     """Print what an extraction takes: of these questions with this model, as far as nothing else is said of the case."""
-    from coral_lens.engine.extract import BARE_ROW_BYTES, SHARD_BYTES
+    from coral_lens.engine.extract import SHARD_BYTES
     from coral_lens.engine.loading import load_outline
+    from coral_lens.engine.planned import BARE_ROW_BYTES
     from coral_lens.engine.reckoning import described, known_case, reckon
     from coral_lens.lens.training_data import usable_device
 

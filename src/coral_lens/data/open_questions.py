@@ -58,6 +58,11 @@ class OpenQuestion:
 def as_open(questions: str | Sequence[str | OpenQuestion]) -> list[OpenQuestion]:
     """Return questions of which some may be plain texts; one alone may stand without a list."""
     several = [questions] if isinstance(questions, str) else questions
+    for other in (q for q in several if not isinstance(q, str | OpenQuestion)):
+        raise CoralError(
+            f"The question {getattr(other, 'id', other)!r} is no open question; give its text, or an `OpenQuestion`. One that "
+            "comes with options is answered by `lens.predict`."
+        )
     asked = [q if isinstance(q, OpenQuestion) else OpenQuestion(str(i), q) for i, q in enumerate(several, start=1)]
     if repeated := [name for name, n in Counter(q.id for q in asked).items() if n > 1]:
         raise CoralError(f"Two questions have the id {repeated[0]!r}; a plain text has its place. Make ids unique.")

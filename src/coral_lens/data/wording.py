@@ -101,9 +101,19 @@ def option_lines(question: Question, letters: Sequence[str]) -> str:
 
 def asked_as(questions: Sequence[Question], style: Style) -> Sequence[Question]:
     """Return the questions that a style really asks: `p-true` asks about each option by itself. Asking twice changes nothing."""
+    refuse_without_options(questions)
     if style.kind != "p-true":
         return questions
     return [statement for question in questions for statement in as_statements(question)]
+
+
+def refuse_without_options(questions: Sequence[Question]) -> None:
+    """Refuse what Python lets anyone pass where questions with options are wanted: open questions, and plain texts."""
+    for other in (q for q in questions if not isinstance(q, Question)):
+        raise CoralError(
+            f"The question {getattr(other, 'id', other)!r} comes without options; the model can be asked to write the answer "
+            "(`lens.ask`, `fit_open`), or give questions with options, from `load_questions` or as `Question`."
+        )
 
 
 def as_statements(question: Question) -> list[Question]:

@@ -9,7 +9,7 @@ Every worker has modules of its own, because hooks hang on them; the weights are
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from copy import deepcopy
 from dataclasses import replace
@@ -71,8 +71,8 @@ def twin_of(model: Model) -> Model:
 
 
 def side_by_side(
-    jobs: Sequence[Job], workers: Sequence[Worker], compute: Callable[[Worker, Job], Result]
-) -> Iterator[Result]:
+    jobs: Iterable[Job], workers: Sequence[Worker], compute: Callable[[Worker, Job], Result]
+) -> Generator[Result, None, None]:
     """Yield the results of jobs in their order, each computed by a free worker on one thread, with little look-ahead."""
     free: SimpleQueue[Worker] = SimpleQueue()
     for worker in workers:

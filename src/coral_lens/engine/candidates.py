@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 from coral_lens.data.open_questions import OpenQuestion
 from coral_lens.data.same_answer import answer_key
 from coral_lens.data.settings import Style
-from coral_lens.engine.extract import warn_of
 from coral_lens.engine.generation import Generated, generate_answers
+from coral_lens.engine.planned import warn_of
 from coral_lens.engine.prompts import render
 from coral_lens.engine.settings import Sampling
 from coral_lens.engine.texts import kept_answers

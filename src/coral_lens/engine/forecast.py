@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from coral_lens.engine.extract import Extraction, PlannedQuestions, plan_questions
 from coral_lens.engine.packing import tree_size
+from coral_lens.engine.planned import Extraction, PlannedQuestions, plan_questions
 from coral_lens.engine.scoring import score
 from coral_lens.engine.trees import build_tree
 from coral_lens.records import Prompt, Question

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from coral_lens.engine.model import Model
 
 
-CACHE_BYTES = 2**32
+CACHE_BYTES = 2**31
 """Keys and values of the answers that are written at a time."""
 
 

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coral_lens.engine.activations import ActivationStore
-from coral_lens.engine.extract import Extraction, PlannedQuestions, count_questions, plan_shards, plan_store, store_work
+from coral_lens.engine.extract import plan_shards, plan_store, store_work
+from coral_lens.engine.planned import Extraction, PlannedQuestions
+from coral_lens.engine.shard_work import count_questions
 from coral_lens.errors import CoralError
 from coral_lens.records import Question
 from coral_lens.storage.parts import Part

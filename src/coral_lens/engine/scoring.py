@@ -7,8 +7,10 @@ prefix, so memory does not grow with the number of questions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import chain, islice
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -59,42 +61,69 @@ def score(
 ) -> Iterator[ScoredBatch]:
     """Yield the scores and readings of each batch of the plan, in its order.
 
-    On the CPU several batches are computed at a time, each on one thread, and what comes out does not depend on the number of
-    threads. `divide` is for few questions that are wanted soon: a batch that is alone is divided over all threads.
-
     One token that is not finite spoils its whole row. The questions of such a batch are scored one by one, each a batch:
     those that are broken by themselves have no scores, and `on_broken` is told their numbers. Without it they are an error.
+    All else is as in `score_plans`.
+    """
+    scored = score_plans(
+        model, prompts, [plan], readers=readers, edits=edits, skips_broken=on_broken is not None, divide=divide,
+        last=last, table=table,
+    )  # fmt: skip
+    with closing(scored):
+        for result in chain.from_iterable(scored):
+            for question in result.broken:
+                assert on_broken is not None, "without it, a broken question is an error"
+                on_broken(question)
+            yield from result.batches
+
+
+def score_plans(
+    model: Model,
+    prompts: Sequence[Prompt],
+    plans: Sequence[Plan],
+    *,
+    readers: Sequence[Reader] = (),
+    edits: Sequence[Edit] = (),
+    skips_broken: bool = False,
+    divide: bool = False,
+    last: int | None = None,
+    table: PrefixTable | None = None,
+) -> Generator[Iterator[ScoredJob], None, None]:
+    """Yield what comes of the batches of each plan, in their order; all of one plan must be taken before the next.
+
+    On the CPU several batches are computed at a time, each on one thread, and what comes out does not depend on the number of
+    threads; at the end of a plan those that are free begin with the next. `divide` is for few questions that are wanted soon: a
+    batch that is alone is divided over all threads.
 
     `last` is the layer after which the pass ends: no block above it runs, nor the vocabulary head, readers read nothing beyond
     it, and every option has the log-probability 0.
 
     `table` keeps the caches of prefixes from one call to the next; without it they are gone at the end.
     """
-    n = n_workers(model, len(plan.batches))
-    table = table or PrefixTable()
+    n = n_workers(model, sum(len(plan.batches) for plan in plans))
+    table, packing = table or PrefixTable(), plans[0].packing
 
     def caches(of: Model) -> PrefixCaches:
         return PrefixCaches(of, edits, table, last=last)
 
-    jobs = list(zip(plan.batches, companies(prompts, plan), strict=True))
+    # prefixes that are computed together are of one plan: what comes of it does not depend on the plans before
+    jobs = (job for plan in plans for job in zip(plan.batches, companies(prompts, plan), strict=True))
 
     def compute(worker: BatchScorer, job: tuple[PlannedBatch, Company]) -> ScoredJob:
-        return worker.score(*job, skips_broken=on_broken is not None)
+        return worker.score(*job, skips_broken=skips_broken)
 
     if n == 1 and (divide or torch.get_num_threads() == 1 or model.device.type != "cpu"):
-        alone = BatchScorer(model, prompts, plan.packing, readers, edits, caches(model))
-        results: Iterator[ScoredJob] = (compute(alone, job) for job in jobs)
+        alone = BatchScorer(model, prompts, packing, readers, edits, caches(model))
+        results: Generator[ScoredJob, None, None] = (compute(alone, job) for job in jobs)
     else:
         scorers = [
-            BatchScorer(twin, prompts, plan.packing, [r.fresh() for r in readers], edits, caches(twin))
+            BatchScorer(twin, prompts, packing, [r.fresh() for r in readers], edits, caches(twin))
             for twin in twins_of(model, n)
         ]
         results = side_by_side(jobs, scorers, compute)
-    for result in results:
-        for question in result.broken:
-            assert on_broken is not None, "without it, a broken question is an error"
-            on_broken(question)
-        yield from result.batches
+    with closing(results):
+        for plan in plans:
+            yield islice(results, len(plan.batches))
 
 
 class ScoredJob(NamedTuple):

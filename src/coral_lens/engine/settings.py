@@ -46,6 +46,9 @@ class GenerationSettings(Settings):
             raise CoralError("At temperature 0 all samples are alike; set n_samples to 1 or raise the temperature.")
 
 
+CANDIDATES_AT_A_TIME = 512
+"""Candidates end at different lengths, and the last ones of a batch cost a pass over all weights at each step: of many at a time,
+each bears less of that. Keys and values are few, as answers are short."""
 MOST_EXAMPLES = 4
 """Worked examples that there are of open questions."""
 
@@ -68,5 +71,9 @@ class Sampling(Settings):
     def generation(self) -> GenerationSettings:
         """Return how answers are written."""
         return GenerationSettings(
-            max_new_tokens=self.max_tokens, temperature=self.temperature, n_samples=self.candidates, seed=self.seed
+            max_new_tokens=self.max_tokens,
+            temperature=self.temperature,
+            n_samples=self.candidates,
+            seed=self.seed,
+            batch_size=CANDIDATES_AT_A_TIME,
         )

@@ -20,7 +20,7 @@ from coral_lens.engine.settings import GenerationSettings
 from coral_lens.errors import CoralError
 from coral_lens.storage.files import canonical, digest, digest_bytes, disk_errors, versions, write_atomic
 from coral_lens.storage.progress import Progress
-from coral_lens.storage.resumable import Resumable
+from coral_lens.storage.resumable import Resumable, each
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
@@ -58,7 +58,7 @@ def kept_answers(
         folder,
         about | {"n_prompts": len(prompts), "threads": torch.get_num_threads(), "versions": versions()},
         pieces,
-        lambda piece, advance: generate_answers(model, piece, settings=settings, stop=stop, progress=advance),
+        each(lambda piece, advance: generate_answers(model, piece, settings=settings, stop=stop, progress=advance)),
         size=len,
         form=lambda path: TextFiles(path, [len(piece) for piece in pieces]),
         manifest=MANIFEST,

@@ -26,7 +26,7 @@ from coral_lens.engine.trees import build_tree, shared_context
 from coral_lens.ragged import Options
 from coral_lens.records import Prompt
 from coral_lens.storage.progress import Progress
-from coral_lens.storage.resumable import Resumable
+from coral_lens.storage.resumable import Resumable, each
 from coral_lens.storage.shards import Journal
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def score_variants(
         folder,
         about | {"threads": torch.get_num_threads()},
         plan,
-        lambda planned, advance: score_planned(model, prompts, planned, variants, advance),
+        each(lambda planned, advance: score_planned(model, prompts, planned, variants, advance)),
         size=lambda planned: len(planned.questions) * len(variants.edits),
         form=Journal,
     ).run(progress)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from coral_lens.data.settings import Style
-from coral_lens.engine.extract import Extraction, all_blocks, all_layers, head_outputs, refuse_layers
+from coral_lens.engine.planned import Extraction, all_blocks, all_layers, head_outputs, refuse_layers
 from coral_lens.engine.settings import StatePlace
 
 if TYPE_CHECKING:

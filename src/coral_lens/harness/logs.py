@@ -23,6 +23,7 @@ from coral_lens.lens.rules import base_probs
 from coral_lens.ragged import Options
 from coral_lens.records import OptionTable, Predictions, Question, groups_of
 from coral_lens.report.runs import Evaluation, Run
+from coral_lens.storage.escape import in_one_line
 from coral_lens.storage.files import digest_file, versions
 from coral_lens.storage.lines import iter_lines, parse_json
 
@@ -124,7 +125,8 @@ def filtered(path: Path, wanted: str | None) -> list[tuple[str, dict[str, Any]]]
     names = list(dict.fromkeys(str(record.get("filter", "none")) for _, record in records))
     chosen = wanted or ("none" if "none" in names else names[0])
     if chosen not in names or (wanted is None and chosen != "none" and len(names) > 1):
-        raise CoralError(f"{path} holds the filters {', '.join(names)}; name one of them.")
+        known = ", ".join(in_one_line(name)[:80] for name in names[:10]) + (", ..." if len(names) > 10 else "")
+        raise CoralError(f"{path} holds the filters {known}; name one of them.")
     return [(where, record) for where, record in records if str(record.get("filter", "none")) == chosen]
 
 

@@ -17,7 +17,6 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from coral_lens.engine.budget import WORTH_TIMING, choose_budget
-from coral_lens.engine.extract import score_once
 from coral_lens.engine.hooks import Reader
 from coral_lens.engine.in_use import in_use
 from coral_lens.engine.listings import find_listings
@@ -28,6 +27,7 @@ from coral_lens.engine.readers import FinalStates, PooledResidual, layer_name
 from coral_lens.engine.scoring import TOKEN_BUDGET, ScoredBatch, score
 from coral_lens.engine.self_check import packing_of
 from coral_lens.engine.settings import StatePlace
+from coral_lens.engine.shard_work import score_once
 from coral_lens.errors import CoralError
 from coral_lens.harness.requests import Pair, choices_of
 from coral_lens.ragged import Options

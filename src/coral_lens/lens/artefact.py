@@ -18,7 +18,8 @@ from jaxtyping import Bool, Float, Int
 
 from coral_lens.data.leaks import KEYS, question_keys
 from coral_lens.data.settings import Style
-from coral_lens.engine.extract import Extraction, score_questions
+from coral_lens.engine.extract import score_questions
+from coral_lens.engine.planned import Extraction
 from coral_lens.engine.settings import StatePlace
 from coral_lens.lens.answers import Answer, Answers, by_question
 from coral_lens.lens.correction import Correction

@@ -14,7 +14,8 @@ from coral_lens.data.open_questions import OpenQuestion, as_open
 from coral_lens.data.settings import Style
 from coral_lens.engine.activations import is_store, remove_store
 from coral_lens.engine.candidates import write_candidates
-from coral_lens.engine.extract import Extraction, all_layers, refuse_layers, score_questions
+from coral_lens.engine.extract import score_questions
+from coral_lens.engine.planned import Extraction, all_layers, refuse_layers
 from coral_lens.engine.settings import Sampling
 from coral_lens.engine.texts import remove_texts
 from coral_lens.errors import CoralError
@@ -50,6 +51,7 @@ def fit_open(
         lens = coral_lens.fit_open(model, coral_lens.load_open_questions("open.jsonl"))
     """
     settings, sampling, bar = settings or FitSettings(), sampling or Sampling(), bar_of(bar)
+    questions = as_open(questions)
     check_open_questions(questions, settings)
     refuse_layers(model, settings.layers or ())
     folder = Path(work_dir) if work_dir else None
@@ -75,6 +77,11 @@ def check_open_questions(questions: Sequence[OpenQuestion], settings: FitSetting
     if len(questions) < FEWEST_QUESTIONS:
         raise CoralError(
             f"Fitting needs at least {FEWEST_QUESTIONS} labelled questions, better a thousand. Got {len(questions)}."
+        )
+    if settings.read != "answer" or settings.base != FitSettings.base:
+        raise CoralError(
+            "A lens for open questions reads candidates at their own tokens, and weighs them by their share, their entropy and "
+            "their log-probability; leave --read and --base out."
         )
     if settings.exits:
         raise CoralError(

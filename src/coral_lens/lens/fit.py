@@ -21,7 +21,8 @@ from coral_lens.data.licences import licence_of
 from coral_lens.data.shots import n_shots
 from coral_lens.data.splits import split_mask
 from coral_lens.data.wording import asked_as
-from coral_lens.engine.extract import Extraction, all_layers, refuse_layers, score_questions
+from coral_lens.engine.extract import score_questions
+from coral_lens.engine.planned import Extraction, all_layers, refuse_layers
 from coral_lens.errors import CoralError
 from coral_lens.lens.artefact import Lens
 from coral_lens.lens.choose import SHOWN, Candidate, Work, choose_candidate, fit_recipe, single_lens, try_singles

@@ -43,8 +43,9 @@ def save_lens(lens: Lens, folder: str | Path, *, more: str = "") -> None:
     if older:  # its writing may have been killed before the last file had its name
         settle(target, {TENSORS: str(older.get("tensors")), **older.get("sha256", {})})
     others = {VIEW_FILE: lens.view.content()} if lens.view else {}
-    if is_own_card(target):
-        others[CARD] = (card(lens) + more).encode()
+    text = (card(lens) + more).encode()
+    if is_own_card(target) or is_same_card(target, text):
+        others[CARD] = text
     else:
         warnings.warn(
             f"{target / CARD} was edited, so it is kept, and tells of the lens before; delete it to have a new one.",
@@ -92,6 +93,12 @@ def is_own_card(folder: Path) -> bool:
         except CoralError:
             return False
     return not path.is_symlink() and path.is_file() and digest_bytes(path.read_bytes()) == written
+
+
+def is_same_card(folder: Path, text: bytes) -> bool:
+    """Return whether the card in a folder says this already: that of the same lens, whose record was lost."""
+    path = folder / CARD
+    return not path.is_symlink() and path.is_file() and path.read_bytes() == text
 
 
 # -------------------------------------------------------------------------------------------------------------- reading

@@ -40,12 +40,12 @@ def at_home(lens: Lens) -> Lens:
     """
     if lens.trust is None or lens.trust.everywhere:
         return lens
+    if lens.trust.adapted:
+        raise CoralError("The lens was adapted to a task by labels of it; for its home, use the lens before that.")
     if lens.sets or lens.abstention:
         warnings.warn(
             "The lens was calibrated for questions of any kind; at home its sets and its abstention do not hold and are "
             "left out: run `coral calibrate --home`.",
             stacklevel=3,
         )
-    if lens.trust.adapted:
-        raise CoralError("The lens was adapted to a task by labels of it; for its home, use the lens before that.")
     return replace(lens, trust=replace(lens.trust, everywhere=True), sets=None, abstention=None)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from coral_lens.data.shots import n_shots
+from coral_lens.data.wording import refuse_without_options
 from coral_lens.engine.fingerprints import identity_difference
 from coral_lens.errors import CoralError
 from coral_lens.records import Question
@@ -34,6 +35,7 @@ def check_model(lens: Lens, model: Model, questions: Sequence[Question] = ()) ->
             "tokenizer are known to be the same.",
             stacklevel=4,
         )
+    refuse_without_options(questions)
     for is_open in {q.is_open for q in questions}:
         check_kind(lens, is_open=is_open)
     fitted_in, computes_in = str(lens.model.get("dtype", "")).removeprefix("torch."), model.precision

@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 from jaxtyping import Float
 
-from coral_lens.engine.extract import Extraction, all_layers
 from coral_lens.engine.loading import load_model
 from coral_lens.engine.model import untrained_copy
+from coral_lens.engine.planned import Extraction, all_layers
 from coral_lens.errors import CoralError
 from coral_lens.lens.features import rank_features
 from coral_lens.lens.rules import base_probs

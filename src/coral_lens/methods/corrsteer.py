@@ -19,8 +19,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from coral_lens.engine.edits import AddDirection
-from coral_lens.engine.extract import Edited, Extraction
 from coral_lens.engine.hooks import Site
+from coral_lens.engine.planned import Edited, Extraction
 from coral_lens.errors import CoralError
 from coral_lens.lens.rules import base_probs
 from coral_lens.lens.settings import Criterion

@@ -23,7 +23,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from coral_lens.data.settings import Style
 from coral_lens.engine.activations import ActivationStore
-from coral_lens.engine.extract import Edited, Extraction, extract
+from coral_lens.engine.extract import extract
+from coral_lens.engine.planned import Edited, Extraction
 from coral_lens.errors import CoralError, nearest
 from coral_lens.lens.fit import training_data
 from coral_lens.lens.settings import FitSettings

@@ -21,7 +21,8 @@ from jaxtyping import Bool, Float, Int
 
 from coral_lens.data.settings import Style
 from coral_lens.data.wording import as_statements
-from coral_lens.engine.extract import Extraction, score_questions
+from coral_lens.engine.extract import score_questions
+from coral_lens.engine.planned import Extraction
 from coral_lens.lens.open_answers import right_of
 from coral_lens.lens.open_part import chosen_options
 from coral_lens.lens.rules import base_probs

@@ -25,12 +25,13 @@ from coral_lens.data.leaks import question_keys
 from coral_lens.data.settings import Style
 from coral_lens.engine.batches import Batch, lay_out, prefix_batch
 from coral_lens.engine.edits import edited_positions, replaced
-from coral_lens.engine.extract import Extraction, PlannedQuestions, lengths_of, plan_questions
 from coral_lens.engine.hooks import Site
 from coral_lens.engine.packing import PlannedBatch
+from coral_lens.engine.planned import Extraction, PlannedQuestions, plan_questions
 from coral_lens.engine.prompts import Prepared
 from coral_lens.engine.rerun import Checkpoint, capture, prefix_states, rerun
 from coral_lens.engine.scoring import PrefixCaches, score_batch
+from coral_lens.engine.shard_work import lengths_of
 from coral_lens.lens.fit import check_questions
 from coral_lens.ragged import Options
 from coral_lens.records import OptionTable, Question, groups_of
@@ -42,7 +43,7 @@ from coral_lens.sae.settings import AblationPlace, AblationPlan
 from coral_lens.storage.files import write_record
 from coral_lens.storage.outputs import has_word, refuse_replacing
 from coral_lens.storage.progress import Bar, Progress, silent
-from coral_lens.storage.resumable import Resumable
+from coral_lens.storage.resumable import Resumable, each
 from coral_lens.storage.shards import Journal
 
 if TYPE_CHECKING:
@@ -274,7 +275,7 @@ def batch_work(
         folder,
         planned.manifest | {"threads": torch.get_num_threads()} | about,
         plan.batches,
-        lambda batch, _: compute(lay_out(prompts, batch, packing=plan.packing)),
+        each(lambda batch, _: compute(lay_out(prompts, batch, packing=plan.packing))),
         size=lambda batch: len(batch.questions),
         form=Journal,
     )

@@ -18,16 +18,17 @@ from torch import Tensor
 
 from coral_lens.data.settings import Style
 from coral_lens.engine.batches import Batch
-from coral_lens.engine.extract import Extraction, count_questions, plan_questions
 from coral_lens.engine.packing import Plan
+from coral_lens.engine.planned import Extraction, plan_questions
 from coral_lens.engine.readers import answer_positions
+from coral_lens.engine.shard_work import count_questions
 from coral_lens.errors import CoralError
 from coral_lens.records import Question
 from coral_lens.sae.autoencoder import CHUNK, Autoencoder
 from coral_lens.sae.states import iter_states
 from coral_lens.storage.files import digest
 from coral_lens.storage.progress import Progress
-from coral_lens.storage.resumable import Resumable, read_manifest
+from coral_lens.storage.resumable import Resumable, each, read_manifest
 from coral_lens.storage.shards import Journal, digest_tensor
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def collect_codes(
         "n_features": sae.n_features,
         "n_shards": len(cuts),
     }
-    work = Resumable(folder, identity, cuts, codes_of, size=count_questions, form=Journal)
+    work = Resumable(folder, identity, cuts, each(codes_of), size=count_questions, form=Journal)
     work.run(progress)
     return CodeStore(folder)
 

@@ -15,7 +15,8 @@ from jaxtyping import Float, Int
 
 from coral_lens.data.leaks import question_keys
 from coral_lens.engine.activations import ActivationStore
-from coral_lens.engine.extract import Extraction, extract
+from coral_lens.engine.extract import extract
+from coral_lens.engine.planned import Extraction
 from coral_lens.errors import CoralError
 from coral_lens.lens.fit import check_questions
 from coral_lens.lens.probes.ridge import PENALTIES, fit_ridge_folds

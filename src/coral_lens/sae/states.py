@@ -23,9 +23,9 @@ from jaxtyping import Float
 from torch import Tensor
 
 from coral_lens.engine.batches import Batch, lay_out
-from coral_lens.engine.extract import Extraction, plan_questions
 from coral_lens.engine.hooks import Site
 from coral_lens.engine.packing import Plan
+from coral_lens.engine.planned import Extraction, plan_questions
 from coral_lens.engine.readers import TOKENS
 from coral_lens.engine.scoring import PrefixCaches, refuse_broken, run_batch
 from coral_lens.engine.settings import TokenPlace
@@ -35,7 +35,7 @@ from coral_lens.records import Prompt, Question
 from coral_lens.sae.settings import Sampling
 from coral_lens.storage.files import digest
 from coral_lens.storage.progress import Bar, Progress, silent
-from coral_lens.storage.resumable import Resumable, read_manifest
+from coral_lens.storage.resumable import Resumable, each, read_manifest
 from coral_lens.storage.shards import Journal, compact
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def collect(
     threads = torch.get_num_threads()
     identity = planned.manifest | {"threads": threads, "sampling": about, "n_shards": len(cuts)}
     with bar("collecting states", sum(map(len, cuts)), "questions") as advance:
-        Resumable(folder, identity, cuts, states_of, size=len, form=Journal).run(advance)
+        Resumable(folder, identity, cuts, each(states_of), size=len, form=Journal).run(advance)
     return TokenStore(folder)
 
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from coral_lens.data.settings import Style
 from coral_lens.engine.batches import Batch, prefix_batch
-from coral_lens.engine.extract import Extraction, plan_questions
 from coral_lens.engine.hooks import Edit, Site
+from coral_lens.engine.planned import Extraction, plan_questions
 from coral_lens.engine.rerun import capture, prefix_states, rerun
 from coral_lens.errors import CoralError
 from coral_lens.metrics.scores import metric_named

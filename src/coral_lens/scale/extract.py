@@ -9,8 +9,9 @@ from typing import Any
 
 from coral_lens.engine import extract
 from coral_lens.engine.activations import ActivationStore
-from coral_lens.engine.extract import StorePlan, planned_work, warn_broken, warn_left_out
+from coral_lens.engine.extract import StorePlan, planned_work
 from coral_lens.engine.packing import Plan
+from coral_lens.engine.planned import warn_broken, warn_left_out
 from coral_lens.engine.wanted import Wanted
 from coral_lens.errors import CoralError
 from coral_lens.records import Question
@@ -83,8 +84,8 @@ def fill(spread: Spread, plan: StorePlan, place: Place, spares: list[Worker], pr
     planned_work(plan, place, never).run(progress, elsewhere=elsewhere)
 
 
-def never(shard: Plan, progress: Progress) -> Any:
-    """Stand where one process would compute a shard."""
+def never(shards: Sequence[Plan], progress: Progress) -> Any:
+    """Stand where one process would compute shards."""
     raise AssertionError("the workers compute")
 
 

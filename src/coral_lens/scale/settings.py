@@ -22,6 +22,15 @@ class RaySettings(Settings):
     gpus_per_worker: Annotated[float, Range(0, 64)] = 0.0
     """GPUs of each worker; 0.5 lets two share one."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        gpus = self.gpus_per_worker
+        if gpus != round(gpus, 4) or (gpus > 1 and gpus != int(gpus)):
+            raise CoralError(
+                "--gpus-per-worker must be a whole number, or a part of one GPU with four digits at most, such as 0.25. "
+                f"Got {gpus!r} instead."
+            )
+
     def refuse_without_ray(self) -> None:
         """Refuse options for workers where no cluster is named."""
         if self.ray is None and (self.workers or self.cpus_per_worker != 1 or self.gpus_per_worker):

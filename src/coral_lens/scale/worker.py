@@ -12,18 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from coral_lens.engine.extract import (
-    Extraction,
-    PlannedQuestions,
-    StorePlan,
-    compute_shard,
-    plan_shards,
-)
+from coral_lens.engine.extract import StorePlan, plan_shards
 from coral_lens.engine.fingerprints import identity_difference
 from coral_lens.engine.loading import load_model
 from coral_lens.engine.packing import Plan, PlannedBatch
 from coral_lens.engine.parts import planned_together
+from coral_lens.engine.planned import Extraction, PlannedQuestions
 from coral_lens.engine.prompts import Prepared
+from coral_lens.engine.shard_work import compute_shard
 from coral_lens.engine.wanted import Wanted
 from coral_lens.errors import CoralError
 from coral_lens.records import Prompt, Question, Rendered

@@ -82,6 +82,7 @@ class AnswerLog:
         try:
             if path.is_file() and path.stat().st_size and not has_word(path, '"lens_digest"'):
                 raise CoralError(f"--log {path} is no log of answers, and nothing is added to it; choose another file.")
+            end_last_line(path)
             number = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or "it is no name of a file"
@@ -96,3 +97,13 @@ class AnswerLog:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def end_last_line(path: Path) -> None:
+    """End the last line of a file, which a kill may have cut short, so that the next is a line of its own. Nothing is removed."""
+    if not path.is_file() or not path.stat().st_size:
+        return
+    with path.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        if file.read(1) != b"\n":
+            file.write(b"\n")

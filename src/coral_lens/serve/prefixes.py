@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coral_lens.engine.extract import KeptPrefixes
+from coral_lens.engine.planned import KeptPrefixes
 from coral_lens.engine.scoring import PrefixTable
 from coral_lens.engine.trees import common_length, shareable_context
 from coral_lens.records import Prompt

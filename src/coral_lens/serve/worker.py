@@ -17,8 +17,9 @@ import torch
 
 from coral_lens.engine.activations import JoinedStore, Subset, UnscoredError
 from coral_lens.engine.budget import choose_budget
-from coral_lens.engine.extract import Extraction, PlannedQuestions, score_planned
+from coral_lens.engine.extract import score_planned
 from coral_lens.engine.packing import Packing
+from coral_lens.engine.planned import Extraction, PlannedQuestions
 from coral_lens.engine.prompts import Prepared
 from coral_lens.engine.self_check import packing_of
 from coral_lens.records import Question

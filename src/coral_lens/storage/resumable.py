@@ -8,8 +8,8 @@ again. Knows nothing of the work itself.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, runtime_checkable
@@ -34,6 +34,7 @@ from coral_lens.storage.temporary import lock_file, remove_abandoned
 Piece = TypeVar("Piece")
 Result = TypeVar("Result")
 PieceResult = TypeVar("PieceResult", contravariant=True)
+Compute = Callable[[Sequence[Piece], Progress], Generator[Result, None, None]]
 
 
 @runtime_checkable
@@ -59,8 +60,9 @@ class Resumable(Generic[Piece, Result]):
     """What the results depend on, as JSON: it becomes the manifest. Under `threads` is how many compute, if that matters."""
     pieces: Sequence[Piece]
     """All of them, in the same order at every run of the same identity."""
-    compute: Callable[[Piece, Progress], Result]
-    """Computes a piece; it may tell the second argument how far it is."""
+    compute: Compute[Piece, Result]
+    """Yields the results of pieces in their order, and may be busy with the next ones while one is kept; it may tell the second
+    argument how far it is. `each` makes one of what computes a single piece."""
     size: Callable[[Piece], int]
     """How much progress a piece is. What `compute` has not told of it is told when the piece is kept."""
     form: Callable[[Path], FinishedPieces[Result]]
@@ -70,7 +72,8 @@ class Resumable(Generic[Piece, Result]):
     """The content of other files of the folder, by name; written where a file is missing or differs."""
     differing: Mapping[str, str] = field(default_factory=dict)
     """What a folder holds whose identity differs in this key, for people: `states of other questions`."""
-
+    name: str = ""
+    """What people call the folder, where it mirrors another place."""
     part: Part | None = None
     """Which of them are computed here, while other processes compute the others; None: all."""
     mixed: bool = False
@@ -82,7 +85,8 @@ class Resumable(Generic[Piece, Result]):
         `elsewhere` has them computed by others, and says which are finished.
         """
         with hold_lock(*self._lock()):
-            manifest = open_manifest(self.folder / self.manifest, self.identity, self.differing)
+            path = self.folder / self.manifest
+            manifest = open_manifest(path, self.identity, self.differing, name=self.name)
             for name, content in self.other_files.items():
                 write_unless_same(self.folder / name, content)
             with thread_count(manifest.get("threads")):
@@ -106,11 +110,22 @@ class Resumable(Generic[Piece, Result]):
         finished.finish(len(self.pieces))
 
     def _here(self, todo: Sequence[int], finished: FinishedPieces[Result], counted: Counted) -> None:
-        for number in todo:
-            due = counted.total + self.size(self.pieces[number])
-            finished.add(number, self.compute(self.pieces[number], counted))
-            if counted.total < due:
-                counted(due - counted.total)
+        with closing(self.compute([self.pieces[number] for number in todo], counted)) as results:
+            for number in todo:
+                due = counted.total + self.size(self.pieces[number])
+                finished.add(number, next(results))
+                if counted.total < due:
+                    counted(due - counted.total)
+
+
+def each(compute: Callable[[Piece, Progress], Result]) -> Compute[Piece, Result]:
+    """Return the computation of pieces one by one, each when the one before is kept."""
+
+    def computed(pieces: Sequence[Piece], progress: Progress) -> Generator[Result, None, None]:
+        for piece in pieces:
+            yield compute(piece, progress)
+
+    return computed
 
 
 Elsewhere = Callable[[Sequence[int], Any, "Counted"], None]
@@ -155,19 +170,21 @@ MAY_LACK = "model.config."
 """Begins the names of values that are compared where both manifests have them: versions of transformers know more or fewer."""
 
 
-def open_manifest(path: Path, wanted: dict[str, Any], differing: Mapping[str, str] | None = None) -> dict[str, Any]:
+def open_manifest(
+    path: Path, wanted: dict[str, Any], differing: Mapping[str, str] | None = None, *, name: str = ""
+) -> dict[str, Any]:
     """Write the manifest of new work, or check that the one that is there is of the same things, and return it.
 
     `differing` says for people what the folder holds where a key differs, the first that applies.
     """
     if begin_manifest(path, wanted):
         return wanted
-    recorded, words = read_manifest(path), differing or {}
+    recorded, words, name = read_manifest(path), differing or {}, name or str(path.parent)
     defaults = {"edited": "", "readings": ""}
     here, asked = defaults | dotted_keys(recorded), defaults | dotted_keys(wanted)
     if any(key.startswith(MAY_LACK) for key in asked) and not any(key.startswith(MAY_LACK) for key in here):
         warnings.warn(
-            f"{path.parent} was made by an earlier version, which did not record the model's configuration: whether that is "
+            f"{name} was made by an earlier version, which did not record the model's configuration: whether that is "
             "the same cannot be checked.",
             stacklevel=3,
         )
@@ -175,12 +192,12 @@ def open_manifest(path: Path, wanted: dict[str, Any], differing: Mapping[str, st
     if key := next((key for key in words if key in others), None):
         difference = f"{key}: {shorten(here.get(key), 16)} there, {shorten(asked[key], 16)} now"
         raise CoralError(
-            f"{path.parent} holds {words[key]}: delete that folder to compute them anew, or choose another ({difference})."
+            f"{name} holds {words[key]}: delete that folder to compute them anew, or choose another ({difference})."
         )
     if others:
         key = others[0]
         raise CoralError(
-            f"{path.parent} holds results of something else: {key} is {shorten(here.get(key))}, not "
+            f"{name} holds results of something else: {key} is {shorten(here.get(key))}, not "
             f"{shorten(asked[key])}. Choose another folder or delete this one."
         )
     return recorded

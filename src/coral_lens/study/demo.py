@@ -17,10 +17,11 @@ from coral_lens.data.questions import load_questions
 from coral_lens.data.settings import TaskOptions
 from coral_lens.data.splits import split_mask
 from coral_lens.engine.activations import JoinedStore, Subset
-from coral_lens.engine.extract import Extraction, all_layers, extract
+from coral_lens.engine.extract import extract
 from coral_lens.engine.forecast import Forecast, forecast
 from coral_lens.engine.loading import load_model
 from coral_lens.engine.model import Model
+from coral_lens.engine.planned import Extraction, all_layers
 from coral_lens.lens.fit import load_or_fit
 from coral_lens.lens.settings import FitSettings
 from coral_lens.records import Predictions, Question

@@ -17,7 +17,8 @@ import numpy as np
 from coral_lens.data.leaks import ARTICLE, REPEATED, SHOWN, Guard, Leaks
 from coral_lens.data.settings import Style
 from coral_lens.data.wording import asked_as
-from coral_lens.engine.extract import Extraction, score_questions
+from coral_lens.engine.extract import score_questions
+from coral_lens.engine.planned import Extraction
 from coral_lens.engine.settings import STATE_PLACES, StatePlace
 from coral_lens.errors import CoralError
 from coral_lens.lens.artefact import Lens

@@ -22,7 +22,8 @@ from coral_lens.data.leaks import guard_of
 from coral_lens.data.questions import load_questions
 from coral_lens.data.splits import sample
 from coral_lens.engine.activations import ActivationStore, JoinedStore, Subset
-from coral_lens.engine.extract import Extraction, all_layers, extract
+from coral_lens.engine.extract import extract
+from coral_lens.engine.planned import Extraction, all_layers
 from coral_lens.errors import CoralError
 from coral_lens.lens.artefact import Lens
 from coral_lens.lens.calibrate import calibrate_on

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from coral_lens.lens.settings import FitSettings
-from coral_lens.methods.interface import FitContext, QuestionSet, prompts_digest
+from coral_lens.methods.interface import NOTES, FitContext, QuestionSet, prompts_digest
 from coral_lens.methods.lens import OF_THE_STUDY
 from coral_lens.methods.registry import METHODS
 from coral_lens.records import Predictions, predictions_of
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from coral_lens.methods.entry import MethodEntry
 
 
+LENS = "lens/lens.json"
+"""Where the lens of a method is, if it is one, in the method's folder."""
+BESIDE = (NOTES, LENS)
+"""Files of a method's folder that reports tell of, where a method writes them."""
 Rows = dict[str, dict[str, Predictions]]
 """By test set, then by row of its table."""
 
@@ -34,7 +38,7 @@ def method_predictions(context: FitContext, entry: MethodEntry, settings: Any, t
     about += method.depends(settings)
     keys = {t.name: digest([*about, digest(t.states.manifest), *adapted_on(t)]) for t in tests}
     paths = {t.name: context.folder / "predictions" / f"{file_name(t.name)}.json" for t in tests}
-    kept = {t.name: read_rows(paths[t.name], keys[t.name], t) for t in tests}
+    kept = {t.name: read_rows(paths[t.name], keys[t.name], t, context.folder) for t in tests}
     missing = [t for t in tests if kept[t.name] is None]
     if missing:
         costs = CostRecord(context.folder)
@@ -44,7 +48,8 @@ def method_predictions(context: FitContext, entry: MethodEntry, settings: Any, t
         for test in missing:
             with costs.measuring(test.name, len(test.states.questions)):
                 rows = predict(test)
-            record = {"key": keys[test.name], "rows": {k: p.probs.tolist() for k, p in rows.items()}}
+            beside = [name for name in BESIDE if (context.folder / name).exists()]
+            record = {"key": keys[test.name], "rows": {k: p.probs.tolist() for k, p in rows.items()}, "beside": beside}
             write_atomic(paths[test.name], canonical(sealed(record)).encode())
             kept[test.name] = rows
     return {
@@ -75,12 +80,17 @@ def plain(settings: Any) -> Any:
     return json.loads(json.dumps(settings.record() if isinstance(settings, Settings) else settings))
 
 
-def read_rows(path: Path, key: str, test: QuestionSet) -> dict[str, Predictions] | None:
-    """Return predictions that were made before; None where there are none, damaged ones, or others than are asked for."""
+def read_rows(path: Path, key: str, test: QuestionSet, folder: Path) -> dict[str, Predictions] | None:
+    """Return predictions that were made before; None where there are none, damaged ones, or others than are asked for.
+
+    Nor are there any where the method has lost a file of its folder that a report tells of: it is then fitted again.
+    """
     record = kept_record(path)
     if record is None or record.get("key") != key:
         return None
     try:
+        if not all((folder / name).exists() for name in record.get("beside", [])):
+            return None
         return {k: predictions_of(k, test.states, np.array(probs)) for k, probs in record["rows"].items()}
     except (
         AssertionError,

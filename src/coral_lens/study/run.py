@@ -14,7 +14,7 @@ import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from coral_lens.data.settings import Style
 from coral_lens.engine.loading import load_model
@@ -39,11 +39,8 @@ from coral_lens.study.costs import method_cost, read_steps, scoring_cost, write_
 from coral_lens.study.evaluate import FORMAT, LEAK_GUARD, Measurement, write_run
 from coral_lens.study.folders import Folders, check_folders, claim
 from coral_lens.study.plan import Load, MixturePlan, Plan, definitions_of, loader, plan_study, selected
-from coral_lens.study.predictions import Rows, described, method_folder, method_predictions
+from coral_lens.study.predictions import LENS, Rows, described, method_folder, method_predictions
 from coral_lens.study.states import Helpers, OpenModel, StudyStates, Surroundings
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)
@@ -288,7 +285,7 @@ class StudyRun:
         test, rows = results.tests[0], next(iter(results.rows.values()))
         subject = (subject_of(rows) or "").removesuffix(" tempered")
         folder = self._first_seed(work).get(subject)
-        if folder and (record := folder / "lens" / "lens.json").exists():
+        if folder and (record := folder / LENS).exists():
             known = read_record(record, remedy=again(folder))
             return {k: v for k, v in known.items() if k not in ("tensors", "sha256")}
         return {"model": test.states.manifest["model"], "base": self.study.base}

@@ -19,9 +19,10 @@ import numpy as np
 
 from coral_lens.data.settings import Style
 from coral_lens.engine.activations import ActivationStore, JoinedStore, Subset
-from coral_lens.engine.extract import Extraction, extract
+from coral_lens.engine.extract import extract
 from coral_lens.engine.fingerprints import identity_difference
 from coral_lens.engine.parts import extract_part
+from coral_lens.engine.planned import Extraction
 from coral_lens.engine.precision import Precision, recorded_precision
 from coral_lens.engine.wanted import Wanted
 from coral_lens.errors import CoralError

@@ -18,7 +18,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
-from coral_lens.engine.extract import Extraction, Readings
+from coral_lens.engine.planned import Extraction, Readings
 from coral_lens.errors import CoralError, nearest
 from coral_lens.lens.probes.standardise import Standardiser, fit_standardiser
 from coral_lens.lens.rules import correct_rows

@@ -19,7 +19,7 @@ from safetensors.torch import save as save_tensors
 
 from coral_lens.engine.activations import ActivationStore
 from coral_lens.engine.edits import AddDirection, head_directions
-from coral_lens.engine.extract import Edited, Extraction, Readings
+from coral_lens.engine.planned import Edited, Extraction, Readings
 from coral_lens.engine.prompts import prepare
 from coral_lens.engine.readers import HeadInputs, heads_name
 from coral_lens.engine.self_check import packing_of

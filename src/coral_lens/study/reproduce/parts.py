@@ -20,7 +20,8 @@ from coral_lens.analysis.held_out import tasks_of
 from coral_lens.analysis.layers import LayerWork, analyse_layers
 from coral_lens.analysis.probes import analyse_probes
 from coral_lens.engine.activations import ActivationStore
-from coral_lens.engine.extract import Extraction, all_blocks, extract, head_outputs
+from coral_lens.engine.extract import extract
+from coral_lens.engine.planned import Extraction, all_blocks, head_outputs
 from coral_lens.errors import CoralError
 from coral_lens.lens.settings import FitSettings
 from coral_lens.methods.entry import MethodEntry

@@ -1,29 +1,24 @@
-"""The types that travel along the line: Question, Prompt, OptionTable, Predictions. They hold data and never compute scores."""
+"""A question with options, and what becomes of it on its way to the model: the strings, and the tokens."""
 
 from __future__ import annotations
 
-import re
-import string
-from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import repeat
-from typing import Any, Literal, Protocol, get_args, runtime_checkable
+from typing import Any, Literal, get_args
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from coral_lens.errors import CoralError
-from coral_lens.ragged import Options
+from coral_lens.records.texts import Wording, take_apart
 
 UNKNOWN = -1
 """The answer of a question that has no label: it can be predicted, but not learned from or scored."""
 UNNAMED = "questions"
 """The task of a question that names none, such as one of a user's file: two such need not be of one kind."""
-FAR = 1.5
-"""The shift from which a question counts as far: of held-out questions of the training tasks, nine in ten are nearer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,131 +32,6 @@ class Rendered:
     choices: tuple[str, ...]
     """The scored string as lm-eval counts its length (`acc_norm`): without the delimiter."""
     chat: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Wording:
-    """A question's text taken apart: what is asked, the options that it lists under letters, and what a template puts around."""
-
-    label: str
-    """What stands before the question, such as `Question: `; mostly nothing in a file."""
-    stem: str
-    """What is asked."""
-    listed: tuple[str, ...]
-    """The options as they are listed, without their letters; empty where the text lists none."""
-    mark: str
-    """What follows a letter of the list: `. ` or `) `."""
-    ending: str
-    """What comes last, from its line break on, such as that of `Answer:`."""
-
-    @property
-    def text(self) -> str:
-        """The whole text, put together again."""
-        return self.label + self.body + self.ending
-
-    @property
-    def body(self) -> str:
-        """The stem and the list."""
-        lines = [
-            f"{letter}{self.mark}{text}" for letter, text in zip(string.ascii_uppercase, self.listed, strict=False)
-        ]
-        return "\n".join([self.stem, *lines])
-
-    @property
-    def bare(self) -> str:
-        """The text without its label and without a cue for an answer."""
-        return without_cue(self.body + self.ending)
-
-
-LABEL = re.compile(r"(?:Question|Q):\s*")
-CUES = ("Answer", "A")
-"""What asks for an answer at the end of a text, on a line of its own and before a colon."""
-LISTED = re.compile(r"\n(?=([A-Z])([.)]\s{1,32}))")
-"""Where a line begins like one of a list under letters: its letter, and the mark after it."""
-
-
-def take_apart(text: str, options: Sequence[str]) -> Wording:
-    """Return the parts of a question's text; a list is looked for where the options are its letters."""
-    cue = cue_of(text)
-    body = text.removesuffix(cue)
-    stem, mark, listed = listed_parts(body, options) or (body, "", ())
-    label = match[0] if (match := LABEL.match(stem)) else ""
-    if listed and not cue:  # the last line may ask for an answer in other words
-        last, newline, line = listed[-1].rpartition("\n")
-        listed, cue = (*listed[:-1], last if newline else line), newline and newline + line
-    return Wording(label, stem.removeprefix(label), listed, mark, cue)
-
-
-def cue_of(text: str) -> str:
-    """Return what asks for an answer at the end of a text, from its line break on; empty where nothing does.
-
-    Trap: strangers' texts come here. A pattern would look at a long run of line breaks once from each of them.
-    """
-    asked = text.rstrip()
-    word = asked.removesuffix(":").rstrip() if asked.endswith(":") else ""
-    for cue in CUES:
-        before = word.removesuffix(cue)
-        space = before[len(before.rstrip()) :]
-        if before != word and "\n" in space:
-            return text[len(before) - len(space) + space.index("\n") :]
-    return ""
-
-
-def without_cue(text: str) -> str:
-    """Return a text without what asks for an answer at its end."""
-    return text.removesuffix(cue_of(text))
-
-
-def listed_parts(text: str, options: Sequence[str]) -> tuple[str, str, tuple[str, ...]] | None:
-    """Return stem, mark and listed options of a text that ends in a list under the letters that are its options.
-
-    Trap: strangers' texts come here. A pattern of the whole list would try every line under A with every line under B and so on.
-    """
-    letters = string.ascii_uppercase[: len(options)]
-    if [option.strip() for option in options] != list(letters):
-        return None
-    # the stem is as long as possible, since a question may quote a list of its own; then the mark is
-    found = max(
-        ((starts[0], len(mark), starts) for mark, lines in lines_by_mark(text, letters).items()
-         if (starts := last_list(lines, width=2 + len(mark)))), default=None,
-    )  # fmt: skip
-    if found is None:
-        return None
-    first, n_mark, starts = found
-    width = 2 + n_mark
-    ends = (*starts[1:], len(text))
-    listed = tuple(text[start + width : end] for start, end in zip(starts, ends, strict=True))
-    return text[:first], text[first + 2 : first + width], listed
-
-
-def lines_by_mark(text: str, letters: str) -> dict[str, list[list[int]]]:
-    """Return for every mark that may follow a letter, and then for each letter, where its lines begin."""
-    found: dict[str, list[list[int]]] = {}
-    for match in LISTED.finditer(text):
-        letter, longest = match.groups()
-        if letter not in letters:
-            continue
-        for n in range(2, len(longest) + 1):  # the text of an option may begin with space of its own
-            lines = found.setdefault(longest[:n], [[] for _ in letters])
-            lines[letters.index(letter)].append(match.start())
-    return found
-
-
-def last_list(lines: Sequence[Sequence[int]], *, width: int) -> tuple[int, ...]:
-    """Return where the lines of the last list begin: it has all letters in their order, each as early as the first one allows.
-
-    `width`: how long a line is up to the text of its option. Nothing is returned where there is no such list.
-    """
-    latest = lines[-1][-1] if lines[-1] else -1
-    for earlier in reversed(lines[:-1]):
-        n = bisect_right(earlier, latest - width)
-        latest = earlier[n - 1] if n else -width
-    starts = [latest]
-    if latest < 0:
-        return ()
-    for later in lines[1:]:
-        starts.append(later[bisect_left(later, starts[-1] + width)])
-    return tuple(starts)
 
 
 NONE = "none of these"
@@ -359,110 +229,6 @@ def counts_of(questions: Sequence[Question]) -> Int[np.ndarray, " row"] | None:
     return np.array([count for q in questions for count in q.counts], dtype=np.int64)
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """A question as token ids: for each option its context and its own tokens.
-
-    Contexts of one question are nearly always the same tuple; they differ where a prompt is cut on the left to fit the
-    model (the cut depends on the option's length) and where the task puts the option into the context.
-    """
-
-    id: str
-    contexts: tuple[tuple[int, ...], ...]
-    options: tuple[tuple[int, ...], ...]
-    truncated: bool = False
-    listed: tuple[tuple[int, int], ...] = ()
-    """For each option, from and up to which token of its context its text stands listed; empty where none is, or where nobody
-    has asked (see `engine.listings`)."""
-
-
-@dataclass(frozen=True, slots=True)
-class OptionTable:
-    """Ragged scores, one row per (question, option); question i owns rows offsets[i] to offsets[i + 1], see `options`."""
-
-    logprobs: Float[np.ndarray, " row"]
-    """Summed log-probability of the option's tokens given the context."""
-    n_tokens: Int[np.ndarray, " row"]
-    n_chars: Int[np.ndarray, " row"]
-    n_bytes: Int[np.ndarray, " row"]
-    offsets: Int[np.ndarray, " edge"]
-    answers: Int[np.ndarray, " question"]
-    """Index of the correct option within its question, or UNKNOWN."""
-    targets: Float[np.ndarray, " row"] | None = None
-    """The share of each option where answers are soft or several are right; None: all of it is on the answer."""
-    neutral: Float[np.ndarray, " row"] | None = None
-    """Summed log-probability of the option's tokens after a context that says nothing of the question, if it was scored."""
-    counts: Int[np.ndarray, " row"] | None = None
-    """How often the model wrote each option, where the options of all questions are its own; None where they were given."""
-
-    def __len__(self) -> int:
-        return len(self.answers)
-
-    @property
-    def options(self) -> Options:
-        """The options of each question, side by side."""
-        return Options(self.offsets)
-
-
-@dataclass(frozen=True, slots=True)
-class Predictions:
-    """What every method ends in: one distribution over the options of each question."""
-
-    method: str
-    model: str
-    task: str
-    split: str
-    ids: tuple[str, ...]
-    answers: Int[np.ndarray, " question"]
-    offsets: Int[np.ndarray, " edge"]
-    probs: Float[np.ndarray, " row"]
-    groups: tuple[str, ...] = ()
-    """What the questions belong to that are not independent (RACE's articles), see `groups_of`; empty if all are."""
-    targets: Float[np.ndarray, " row"] | None = None
-    """The share of each option where answers are soft or several are right; None: all of it is on the answer."""
-    ordered: Bool[np.ndarray, " question"] | None = None
-    """Which questions are scores, whose options are levels in their order; None: no question is."""
-
-    def __post_init__(self) -> None:
-        assert self.targets is None or len(self.targets) == len(self.probs), "a target for each row, or none"
-        assert self.ordered is None or len(self.ordered) == len(self.ids), "one mark per question, or none"
-        assert len(self.groups) in (0, len(self.ids)), "one group per question, or none"
-        assert self.offsets[0] == 0, "offsets must start at 0"
-        assert self.offsets[-1] == len(self.probs), "offsets must end at the number of rows"
-        assert len(self.offsets) == len(self.answers) + 1 == len(self.ids) + 1, "one answer and one id per question"
-        assert np.isfinite(self.probs).all(), "probabilities must be finite"
-        assert np.allclose(self.options.sum(self.probs), 1.0, atol=1e-6), (
-            "probabilities must sum to 1 over each question"
-        )
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    @property
-    def options(self) -> Options:
-        """The options of each question, side by side."""
-        return Options(self.offsets)
-
-    def take(self, questions: Bool[np.ndarray, " question"] | Int[np.ndarray, " chosen"]) -> Predictions:
-        """Return the predictions of some questions alone, by a mask or by numbers in the order asked for."""
-        numbers = np.flatnonzero(questions) if questions.dtype == np.bool_ else questions
-        rows = self.options.rows_of(numbers)
-        return replace(
-            self,
-            ids=tuple(self.ids[i] for i in numbers),
-            answers=self.answers[numbers],
-            offsets=self.options.take(numbers).edges,
-            probs=self.probs[rows],
-            groups=tuple(self.groups[i] for i in numbers) if self.groups else (),
-            targets=None if self.targets is None else self.targets[rows],
-            ordered=None if self.ordered is None else self.ordered[numbers],
-        )
-
-    def renamed(self, method: str) -> Predictions:
-        """Return the same predictions under another method name."""
-        return replace(self, method=method)
-
-
 TASKS_OF_FAMILY = 3
 """So many tasks of one family (`mmlu_anatomy`, `mmlu_virology`, ...) or more are taken together, in analyses and reports."""
 
@@ -484,43 +250,18 @@ def ordered_of(questions: Sequence[Question]) -> Bool[np.ndarray, " question"] |
     return ordered if ordered.any() else None
 
 
-@runtime_checkable
-class Scored(Protocol):
-    """Questions that a model has scored, with their states: a store, or several joined."""
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A question as token ids: for each option its context and its own tokens.
 
-    @property
-    def manifest(self) -> dict[str, Any]:
-        """Model, digest of the questions, and whatever else says where the states come from."""
+    Contexts of one question are nearly always the same tuple; they differ where a prompt is cut on the left to fit the
+    model (the cut depends on the option's length) and where the task puts the option into the context.
+    """
 
-    @property
-    def layers(self) -> tuple[int, ...]:
-        """The layers that can be read."""
-
-    @property
-    def questions(self) -> Sequence[Question]:
-        """The questions in order."""
-
-    @property
-    def table(self) -> OptionTable:
-        """Their scores."""
-
-    def layer(self, layer: int, place: str = "answer") -> Float[np.ndarray, "row width"]:
-        """Return one layer's pooled states, read at the options' own tokens or at another place (`engine.settings`)."""
-
-
-def predictions_of(method: str, scored: Scored, probs: Float[np.ndarray, " row"]) -> Predictions:
-    """Return probabilities of the options of scored questions as Predictions."""
-    questions, table = scored.questions, scored.table
-    return Predictions(
-        method=method,
-        model=scored.manifest["model"]["name"],
-        task=questions[0].task,
-        split=questions[0].split,
-        ids=tuple(q.id for q in questions),
-        answers=table.answers,
-        offsets=table.offsets,
-        probs=probs,
-        groups=groups_of(questions),
-        targets=table.targets,
-        ordered=ordered_of(questions),
-    )
+    id: str
+    contexts: tuple[tuple[int, ...], ...]
+    options: tuple[tuple[int, ...], ...]
+    truncated: bool = False
+    listed: tuple[tuple[int, int], ...] = ()
+    """For each option, from and up to which token of its context its text stands listed; empty where none is, or where nobody
+    has asked (see `engine.listings`)."""

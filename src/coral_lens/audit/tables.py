@@ -227,7 +227,7 @@ def grouped(
     sets = []
     for i, part in enumerate(parts):
         answers = labels_of(part, table, said) if not top_only else [int(row.label) for row in part]
-        questions = questions_of(part, answers, table)
+        questions = questions_of(part, answers, table, said)
         named = systems if whole else [systems[i]]
         predictions = {
             system or name: predictions_of_rows(system or name, name, questions, [row.probs[system] for row in part])
@@ -257,10 +257,12 @@ def labels_of(rows: Sequence[AuditedRow], table: Table, said: TableOptions) -> l
     return [answer for answer in found if answer is not None]
 
 
-def questions_of(rows: Sequence[AuditedRow], answers: Sequence[int], table: Table) -> tuple[Question, ...]:
+def questions_of(
+    rows: Sequence[AuditedRow], answers: Sequence[int], table: Table, said: TableOptions
+) -> tuple[Question, ...]:
     """Return the rows as questions, for people and for subgroups; each keeps its row."""
-    layout = layout_of(tuple(rows[0].values), {}, table.name).parts
     names = list(dict.fromkeys(name for row in rows for name in row.values))
+    layout = layout_of(names, said.columns or {}, table.name).parts
     columns = Columns({name: [row.values.get(name) for row in rows] for name in names})
     made, seen = [], set[str]()
     for i, (row, answer) in enumerate(zip(rows, answers, strict=True)):

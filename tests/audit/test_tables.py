@@ -142,6 +142,13 @@ def test_a_confidence_alone_keeps_what_is_said_and_whether_it_is_right(confidenc
     assert said.probs.max() == pytest.approx(max(confidence, 1e-3))
 
 
+def test_a_number_is_the_same_answer_as_a_data_frame_writes_it_beside_a_gap() -> None:
+    frame = pd.DataFrame({"confidence": [0.8, 0.7, 0.6], "prediction": [1.0, 2.0, None], "label": [1, 3, 2]})
+    found = read(frame, TableOptions(skip_bad=True))
+    (said,) = found.systems.values()
+    assert score(said, "accuracy") == 0.5
+
+
 def test_a_confidence_may_stand_beside_what_was_answered() -> None:
     found = read(
         [{"confidence": 0.8, "prediction": "a", "label": "a"}, {"confidence": 0.7, "prediction": "b", "label": "a"}]

@@ -200,7 +200,7 @@ def by_confidence(
     confidence = number_in(cells["confidence"], table.where(number, "confidence"))
     correct, prediction, label = (cells.get(part) for part in ("correct", "prediction", "answer"))
     if not is_missing(correct):
-        truth = TRUTH.get(str(correct).strip().lower().removesuffix(".0"))
+        truth = TRUTH.get(spelled(correct).lower())
         if truth is None:
             raise CoralError(
                 f"{table.where(number, 'correct')}: yes or no is expected. Got {str(correct)[:40]!r} instead."
@@ -210,8 +210,13 @@ def by_confidence(
             f"{table.where(number)}: a confidence needs `correct`, or `prediction` and `label`; found {', '.join(row)}."
         )
     else:
-        truth = int(str(prediction).strip() == str(label).strip())
+        truth = int(spelled(prediction) == spelled(label))
     return AuditedRow(number, CONFIDENCE_ONLY, {system: distribution_of(confidence).tolist()}, not truth, "choice", row)
+
+
+def spelled(cell: Any) -> str:
+    """Return a cell as text; a column of whole numbers with gaps is written as 1.0 by data frames, and is 1 all the same."""
+    return str(cell).strip().removesuffix(".0")
 
 
 # ------------------------------------------------------------------------------------------------------- rows into sets

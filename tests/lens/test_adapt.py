@@ -148,6 +148,28 @@ def test_the_questions_that_adapted_it_are_never_counted_and_promises_are_droppe
     assert not adapted.is_home(few.questions).any()
 
 
+def test_the_labels_that_adapted_it_promise_nothing_and_may_adapt_it_again(lens: Lens, tmp_path: Path) -> None:
+    few, more = new_task(40, 3), new_task(60, 4)
+    adapt_on(lens, few).save(tmp_path / "lens")
+    adapted = load_lens(tmp_path / "lens")
+    with pytest.raises(CoralError, match="fitted on or adapted by all of these questions"):
+        calibrate_on(adapted, few, Guarantees(coverage=0.8))
+    calibrated, left_out = calibrate_on(adapted, more, Guarantees(coverage=0.8))
+    assert left_out == 0
+    assert calibrated.sets is not None
+    again, left_out = calibrate_on(calibrated, more, Guarantees(coverage=0.8))
+    assert (again.sets, left_out) == (calibrated.sets, 0), "what calibrated it may do so again"
+    assert adapt_on(adapted, few).adaptation == adapted.adaptation
+    assert again.is_seen([*few.questions, *more.questions]).all()
+
+
+def test_no_questions_are_no_questions_that_it_has_seen(lens: Lens, tiny: Model) -> None:
+    for call, verb in ((coral_lens.adapt, "adapt"), (coral_lens.calibrate, "calibrate")):
+        given = (Guarantees(),) if verb == "calibrate" else ()
+        with pytest.raises(CoralError, match=f"There are no questions to {verb} the lens on"):
+            call(lens, tiny, [], *given)
+
+
 def test_adapting_again_starts_from_the_same_prior(lens: Lens) -> None:
     few, more = new_task(30, 3), new_task(60, 4)
     twice, once = adapt_on(adapt_on(lens, few), more), adapt_on(lens, more)

@@ -116,10 +116,8 @@ def adapt_on(lens: Lens, store: Scored, *, with_curve: bool = False) -> Lens:
         everywhere=False,
         answers={} if lens.exits else {ALL: answered},
     )
-    used = np.union1d(lens.calibrated_on, question_keys(store.questions, version=lens.keys)[fresh])
-    return replace(
-        lens, trust=trust, tempering=None, adaptation=found, sets=None, abstention=None, calibrated_on=used
-    )  # fmt: skip
+    used = np.union1d(lens.adapted_on, question_keys(store.questions, version=lens.keys)[fresh])
+    return replace(lens, trust=trust, tempering=None, adaptation=found, sets=None, abstention=None, adapted_on=used)
 
 
 def before_of(lens: Lens) -> float:

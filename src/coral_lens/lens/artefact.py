@@ -95,8 +95,10 @@ class Lens(Shown):
     """The confidence below which it abstains, from `coral calibrate`."""
     calibrated_on: Int[np.ndarray, " other"] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Keys of the questions behind sets and abstention, which are never counted as test questions either."""
+    adapted_on: Int[np.ndarray, " few"] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Keys of the questions whose labels adapted it, which are never counted as test questions, and never calibrate it."""
     keys: int = KEYS
-    """The version of the keys of both; see `leaks.NORMALISED`."""
+    """The version of the keys of all three; see `leaks.NORMALISED`."""
     view: LayerView | None = None
     """The probes of single layers among which its own was chosen; for people, never for steering."""
     trust: Trust | None = None
@@ -306,8 +308,9 @@ class Lens(Shown):
         return adopt(self, model)
 
     def is_seen(self, questions: Sequence[Question]) -> Bool[np.ndarray, " question"]:
-        """Return which questions the lens was fitted, chosen or calibrated on, by their normalised text."""
-        return np.isin(question_keys(questions, version=self.keys), np.union1d(self.seen, self.calibrated_on))
+        """Return which questions the lens was fitted, chosen, adapted or calibrated on, by their normalised text."""
+        known = np.concatenate([self.seen, self.adapted_on, self.calibrated_on])
+        return np.isin(question_keys(questions, version=self.keys), known)
 
     def save(self, folder: str | Path) -> None:
         """Write the lens; an older one in the same folder is replaced in one moment, and all else there stays.

@@ -100,6 +100,18 @@ def test_the_interval_holds_the_true_gain_nearly_always() -> None:
     assert hits >= 34
 
 
+def test_the_interval_of_the_gain_draws_whole_articles() -> None:
+    """Ten copies of each of twelve questions say no more than twelve questions, and none is judged by labels of its copies."""
+    few = labelled(12, trust=1.0)
+    base, own, y = (np.tile(rows.reshape(12, 4), (10, 1)).ravel() for rows in (few.base, few.lens, few.y))
+    alone = Labelled(base, own, Options.of_sizes([4] * 120), y)
+    copies = alone._replace(groups=tuple(f"article {i % 12}" for i in range(120)))
+    found = {name: adaptation_of(data, 0.5).gain for name, data in (("copies", copies), ("alone", alone))}
+    assert found["copies"].high - found["copies"].low > 2 * (found["alone"].high - found["alone"].low)
+    assert found["copies"].value < found["alone"].value
+    assert copies.take(np.arange(120) < 24).units.tolist() == [*copies.units[:24]]
+
+
 def test_the_learning_curve_begins_without_labels_and_falls_where_they_teach() -> None:
     curve = learning_curve(labelled(200, trust=1.2), 0.1)
     assert [point.questions for point in curve.points] == [0, 5, 10, 20, 30, 50, 100]

@@ -16,14 +16,14 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 
-from coral_lens.data.leaks import KEYS, question_keys
+from coral_lens.data.leaks import KEYS
 from coral_lens.data.settings import Style
 from coral_lens.engine.extract import score_questions
 from coral_lens.engine.planned import Extraction
 from coral_lens.engine.settings import StatePlace
 from coral_lens.lens.answers import Answer, Answers, by_question
 from coral_lens.lens.correction import Correction
-from coral_lens.lens.home import at_home, is_home
+from coral_lens.lens.home import at_home, have_keys, is_home
 from coral_lens.lens.layer_view import LayerView
 from coral_lens.lens.open_part import OpenPart
 from coral_lens.lens.output import LensOutput, answers_on, read_store
@@ -309,8 +309,7 @@ class Lens(Shown):
 
     def is_seen(self, questions: Sequence[Question]) -> Bool[np.ndarray, " question"]:
         """Return which questions the lens was fitted, chosen, adapted or calibrated on, by their normalised text."""
-        known = np.concatenate([self.seen, self.adapted_on, self.calibrated_on])
-        return np.isin(question_keys(questions, version=self.keys), known)
+        return have_keys(self, questions, np.concatenate([self.seen, self.adapted_on, self.calibrated_on]))
 
     def save(self, folder: str | Path) -> None:
         """Write the lens; an older one in the same folder is replaced in one moment, and all else there stays.

@@ -105,6 +105,20 @@ def test_one_answered_decision_in_a_row() -> None:
     assert (probs, answers) == ([[0.1, 0.9], [0.5, 0.3, 0.2]], [0, 1])
 
 
+def test_ids_may_be_counted_from_nought() -> None:
+    made = [
+        {"id": i, "answers": [{"type": "predicate", "name": "urgent", "probability": 0.3}], "labels": [True]}
+        for i in (0, 1)
+    ]
+    assert probs_of(made)[2] == ["0.urgent", "1.urgent"]
+
+
+def test_levels_may_be_counted_from_one() -> None:
+    score = {"type": "score", "probabilities": {"1": 0.1, "2": 0.2, "3": 0.7}}
+    rows = [{"id": f"q{level}", "answers": {"anger": score}, "labels": {"anger": level}} for level in (1, 2, 3)]
+    assert probs_of(rows)[1] == [0, 1, 2]
+
+
 def test_a_decision_without_label_is_named() -> None:
     with pytest.raises(CoralError, match=r"row 1.*1 of 3 rows have no label"):
         probs_of([{"response": OPENAI, "labels": {"urgent": True, "kind": "no"}}])

@@ -124,6 +124,17 @@ def test_a_stated_confidence_is_audited_where_there_are_no_tokens(tmp_path: Path
     assert score(said, "ece") == pytest.approx(0.05)
 
 
+def test_a_score_between_right_and_wrong_says_neither(tmp_path: Path) -> None:
+    document = as_document()
+    values = [0.2, math.nan, 1, 1.0, True, 0, 0.0, False, "C", "P", 0.5, 1]
+    for one, value in zip(document["samples"], values, strict=True):
+        one["output"] = {"choices": []}
+        one["scores"]["choice"] |= {"value": value, "metadata": {"confidence": 0.8}}
+    (said,) = read_inspect(written(tmp_path, document)).systems.values()
+    assert len(said) == 9
+    assert score(said, "accuracy") == 5 / 9
+
+
 def test_epochs_are_answers_to_one_question(tmp_path: Path) -> None:
     document = as_document()
     document["samples"] += [{**one, "epoch": 2} for one in document["samples"]]

@@ -93,6 +93,21 @@ def test_sets_cover_as_asked_and_leave_options_out() -> None:
     assert sets.size < sets.n_options == 4
 
 
+def test_what_sets_and_a_threshold_are_worth_is_said_with_whole_groups_drawn() -> None:
+    """Twenty copies of each of sixty questions say no more than sixty questions."""
+    few = rows(60, sharpness=2)
+    copies = [r | {"id": f"{r['id']} {k}", "group": r["id"]} for r in few for k in range(20)]
+    alone = [r | {"group": r["id"]} for r in copies]
+    settings, widths = AuditSettings(coverage=0.8, risk=0.5), []
+    for made in (copies, alone):
+        found = audit(read_audited([made]), settings)
+        answered, right = found.thresholds[0].answered, found.thresholds[0].right
+        assert right is not None
+        assert 0.99 < answered.low < answered.value == 1.0, "all are answered, and that is not certain of others"
+        widths.append([share.high - share.low for share in (found.sets[0].covered, right)])
+    assert all(whole > 2 * by_itself for whole, by_itself in zip(*widths, strict=True))
+
+
 def test_few_questions_are_measured_and_nothing_is_fitted() -> None:
     found = audit(audited(FEWEST - 1))
     assert (found.maps, found.calibrated, found.n_measured) == ({}, None, 0)

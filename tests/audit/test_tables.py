@@ -112,6 +112,18 @@ def test_columns_may_be_named() -> None:
     assert [CLASSES[q.answer] for q in found.questions] == [r["label"] for r in rows(N)]
 
 
+def test_columns_of_ids_groups_and_questions_may_be_named_and_belong_to_the_questions() -> None:
+    made = [without(r, "id", "question") | {"key": r["id"], "asked": r["question"], "id": "same"} for r in rows(N)]
+    made = [r | {"article": f"a{i // 3}"} for i, r in enumerate(made)]
+    found = read(made, TableOptions(columns={"id": "key", "group": "article", "question": "asked"}))
+    assert [q.id for q in found.questions] == [r["id"] for r in rows(N)]
+    assert [q.text for q in found.questions] == [r["question"] for r in rows(N)]
+    (predictions,) = found.systems.values()
+    assert predictions.groups == tuple(f"a{i // 3}" for i in range(N)), "intervals draw whole articles"
+    unnamed = read([without(r, "key") for r in made], TableOptions(columns={"id": ""}))
+    assert len({q.id for q in unnamed.questions}) == N, "a column that holds no ids can be said to be none"
+
+
 def test_the_probability_of_yes_is_a_distribution_of_two() -> None:
     found = read(
         [{"probability": 0.9, "label": True}, {"probability": 0.3, "label": False}, {"probability": 1, "label": 0}]
@@ -128,6 +140,13 @@ def test_a_confidence_alone_keeps_what_is_said_and_whether_it_is_right(confidenc
     (said,) = read([{"confidence": confidence, "correct": right}] * 1).systems.values()
     assert score(said, "accuracy") == float(right)
     assert said.probs.max() == pytest.approx(max(confidence, 1e-3))
+
+
+def test_a_number_is_the_same_answer_as_a_data_frame_writes_it_beside_a_gap() -> None:
+    frame = pd.DataFrame({"confidence": [0.8, 0.7, 0.6], "prediction": [1.0, 2.0, None], "label": [1, 3, 2]})
+    found = read(frame, TableOptions(skip_bad=True))
+    (said,) = found.systems.values()
+    assert score(said, "accuracy") == 0.5
 
 
 def test_a_confidence_may_stand_beside_what_was_answered() -> None:

@@ -100,6 +100,18 @@ def test_the_interval_holds_the_true_gain_nearly_always() -> None:
     assert hits >= 34
 
 
+def test_the_interval_of_the_gain_draws_whole_articles() -> None:
+    """Ten copies of each of twelve questions say no more than twelve questions, and none is judged by labels of its copies."""
+    few = labelled(12, trust=1.0)
+    base, own, y = (np.tile(rows.reshape(12, 4), (10, 1)).ravel() for rows in (few.base, few.lens, few.y))
+    alone = Labelled(base, own, Options.of_sizes([4] * 120), y)
+    copies = alone._replace(groups=tuple(f"article {i % 12}" for i in range(120)))
+    found = {name: adaptation_of(data, 0.5).gain for name, data in (("copies", copies), ("alone", alone))}
+    assert found["copies"].high - found["copies"].low > 2 * (found["alone"].high - found["alone"].low)
+    assert found["copies"].value < found["alone"].value
+    assert copies.take(np.arange(120) < 24).units.tolist() == [*copies.units[:24]]
+
+
 def test_the_learning_curve_begins_without_labels_and_falls_where_they_teach() -> None:
     curve = learning_curve(labelled(200, trust=1.2), 0.1)
     assert [point.questions for point in curve.points] == [0, 5, 10, 20, 30, 50, 100]
@@ -146,6 +158,28 @@ def test_the_questions_that_adapted_it_are_never_counted_and_promises_are_droppe
     assert adapted.is_seen(few.questions).all()
     assert adapted.sets is None
     assert not adapted.is_home(few.questions).any()
+
+
+def test_the_labels_that_adapted_it_promise_nothing_and_may_adapt_it_again(lens: Lens, tmp_path: Path) -> None:
+    few, more = new_task(40, 3), new_task(60, 4)
+    adapt_on(lens, few).save(tmp_path / "lens")
+    adapted = load_lens(tmp_path / "lens")
+    with pytest.raises(CoralError, match="fitted on or adapted by all of these questions"):
+        calibrate_on(adapted, few, Guarantees(coverage=0.8))
+    calibrated, left_out = calibrate_on(adapted, more, Guarantees(coverage=0.8))
+    assert left_out == 0
+    assert calibrated.sets is not None
+    again, left_out = calibrate_on(calibrated, more, Guarantees(coverage=0.8))
+    assert (again.sets, left_out) == (calibrated.sets, 0), "what calibrated it may do so again"
+    assert adapt_on(adapted, few).adaptation == adapted.adaptation
+    assert again.is_seen([*few.questions, *more.questions]).all()
+
+
+def test_no_questions_are_no_questions_that_it_has_seen(lens: Lens, tiny: Model) -> None:
+    for call, verb in ((coral_lens.adapt, "adapt"), (coral_lens.calibrate, "calibrate")):
+        given = (Guarantees(),) if verb == "calibrate" else ()
+        with pytest.raises(CoralError, match=f"There are no questions to {verb} the lens on"):
+            call(lens, tiny, [], *given)
 
 
 def test_adapting_again_starts_from_the_same_prior(lens: Lens) -> None:

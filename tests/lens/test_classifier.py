@@ -87,6 +87,26 @@ def test_a_class_without_training_texts_may_be_named(model: Model) -> None:
     assert both.predict_proba(texts[:2]).shape == (2, 4)
 
 
+def test_a_named_class_that_is_longer_than_those_of_the_texts_keeps_its_name(model: Model) -> None:
+    texts, names = mails(30)
+    known = {**LABELS, "change of address": "has moved"}
+    longer = CoralClassifier(model, known, settings=SMALL, random_state=0).fit(texts, names)
+    assert longer.classes_.tolist() == sorted(known)
+    assert ("change of address", "has moved") in longer._options
+
+
+@pytest.mark.parametrize("labels", [{"0": "no", "1": "yes"}, [0, 1, 0.5], ["no", "yes"]])
+def test_labels_that_are_of_another_type_than_the_classes_are_refused(model: Model, labels: Any) -> None:
+    texts, names = mails(30)
+    y = [int(name == "refund") for name in names]
+    with pytest.raises(
+        CoralError, match=r"labels name the classes .* but y has classes such as 1; name them as y does"
+    ):
+        CoralClassifier(model, labels, settings=SMALL).fit(texts, y)
+    with pytest.raises(CoralError, match="such as '1'; name them as y does"):
+        CoralClassifier(model, {0: "no", 1: "yes"}, settings=SMALL).fit(texts, [str(c) for c in y])
+
+
 @pytest.mark.parametrize("container", [list, tuple, np.array, pd.Series], ids=lambda c: c.__name__)
 def test_texts_come_in_every_container(fitted: CoralClassifier, container: Any) -> None:
     texts = mails(4)[0]

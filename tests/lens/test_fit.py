@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -203,6 +204,33 @@ def test_every_validation_score_has_its_interval(planted: Lens) -> None:
             assert score_.low < score_.high
             if name != "ece":  # resampling can only add to it
                 assert score_.low <= score_.value <= score_.high
+
+
+def test_the_intervals_of_validation_scores_draw_whole_articles() -> None:
+    """Ten articles of thirty questions that stand or fall together say as much as ten questions."""
+    store = Planted(300, strength=2.0)
+    one = store.questions[0].options
+    rows = np.tile(np.arange(len(one)), 300)
+    store.questions = [
+        replace(q, options=one, answer=i // 30 % len(one), group=f"article {i // 30}")
+        for i, q in enumerate(store.questions)
+    ]
+    store.table = replace(
+        store.table,
+        **{name: getattr(store.table, name)[rows] for name in ("logprobs", "n_tokens", "n_chars", "n_bytes")},
+        answers=np.array([q.answer for q in store.questions]),
+        offsets=Options.of_sizes([len(one)] * 300).edges,
+    )
+    rng = np.random.default_rng(0)
+    store.states = {layer: rng.normal(size=(len(rows), WIDTH)).astype(np.float32) for layer in store.states}
+    alone = copy(store)
+    alone.questions = [replace(q, group=q.id) for q in store.questions]
+    widths = []
+    for given in (store, alone):
+        settings = FitSettings(lens="ridge", layers=(1,), folds=5)
+        base = fit_store(given, settings).trace.validation["base"]["brier"]
+        widths.append(base.high - base.low)
+    assert widths[0] > 3 * widths[1] > 0
 
 
 def test_the_trace_names_the_layers_that_would_have_done_as_well(planted: Lens) -> None:

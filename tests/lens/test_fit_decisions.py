@@ -215,6 +215,9 @@ def test_options_are_judged_one_by_one_and_several_may_be_right(tiny: Model, tmp
 def test_a_lens_that_judges_options_recognises_the_questions_that_it_was_fitted_on(tiny: Model) -> None:
     questions = several(30)
     lens = fit(tiny, questions, replace(SETTINGS, style=Style("p-true")), bar=False)
+    assert lens.is_seen(questions).all()
+    assert lens.is_home(questions).all()
+    assert not lens.is_seen(several(60)[30:]).any()
     with pytest.raises(CoralError, match="all 90 questions were used to fit this lens"):
         evaluate(lens, tiny, questions, bar=False)
     with pytest.raises(CoralError, match="fitted on all of these questions"):

@@ -14,6 +14,7 @@ from support.questions import toy_questions
 
 from coral_lens.data.settings import Style, TaskOptions
 from coral_lens.data.tasks import load_task
+from coral_lens.data.wording import put_into_words
 from coral_lens.engine.extract import extract
 from coral_lens.engine.model import Model
 from coral_lens.engine.planned import Edited, Extraction
@@ -206,6 +207,33 @@ def test_own_questions_are_asked_in_another_order_and_without_content() -> None:
     assert reordered(replace(question, answer=-1), 1).answer == -1
     empty = without_content(question)
     assert (empty.text, empty.options, empty.passage) == ("N/A", ("N/A",) * 3, "N/A")
+
+
+def test_what_an_option_means_and_its_share_go_where_it_goes() -> None:
+    meant = {"descriptions": ("of x", "of y", "of z"), "instructions": "Say."}
+    question = Question("a", "a", "Which?", ("x", "y", "z"), 1, **meant)
+    for shift in (1, 2):
+        asked = put_into_words(reordered(question, shift), LETTERS).asked
+        assert all(f"{option}: of {option}\n" in asked for option in "xyz")
+    assert "of" not in put_into_words(without_content(question), LETTERS).asked
+    assert "Say." in put_into_words(without_content(question), LETTERS).asked
+    several = reordered(Question("a", "a", "Which?", ("x", "y", "z"), right=(0, 2)), 1)
+    assert [several.options[j] for j in several.right] == ["z", "x"]
+    soft = reordered(Question("a", "a", "Which?", ("x", "y", "z"), soft=(0.2, 0.5, 0.3)), 2)
+    assert dict(zip(soft.options, soft.soft, strict=True)) == {"x": 0.2, "y": 0.5, "z": 0.3}
+    assert soft.options[soft.answer] == "y"
+
+
+def test_questions_of_other_instructions_or_worked_examples_have_a_prompt_without_content_of_their_own(
+    context: FitContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scored: list[Question] = []
+    monkeypatch.setattr(BiasedContext, "score", lambda _, questions, __: scored.extend(questions) or Told(questions))
+    plain, shot = weighty(1, 3), weighty(2, 3)
+    asked = [plain, replace(plain, instructions="Say."), replace(plain, shots=(shot,)), replace(plain, text="Alike?")]
+    settings = read_method(MethodEntry.model_validate({"kind": "contextual-calibration"}))
+    METHODS["contextual-calibration"].fit(context, settings)(told("test", asked))
+    assert sorted((q.instructions, len(q.shots)) for q in scored) == [("", 0), ("", 1), ("Say.", 0)]
 
 
 def test_what_is_not_listed_under_its_letters_is_refused() -> None:

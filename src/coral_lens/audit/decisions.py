@@ -28,10 +28,11 @@ def flattened(rows: Iterable[Numbered]) -> Iterator[Numbered]:
             continue
         labels = next((row[name] for name in LABELS if row.get(name) is not None), None)
         shared = {name: value for name, value in row.items() if name not in ("answers", "response", "usage", *LABELS)}
+        identity = number if row.get("id") in (None, "") else row["id"]
         for place, (name, answer) in enumerate(named):
             made = flat({**answer, "label": label_at(labels, name, place, len(named))})
             if made:
-                yield number, {**shared, **made, "id": f"{row.get('id') or number}.{name}", "name": name}
+                yield number, {**shared, **made, "id": f"{identity}.{name}", "name": name}
 
 
 def label_at(labels: Any, name: str, place: int, n: int) -> Any:
@@ -90,6 +91,8 @@ def flat(answer: Mapping[str, Any]) -> dict[str, Any]:
     same = [j for j, name in enumerate(names) if type(name) is type(label) and name == label]
     if len(same) == 1:
         label = texts[same[0]]
+    elif kind == "score" and text_of(label) in texts:  # names are texts in JSON, and levels may be counted from 1
+        label = text_of(label)
     elif kind == "score" and isinstance(label, int) and not isinstance(label, bool) and 0 <= label < len(texts):
         label = texts[label]
     return {**others, "kind": kind, "options": texts, "probs": probs, "label": label}

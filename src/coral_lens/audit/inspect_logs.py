@@ -40,8 +40,8 @@ DAMAGED = (
     RuntimeError,
 )
 """What reading a damaged zip may raise."""
-RIGHT = {"C": True, "I": False, "P": False, "N": False}
-"""How Inspect writes right and wrong."""
+RIGHT: Mapping[str | float, bool] = {"C": True, "I": False, "P": False, "N": False, 1: True, 0: False}
+"""How Inspect writes right and wrong; a score between them, such as an F1, says neither."""
 REMEDY = "run Inspect with logprobs=True and top_logprobs=20 in its GenerateConfig"
 MOST_OTHERS = 0.1
 """Share of the samples whose letter may be another than the one that was scored, as after long reasoning."""
@@ -293,9 +293,7 @@ def stated(sample: Mapping[str, Any]) -> tuple[float | None, bool | None]:
     scores = sample.get("scores")
     first = next((s for s in scores.values() if isinstance(s, dict)), {}) if isinstance(scores, dict) else {}
     value = first.get("value")
-    right = (
-        RIGHT.get(value) if isinstance(value, str) else bool(value) if isinstance(value, bool | int | float) else None
-    )
+    right = RIGHT.get(value) if isinstance(value, str | int | float) else None
     for about in (first.get("metadata"), sample.get("metadata")):
         confidence = about.get("confidence") if isinstance(about, dict) else None
         if isinstance(confidence, int | float) and 0 <= confidence <= 1:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 
 import numpy as np
 from jaxtyping import Bool
@@ -18,7 +19,7 @@ from coral_lens.metrics.conformal import abstains, prediction_sets
 from coral_lens.metrics.facts import Facts, facts_of
 from coral_lens.metrics.scores import MORE, Metrics, Score, measure
 from coral_lens.records import Predictions
-from coral_lens.report.confidence import ConfidenceSummary, confidence_summary, wilson_score
+from coral_lens.report.confidence import N_BOOT, ConfidenceSummary, confidence_summary, mean_score, wilson_score
 from coral_lens.report.runs import Evaluation, Run
 from coral_lens.report.tables.run import COLUMNS, Pairs, ResultsTable, Scope, results_table
 from coral_lens.storage.progress import Bar, silent
@@ -252,9 +253,9 @@ def sets_of(name: str, maps: SystemMaps, predictions: Predictions) -> Sets:
     assert maps.sets is not None, "asked for by the caller"
     options = predictions.options
     inside = prediction_sets(maps.sets, maps.mapped(maps.used, predictions.probs, options), options)
-    covered = inside[options.row(predictions.answers)]
+    covered = share_of(inside[options.row(predictions.answers)], predictions.groups)
     size, n_options = float(options.sum(inside.astype(float)).mean()), float(options.sizes.mean())
-    return Sets(name, maps, wilson_score(float(covered.sum()), len(covered)), size, n_options)
+    return Sets(name, maps, covered, size, n_options)
 
 
 def threshold_of(name: str, maps: SystemMaps, predictions: Predictions) -> Threshold:
@@ -263,8 +264,22 @@ def threshold_of(name: str, maps: SystemMaps, predictions: Predictions) -> Thres
     mapped = replace(predictions, probs=maps.mapped(maps.used, predictions.probs, predictions.options))
     facts = facts_of(mapped)
     given = ~abstains(maps.abstention, facts.confidence)
-    n, right = int(given.sum()), float(facts.right[given].sum())
-    return Threshold(name, maps, wilson_score(float(n), len(given)), wilson_score(right, n) if n else None)
+    groups = tuple(compress(predictions.groups, given))
+    right = share_of(facts.right[given] > 0, groups) if given.any() else None
+    return Threshold(name, maps, share_of(given, predictions.groups), right)
+
+
+def share_of(marked: Bool[np.ndarray, " question"], groups: Sequence[str]) -> Score:
+    """Return the share of the questions that are marked, with its interval.
+
+    Where questions come in groups, whole ones are drawn; of a share of nought or of all that would leave no width, so the
+    interval is never narrower than Wilson's.
+    """
+    wilson = wilson_score(float(marked.sum()), len(marked))
+    if not groups:
+        return wilson
+    drawn = mean_score(marked.astype(np.float64), groups, n_boot=N_BOOT)
+    return Score(wilson.value, min(wilson.low, drawn.low), max(wilson.high, drawn.high))
 
 
 def summaries(audited: AuditedSet, column: str) -> list[ConfidenceSummary]:

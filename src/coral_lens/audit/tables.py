@@ -200,7 +200,7 @@ def by_confidence(
     confidence = number_in(cells["confidence"], table.where(number, "confidence"))
     correct, prediction, label = (cells.get(part) for part in ("correct", "prediction", "answer"))
     if not is_missing(correct):
-        truth = TRUTH.get(str(correct).strip().lower().removesuffix(".0"))
+        truth = TRUTH.get(spelled(correct).lower())
         if truth is None:
             raise CoralError(
                 f"{table.where(number, 'correct')}: yes or no is expected. Got {str(correct)[:40]!r} instead."
@@ -210,8 +210,13 @@ def by_confidence(
             f"{table.where(number)}: a confidence needs `correct`, or `prediction` and `label`; found {', '.join(row)}."
         )
     else:
-        truth = int(str(prediction).strip() == str(label).strip())
+        truth = int(spelled(prediction) == spelled(label))
     return AuditedRow(number, CONFIDENCE_ONLY, {system: distribution_of(confidence).tolist()}, not truth, "choice", row)
+
+
+def spelled(cell: Any) -> str:
+    """Return a cell as text; a column of whole numbers with gaps is written as 1.0 by data frames, and is 1 all the same."""
+    return str(cell).strip().removesuffix(".0")
 
 
 # ------------------------------------------------------------------------------------------------------- rows into sets
@@ -227,7 +232,7 @@ def grouped(
     sets = []
     for i, part in enumerate(parts):
         answers = labels_of(part, table, said) if not top_only else [int(row.label) for row in part]
-        questions = questions_of(part, answers, table)
+        questions = questions_of(part, answers, table, said)
         named = systems if whole else [systems[i]]
         predictions = {
             system or name: predictions_of_rows(system or name, name, questions, [row.probs[system] for row in part])
@@ -257,10 +262,12 @@ def labels_of(rows: Sequence[AuditedRow], table: Table, said: TableOptions) -> l
     return [answer for answer in found if answer is not None]
 
 
-def questions_of(rows: Sequence[AuditedRow], answers: Sequence[int], table: Table) -> tuple[Question, ...]:
+def questions_of(
+    rows: Sequence[AuditedRow], answers: Sequence[int], table: Table, said: TableOptions
+) -> tuple[Question, ...]:
     """Return the rows as questions, for people and for subgroups; each keeps its row."""
-    layout = layout_of(tuple(rows[0].values), {}, table.name).parts
     names = list(dict.fromkeys(name for row in rows for name in row.values))
+    layout = layout_of(names, said.columns or {}, table.name).parts
     columns = Columns({name: [row.values.get(name) for row in rows] for name in names})
     made, seen = [], set[str]()
     for i, (row, answer) in enumerate(zip(rows, answers, strict=True)):

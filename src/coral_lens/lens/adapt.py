@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from coral_lens.data.leaks import question_keys
 from coral_lens.errors import CoralError
@@ -26,7 +27,7 @@ from coral_lens.lens.trace import ALL, Adaptation, AnswerCheck, CurvePoint, Lear
 from coral_lens.lens.trust import Trust, log_floored
 from coral_lens.metrics.scores import Score
 from coral_lens.ragged import Options
-from coral_lens.records import FAR, Question, Scored
+from coral_lens.records import FAR, Question, Scored, groups_of
 
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
@@ -57,11 +58,20 @@ class Labelled(NamedTuple):
     options: Options
     y: Float[np.ndarray, " row"]
     """1 for the right option, or the shares of a soft answer."""
+    groups: tuple[str, ...] = ()
+    """What the questions belong to that are not independent, see `groups_of`; empty if all are."""
 
     def take(self, mask: Bool[np.ndarray, " question"]) -> Labelled:
         """Return some of the questions."""
         rows = self.options.rows(mask)
-        return Labelled(self.base[rows], self.lens[rows], self.options.take(mask), self.y[rows])
+        groups = tuple(compress(self.groups, mask))
+        return Labelled(self.base[rows], self.lens[rows], self.options.take(mask), self.y[rows], groups)
+
+    @property
+    def units(self) -> Int[np.ndarray, " question"]:
+        """The number of the group of each question, or its own where each stands by itself."""
+        alone = np.arange(len(self.options))
+        return np.unique(np.asarray(self.groups), return_inverse=True)[1] if len(set(self.groups)) > 1 else alone
 
     def probs(self, weight: float, temperature: float) -> Float[np.ndarray, " row"]:
         """Return the probabilities at a weight of the lens and a temperature."""
@@ -97,7 +107,11 @@ def adapt_on(lens: Lens, store: Scored, *, with_curve: bool = False) -> Lens:
     output = lens.read(store)
     table, probs = store.table, output.probs
     data = Labelled(
-        log_of(probs["temperature"]), log_floored(probs[lens.plain_method]), table.options, correct_rows(table)
+        log_of(probs["temperature"]),
+        log_floored(probs[lens.plain_method]),
+        table.options,
+        correct_rows(table),
+        groups_of(store.questions),
     ).take(fresh)
     found = adaptation_of(data, before_of(lens))
     answered = lens.trust.answers.get(ALL, True) if lens.trust else True
@@ -116,10 +130,8 @@ def adapt_on(lens: Lens, store: Scored, *, with_curve: bool = False) -> Lens:
         everywhere=False,
         answers={} if lens.exits else {ALL: answered},
     )
-    used = np.union1d(lens.calibrated_on, question_keys(store.questions, version=lens.keys)[fresh])
-    return replace(
-        lens, trust=trust, tempering=None, adaptation=found, sets=None, abstention=None, calibrated_on=used
-    )  # fmt: skip
+    used = np.union1d(lens.adapted_on, question_keys(store.questions, version=lens.keys)[fresh])
+    return replace(lens, trust=trust, tempering=None, adaptation=found, sets=None, abstention=None, adapted_on=used)
 
 
 def before_of(lens: Lens) -> float:
@@ -166,16 +178,19 @@ def fit_mixture(data: Labelled, before: float, *, at_most: float = LARGEST_LAMBD
 def gain_of(data: Labelled, before: float, *, seed: int = 0) -> Score:
     """Return by how much the Brier score is lower than temperature's alone, with its 95 % interval.
 
-    Both are fitted on labels of other questions than the one that is judged.
+    Both are fitted on labels of other questions than the one that is judged; those of one group are judged together, and drawn
+    together for the interval.
     """
-    rng, n = np.random.default_rng(seed), len(data.options)
-    fold = rng.permutation(n) % min(FOLDS, n)
-    gains = np.empty(n)
+    rng, units = np.random.default_rng(seed), data.units
+    n = int(units.max()) + 1
+    fold = (rng.permutation(n) % min(FOLDS, n))[units]
+    gains = np.empty(len(units))
     for k in range(fold.max() + 1):
         others, judged = data.take(fold != k), data.take(fold == k)
         alone = judged.brier(0.0, fit_mixture(others, 0.0, at_most=0.0)[1])
         gains[fold == k] = alone - judged.brier(*fit_mixture(others, before))
-    means = gains[rng.integers(0, n, (N_BOOT, n))].mean(axis=1)
+    drawn = rng.integers(0, n, (N_BOOT, n))
+    means = np.bincount(units, gains)[drawn].sum(axis=1) / np.bincount(units)[drawn].sum(axis=1)
     return Score(float(gains.mean()), *map(float, np.quantile(means, [0.025, 0.975])))
 
 

@@ -16,14 +16,14 @@ import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 
-from coral_lens.data.leaks import KEYS, question_keys
+from coral_lens.data.leaks import KEYS
 from coral_lens.data.settings import Style
 from coral_lens.engine.extract import score_questions
 from coral_lens.engine.planned import Extraction
 from coral_lens.engine.settings import StatePlace
 from coral_lens.lens.answers import Answer, Answers, by_question
 from coral_lens.lens.correction import Correction
-from coral_lens.lens.home import at_home, is_home
+from coral_lens.lens.home import at_home, have_keys, is_home
 from coral_lens.lens.layer_view import LayerView
 from coral_lens.lens.open_part import OpenPart
 from coral_lens.lens.output import LensOutput, answers_on, read_store
@@ -95,8 +95,10 @@ class Lens(Shown):
     """The confidence below which it abstains, from `coral calibrate`."""
     calibrated_on: Int[np.ndarray, " other"] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Keys of the questions behind sets and abstention, which are never counted as test questions either."""
+    adapted_on: Int[np.ndarray, " few"] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Keys of the questions whose labels adapted it, which are never counted as test questions, and never calibrate it."""
     keys: int = KEYS
-    """The version of the keys of both; see `leaks.NORMALISED`."""
+    """The version of the keys of all three; see `leaks.NORMALISED`."""
     view: LayerView | None = None
     """The probes of single layers among which its own was chosen; for people, never for steering."""
     trust: Trust | None = None
@@ -306,8 +308,8 @@ class Lens(Shown):
         return adopt(self, model)
 
     def is_seen(self, questions: Sequence[Question]) -> Bool[np.ndarray, " question"]:
-        """Return which questions the lens was fitted, chosen or calibrated on, by their normalised text."""
-        return np.isin(question_keys(questions, version=self.keys), np.union1d(self.seen, self.calibrated_on))
+        """Return which questions the lens was fitted, chosen, adapted or calibrated on, by their normalised text."""
+        return have_keys(self, questions, np.concatenate([self.seen, self.adapted_on, self.calibrated_on]))
 
     def save(self, folder: str | Path) -> None:
         """Write the lens; an older one in the same folder is replaced in one moment, and all else there stays.

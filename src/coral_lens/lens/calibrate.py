@@ -27,16 +27,21 @@ if TYPE_CHECKING:
 def fresh_of(lens: Lens, questions: Sequence[Question], *, to: str = "calibrate") -> Bool[np.ndarray, " question"]:
     """Return which questions the lens was not fitted on; refuse questions that nothing can be promised or learned from.
 
-    Questions that calibrated it before may do so again: a new promise takes the place of the old one.
+    Questions that calibrated it before may do so again: a new promise takes the place of the old one. Those that adapted it may
+    adapt it again, together with others, and never calibrate it: their labels have made its probabilities.
     """
     questions = asked_as(questions, lens.style)
     unlabelled = [q.id for q in questions if q.answer == UNKNOWN]
     if unlabelled:
         raise CoralError(f"Question {unlabelled[0]!r} has no answer; to {to} a lens takes the correct option of each.")
-    fresh = ~np.isin(question_keys(questions, version=lens.keys), lens.seen)
+    if not questions:
+        raise CoralError(f"There are no questions to {to} the lens on: check the file, the split and the limit.")
+    adapted_on = lens.adapted_on if to == "calibrate" else lens.adapted_on[:0]
+    fresh = ~np.isin(question_keys(questions, version=lens.keys), np.concatenate([lens.seen, adapted_on]))
     if not fresh.any():
+        learned = "fitted on or adapted by" if len(adapted_on) else "fitted on"
         raise CoralError(
-            f"The lens was fitted on all of these questions, so they cannot say how good it is on others; {to} it on "
+            f"The lens was {learned} all of these questions, so they cannot say how good it is on others; {to} it on "
             "questions that it has not seen."
         )
     return fresh

@@ -349,7 +349,7 @@ def check_tensors(tensors: Mapping[str, Tensor], record: Mapping[str, Any], path
     for name in ("standardiser.scale", "shift.scale", "shift.variances", "shift.rest", "shift.typical"):
         if not bool((tensors[name] > 0).all()):
             raise CoralError(f"{path} holds a number in {name} that is not positive; fit or copy the lens again.")
-    for name in {"training.seen", *tensors} & {"training.seen", "training.calibrated_on"}:
+    for name in {"training.seen", *tensors} & {"training.seen", "training.calibrated_on", "training.adapted_on"}:
         keys = tensors.get(name)
         if keys is None or keys.dtype != torch.int64 or keys.ndim != 1:
             raise CoralError(f"{path} has no list of whole numbers under {name}; fit or copy the lens again.")

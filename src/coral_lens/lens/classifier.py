@@ -91,8 +91,7 @@ class CoralClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         check_consistent_length(texts, y)
         targets = column_or_1d(y, warn=True)
         check_classification_targets(targets)
-        known = list(self.labels) if self.labels is not None else []
-        self.classes_ = np.unique(np.concatenate([targets, np.array(known, dtype=targets.dtype)]))
+        self.classes_ = np.unique(np.concatenate([targets, named_classes(self.labels, targets)]))
         if len(self.classes_) < 2:
             raise InputError(
                 f"Classifying takes two classes or more. Got one class, {self.classes_.tolist()[0]!r}; name others in labels."
@@ -162,6 +161,24 @@ def checked_texts(X: Any) -> list[str]:  # noqa: N803
         if not isinstance(value, str):
             raise InputError(f"Texts are expected. Got {type(value).__name__} at place {i} instead.")
     return values
+
+
+def named_classes(labels: Any, targets: np.ndarray) -> np.ndarray:
+    """Return the classes that labels name, in the type of y; refuse those that are of another, such as texts where y has numbers.
+
+    Trap: texts in the very type of y would be cut to its longest class.
+    """
+    known = [] if labels is None else list(labels)
+    try:
+        named = np.array(known, dtype="U" if targets.dtype.kind == "U" else targets.dtype)
+    except (TypeError, ValueError, OverflowError):
+        named = np.zeros(0)
+    if named.tolist() != known:
+        first = targets.tolist()[0]
+        raise InputError(
+            f"labels name the classes {known!r}, but y has classes such as {first!r}; name them as y does."
+        )
+    return named
 
 
 def option_of(value: Any, labels: Any) -> tuple[str, str]:

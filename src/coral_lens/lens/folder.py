@@ -67,6 +67,7 @@ def tensors_of(lens: Lens) -> dict[str, torch.Tensor]:
     return {
         "training.seen": torch.from_numpy(lens.seen),
         "training.calibrated_on": torch.from_numpy(lens.calibrated_on),
+        **({"training.adapted_on": torch.from_numpy(lens.adapted_on)} if len(lens.adapted_on) else {}),
         **lens.correction.tensors(),
         **lens.shift.tensors(),
         **({"open.reference": torch.from_numpy(lens.open.stacked(lens.layers))} if lens.open else {}),

@@ -8,10 +8,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 
 from coral_lens.data.leaks import question_keys
+from coral_lens.data.wording import asked_as
 from coral_lens.errors import CoralError
+from coral_lens.ragged import Options
 from coral_lens.records import UNNAMED, Question
 
 if TYPE_CHECKING:
@@ -30,7 +32,17 @@ def is_home(lens: Lens, questions: Sequence[Question]) -> Bool[np.ndarray, " que
         return np.ones(len(questions), dtype=bool)
     tasks = {source.split(":")[0] for source in lens.training.tasks} - {UNNAMED}
     named = np.array([q.task in tasks for q in questions], dtype=bool)
-    return named | np.isin(question_keys(questions, version=lens.keys), lens.seen)
+    return named | have_keys(lens, questions, lens.seen)
+
+
+def have_keys(
+    lens: Lens, questions: Sequence[Question], keys: Int[np.ndarray, " known"]
+) -> Bool[np.ndarray, " question"]:
+    """Return which questions have one of a lens's keys; where it asks about options one by one, it has the keys of these."""
+    asked = [asked_as([question], lens.style) for question in questions]
+    options = Options.of_sizes([len(one) for one in asked])
+    found = np.isin(question_keys([one for each in asked for one in each], version=lens.keys), keys)
+    return options.max(found.astype(np.int64)) > 0
 
 
 def at_home(lens: Lens) -> Lens:

@@ -76,4 +76,5 @@ def fields_of(kind: type[Lens], record: Mapping[str, Any], tensors: dict[str, to
         "seen": tensors["training.seen"].numpy(),
         # lenses of older versions have the keys of both among those seen
         "calibrated_on": tensors.get("training.calibrated_on", torch.zeros(0, dtype=torch.int64)).numpy(),
+        "adapted_on": tensors.get("training.adapted_on", torch.zeros(0, dtype=torch.int64)).numpy(),
     }

@@ -19,7 +19,7 @@ from coral_lens.lens.settings import BaseRule
 from coral_lens.lens.weighing import Weighing
 from coral_lens.metrics.scores import score
 from coral_lens.ragged import Options
-from coral_lens.records import OptionTable, Predictions, Question
+from coral_lens.records import OptionTable, Predictions, Question, groups_of
 from coral_lens.storage.arrays import allocate, side_by_side
 
 
@@ -104,15 +104,17 @@ class TrainingData:
 
     def predictions(self, probs: Float[np.ndarray, " row"], mask: Bool[np.ndarray, " question"]) -> Predictions:
         """Return probabilities of all rows as the predictions of the marked questions."""
+        marked = np.flatnonzero(mask).tolist()
         return Predictions(
             method="candidate",
             model="",
             task="validation",
             split="",
-            ids=tuple(map(str, np.flatnonzero(mask))),
+            ids=tuple(map(str, marked)),
             answers=self.table.answers[mask],
             offsets=self.options.take(mask).edges,
             probs=probs[self.options.rows(mask)],
+            groups=groups_of([self.questions[i] for i in marked]),
             targets=None if self.table.targets is None else self.table.targets[self.options.rows(mask)],
         )
 

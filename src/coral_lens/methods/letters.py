@@ -11,7 +11,7 @@ file asks such questions again, in another order or without content; worked exam
 from __future__ import annotations
 
 import string
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -61,10 +61,14 @@ def reordered(question: Question, shift: int) -> Question:
     """Return the question with its options moved up by `shift` places: the one that was number j comes to j - shift."""
     n = len(question.options)
     order = [(j + shift) % n for j in range(n)]
+    known = question.answer != UNKNOWN and not question.is_soft  # a soft answer names its likeliest option itself
     renamed = replace(
         question,
         id=f"{question.id} shifted by {shift}",
-        answer=question.answer if question.answer == UNKNOWN else order.index(question.answer),
+        answer=order.index(question.answer) if known else UNKNOWN,
+        right=tuple(sorted(map(order.index, question.right))),
+        soft=tuple(question.soft[i] for i in order) if question.soft else (),
+        descriptions=tuple(question.descriptions[i] for i in order) if question.descriptions else (),
     )
     wording = listed_wording(question)
     if wording is None:
@@ -73,12 +77,13 @@ def reordered(question: Question, shift: int) -> Question:
 
 
 def without_content(question: Question) -> Question:
-    """Return the question with N/A in place of its text and of every option."""
+    """Return the question with N/A in place of its text, of every option and of what each means; instructions stay."""
     wording = listed_wording(question)
     if wording is None:
         nothing = (CONTENT_FREE,) * len(question.options)
         passage = CONTENT_FREE if question.passage else ""
-        return replace(question, text=CONTENT_FREE, options=nothing, passage=passage)
+        meant = tuple(CONTENT_FREE if one else "" for one in question.descriptions)
+        return replace(question, text=CONTENT_FREE, options=nothing, descriptions=meant, passage=passage)
     nothing = (CONTENT_FREE,) * len(wording.listed)
     return rewritten(question, replace(wording, stem=CONTENT_FREE, listed=nothing))
 
@@ -126,12 +131,20 @@ def prior_for(priors: Priors, n: int) -> Float[np.ndarray, " letter"]:
 # --------------------------------------------------------------------------------------------------- contextual
 
 
+def prompt_key(question: Question) -> Hashable:
+    """Return what tells the prompts of questions without content apart."""
+    if question.rendered:
+        return question.rendered.contexts[0]
+    shown = tuple((s.passage, s.text, s.options, s.answer) for s in question.shots)
+    return question.passage, question.instructions, question.descriptions, len(question.options), shown
+
+
 def fit_contextual(context: FitContext, _: None) -> Predict:
     """Divide by what the model says of a prompt without content (Zhao et al. 2021), with the same worked examples."""
 
     def predict(test: QuestionSet) -> dict[str, Predictions]:
         empty = [without_content(q) for q in test.prompted()]
-        keys = [q.rendered.contexts[0] if q.rendered else f"{bool(q.passage)} {len(q.options)}" for q in empty]
+        keys = [prompt_key(q) for q in empty]
         distinct = {key: replace(q, id=f"content-free {i}") for i, (key, q) in enumerate(zip(keys, empty, strict=True))}
         scored = context.score(list(distinct.values()), "content-free")
         priors = dict(zip(distinct, per_question(scored, context.common.base), strict=True))

@@ -390,8 +390,8 @@ class OtherModelChoice(LensModelChoice):
     other_model: bool = False
     """Use a lens on a model of other fingerprints; this is recorded."""
     home: bool = False
-    """The questions are of the kind that the lens was fitted on, whatever their task is called. Said for a file, whose questions
-    name no task: without it, the answers go back to the base's as far as the lens may not know their task."""
+    """The questions are of the kind that the lens was fitted on. Say so for files of your own, which name no task: without it
+    they count as a new task, on which the lens is trusted less and the model's own answer more."""
 
     def settled(self, lens: Lens, loaded: Callable[[], Model]) -> Lens:
         """Return a lens as it is to be used: on another model, or at home."""

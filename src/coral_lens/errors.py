@@ -30,8 +30,9 @@ class CoralError(Exception):
 
 
 def nearest(name: str, known: Iterable[str], *, n: int = 3) -> str:
-    """Return ` Did you mean 'a', 'b'?` for the known names closest to `name`, or an empty string."""
-    close = get_close_matches(name, list(known), n=n, cutoff=0.6)
+    """Return ` Did you mean 'a', 'b'?` for the known names closest to `name` but for case, or an empty string."""
+    written = {k.lower(): k for k in reversed(list(known))}
+    close = [written[c] for c in get_close_matches(name.lower(), list(written), n=n, cutoff=0.6)]
     return f" Did you mean {', '.join(repr(c) for c in close)}?" if close else ""
 
 

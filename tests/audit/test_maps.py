@@ -102,6 +102,7 @@ def test_a_file_of_maps_is_read_back(tmp_path: Path) -> None:
     save_maps(tmp_path / "maps.json", maps)
     assert load_maps(tmp_path / "maps.json") == maps
     assert load_maps(str(tmp_path / "maps.json")) == maps
+    assert load_maps(tmp_path) == maps, "the folder of an audit holds them"
 
 
 def test_a_changed_file_of_maps_is_refused(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ class LayerPlan(Settings):
     side_by_side: bool = True
     """Read the best 3, 4 and 5 layers side by side too, as the paper tries."""
     tested_folds: Annotated[int, Range(1, 5)] = 5
-    """Networks only: test so many of five folds. 5 tests every question once; 1 trains on 60, chooses on 20 and tests on 20 per
+    """Networks only: test this many of five folds. 5 tests every question once; 1 trains on 60, chooses on 20 and tests on 20 per
     cent of the questions, as the paper does."""
     network: NetworkSearch = NetworkSearch()  # noqa: RUF009  (frozen)
     """How networks are searched and trained."""

@@ -29,6 +29,7 @@ from coral_lens.records import Predictions
 from coral_lens.storage.files import read_record, write_record
 
 FORMAT = 1
+MAPS_FILE = "maps.json"
 STARTS = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1.0)
 """Shares of the surest answers from which a threshold is looked for: the precision that people state may be that of few."""
 SLOPE = 1e-6
@@ -138,8 +139,9 @@ def save_maps(path: Path, maps: Mapping[str, SystemMaps]) -> None:
 
 
 def load_maps(path: str | Path) -> dict[str, SystemMaps]:
-    """Read a file of maps, and check that nothing was changed or lost."""
+    """Read a file of maps, or that of an audit's folder, and check that nothing was changed or lost."""
     path = Path(path)
+    path = path / MAPS_FILE if path.is_dir() else path
     record = read_record(path, remedy="run the audit again", needs=("format", "systems"))
     if record["format"] != FORMAT:
         raise CoralError(f"{path} has the format {record['format']!r} of maps, but this version reads {FORMAT}.")

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from coral_lens.audit.maps import save_maps
+from coral_lens.audit.maps import MAPS_FILE, save_maps
 from coral_lens.audit.measure import Audit, after_maps, divide, run_of
 from coral_lens.audit.rows import flip_rows, group_rows, map_rows, system_rows
 from coral_lens.audit.sentences import sentences
@@ -24,7 +24,7 @@ from coral_lens.report.tables.run import ResultsTable, results_table
 from coral_lens.storage.files import versions, write_atomic, write_record
 from coral_lens.storage.outputs import has_word, refuse_replacing
 
-PAGE, RECORD, MAPS = "report.html", "audit.json", "maps.json"
+PAGE, RECORD, MAPS = "report.html", "audit.json", MAPS_FILE
 MOST_DRAWN = 3
 """Systems of a figure; more lie on each other."""
 

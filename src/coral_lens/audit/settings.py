@@ -37,7 +37,9 @@ class AuditSettings(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.precision is not None and self.risk is not None:
-            raise CoralError("--precision 0.95 says the same as --risk 0.05; give one of them.")
+            raise CoralError(
+                "--precision and --risk are two ways to say one thing (0.95 is a risk of 0.05); give one of them."
+            )
 
     @property
     def stated_risk(self) -> float | None:

@@ -20,6 +20,7 @@ import typer
 from typer.core import TyperGroup
 
 from coral_lens.cli import analyse, ask, audit, cache, check, evaluate, extract, fit, reproduce, sae, serve, study
+from coral_lens.cli.options import SOURCES
 from coral_lens.errors import CoralError
 from coral_lens.storage.escape import for_terminal
 
@@ -34,6 +35,9 @@ PANELS = {
 
 MOST_SHOWN = 200
 """Characters of a file's name that a complaint repeats."""
+HELP = ["-h", "--help"]
+USAGE: Any = typer.BadParameter.__base__
+"""What a wrong command line raises; where its class is defined depends on the version of typer."""
 INTERRUPTED = "Interrupted. Finished work is kept; the same command goes on where it was."
 
 
@@ -72,8 +76,22 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt as cause:
             raise InterruptionError(cause) from None
+        except USAGE as error:
+            name_sources(error)
+            raise
         except OSError as error:
             raise disk_complaint(error) from error
+
+
+def name_sources(error: Any) -> None:
+    """Have a complaint say how questions are given to this command: `fit` calls it --train, `eval` --task, others otherwise."""
+    parameters = error.ctx.command.params if error.ctx else ()
+    options = [p.opts[0] for p in parameters if p.name in (*SOURCES, "store") and p.opts[0].startswith("--")]
+    wrong = getattr(error, "option_name", "").removeprefix("--").replace("-", "_")
+    if options and wrong in SOURCES:
+        error.possibilities = options
+    elif options and "unexpected extra argument" in error.message:
+        error.message += f". Give questions or states as {' or '.join(options)}."
 
 
 def disk_complaint(error: OSError) -> Exception:
@@ -89,7 +107,7 @@ def disk_complaint(error: OSError) -> Exception:
 
 def show_flags(command: Any) -> None:
     """Have the help of a command, and of those below it, show a flag as a flag: typer writes `<bool>` behind it."""
-    for option in command.get_params(command.context_class(command)):
+    for option in command.get_params(command.context_class(command, help_option_names=HELP)):
         if getattr(option, "is_flag", False):
             option.metavar = ""
     for inner in getattr(command, "commands", {}).values():
@@ -110,6 +128,7 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": HELP},
     help="Steer and calibrate a frozen language model's answers to multiple-choice questions. Start with `coral demo`.",
 )
 app.add_typer(extract.app)

@@ -84,7 +84,7 @@ class Studied(Settings):
     out: Path = Path("analysis")
     """Folder for NAME.csv, NAME.json, NAME.png and NAME.svg."""
     limit: Count | None = None
-    """At most so many questions of each store, the first ones."""
+    """At most this many questions of each store, the first ones."""
     base: BaseRule = "token"
     """Score whose softmax is the base probability: `sum`, `token` (mean per token) or `char` (lm-eval's acc_norm)."""
     seed: Seed = 0

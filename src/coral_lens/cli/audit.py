@@ -32,7 +32,7 @@ class AuditFiles(Settings):
     swap: Path | None = None
     """The same questions with their options in another order: says how many answers flip."""
     apply: Path | None = None
-    """Use the maps of an earlier audit (OUT/maps.json) on new rows, which need no labels."""
+    """Use the maps of an earlier audit (its folder, or OUT/maps.json) on new rows, which need no labels."""
 
 
 @app.command()

@@ -53,7 +53,9 @@ def list_kept() -> None:
 
 @app.command()
 def clear(
-    name: Annotated[list[str] | None, typer.Argument(help="Parts to remove, as `coral cache` lists them; all.")] = None,
+    name: Annotated[
+        list[str] | None, typer.Argument(help="Parts to remove, as `coral cache` lists them; by default all.")
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
 ) -> None:
     """Remove what is kept between runs, after a question; only what coral-lens itself wrote there.

@@ -84,7 +84,7 @@ class Looked(Asking):
     """Which questions are shown, and after how many worked examples."""
 
     limit: Count = 3
-    """Show so many questions, the first ones."""
+    """Show this many questions, the first ones."""
 
     def first(self, source: str, *, chat: Callable[[], Model] | None) -> list[Question]:
         """Return the questions that are shown; a table is read as a whole, to say what was understood of it."""

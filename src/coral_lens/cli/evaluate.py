@@ -59,8 +59,8 @@ def evaluate(
 ) -> None:
     """Measure a lens on tasks: base, temperature and CORAL side by side, with 95 % intervals.
 
-    Example: `coral eval --lens my-lens --task arc_challenge:validation --task openbookqa:validation --out run`
-    Or, without any model, what lm-eval logged: `coral eval --lm-eval-samples results/*/samples_*.jsonl --out run`
+    Example: `coral eval --lens my-lens --task arc_challenge:validation --task openbookqa:validation --out run`,
+    or, without any model, on what lm-eval logged: `coral eval --lm-eval-samples results/*/samples_*.jsonl --out run`
     """
     from coral_lens.cli.printing import show_run
     from coral_lens.lens.folder import load_lens

@@ -113,7 +113,10 @@ def calibrate(
     questions: Annotated[list[str], typer.Option(help="TASK[:SPLIT] or a file of labelled questions it has not seen.")],
     home: Annotated[
         bool,
-        typer.Option("--home", help="They are of the kind that the lens was fitted on; from now on all questions are."),
+        typer.Option(
+            "--home",
+            help="The questions are of the kind that the lens was fitted on; later commands then need no --home.",
+        ),
     ] = False,
     *,
     guarantees: Guarantees,

@@ -263,6 +263,8 @@ def refuse_device(device: str | None) -> None:
     """Refuse what is not the name of a device."""
     if device is not None:
         kind, colon, number = device.partition(":")
+        if kind.lower() == "gpu":
+            raise CoralError("Unknown device 'gpu'; call it cuda (NVIDIA and AMD), mps (Apple) or xpu (Intel).")
         OneOf(DEVICES).refuse("device", kind)
         if colon and not number.isdecimal():
             raise CoralError(f"device must look like cuda or cuda:1. Got {device!r} instead.")
@@ -307,7 +309,10 @@ class Machine(Settings):
     def open(self, name: str, *, dtype: str | None = None) -> Model:
         """Load a model with a word on standard error, since it can take a while; `dtype` is for where none is asked for."""
         from coral_lens.engine.loading import load_model
+        from coral_lens.lens.training_data import usable_device
 
+        if self.device:
+            usable_device(self.device)
         typer.echo(f"loading {name} ...", err=True)
         dtype = self.dtype or dtype
         return load_model(name, device=self.device, dtype=dtype, device_map=self.device_map, adapter=self.adapter)
@@ -385,8 +390,8 @@ class OtherModelChoice(LensModelChoice):
     other_model: bool = False
     """Use a lens on a model of other fingerprints; this is recorded."""
     home: bool = False
-    """The questions are of the kind that the lens was fitted on, whatever their task is called. Said for a file, whose questions
-    name no task: without it, the answers go back to the base's as far as the lens may not know their task."""
+    """The questions are of the kind that the lens was fitted on. Say so for files of your own, which name no task: without it
+    they count as a new task, on which the lens is trusted less and the model's own answer more."""
 
     def settled(self, lens: Lens, loaded: Callable[[], Model]) -> Lens:
         """Return a lens as it is to be used: on another model, or at home."""
@@ -406,6 +411,8 @@ class Asking(TaskOptions):
         With `own_shots`, a file gives its own worked examples unless another is named.
         """
         folder_of_data(self.data_dir)
+        if chat:
+            chat().needs_chat_template()
         options = replace(self, chat_template=chat().chat_template) if chat else self
         drawn = [replace(options, fewshot_from=self.fewshot_from or (s if own_shots else None)) for s in sources]
         questions = [q for source, of in zip(sources, drawn, strict=True) for q in load_aloud(source, of)]

@@ -137,7 +137,7 @@ class SelectedFeatures(Settings):
     study: Path
     """Folder made by `coral sae select`."""
     questions: Count = 300
-    """Measure effects, or choose a steering, on at most so many questions."""
+    """Measure effects, or choose a steering, on at most this many questions."""
     model: str | None = None
     """By default the model that features were selected of."""
     machine: Machine = Machine()  # noqa: RUF009  (frozen)

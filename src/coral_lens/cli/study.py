@@ -207,7 +207,7 @@ class BaselineSettings(Settings):
     num_fewshot: CountOrZero = 0
     """Worked examples before each question, as in lm-eval."""
     limit: Count | None = None
-    """At most so many questions of each source, drawn at random."""
+    """At most this many questions of each source, drawn at random."""
     seed: Seed = 0
     """Seed of samples, splits and fits."""
     data: Path | None = None

@@ -32,6 +32,8 @@ WAYS = {
 }
 """How answers may be meant, in words. Labels and truths are never in doubt: their row itself says what they are."""
 DECIDED = {"label", "truth"}
+ELSEWHERE = "If the answers are in a column of another name, say which: --columns answer=NAME."
+"""What is said where answers are needed and none were found."""
 
 Readings = Mapping[str, int]
 """The option that an answer is by each way to read it; of `number`, the number as it stands there."""

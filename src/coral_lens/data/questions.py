@@ -7,6 +7,7 @@ refused, and what was understood is said in one line.
 from __future__ import annotations
 
 import gc
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -53,6 +54,7 @@ def load_questions(source: str | Path | Any, options: TaskOptions | TableOptions
             raise CoralError(f"{source} is a file of questions: it has no splits.")
         questions = read_questions(source, options)
         return shown_with_examples(questions, source, options) if options.num_fewshot else questions
+    refuse_folder(Path(source))
     name, split = task_and_split(str(source))
     if not split:
         return load_task(name, options)
@@ -61,6 +63,16 @@ def load_questions(source: str | Path | Any, options: TaskOptions | TableOptions
             f"{source!r} names the split {split!r}, but the split {options.split!r} was asked for; give one."
         )
     return load_task(name, replace(options, split=split))
+
+
+def refuse_folder(source: Path) -> None:
+    """Refuse a folder that is no saved dataset and has no task's name: what is meant is a file in it."""
+    if os.path.isdir(source) and not is_task(str(source)):
+        inside = next((f"{source / name}" for name in sorted(os.listdir(source)) if is_file(name)), None)
+        raise CoralError(
+            f"{source} is a folder, and not one that `datasets` saved; give a file of questions"
+            f"{f', such as {inside}' if inside else ''}."
+        )
 
 
 def shown_with_examples(questions: Questions, source: Any, options: TaskOptions) -> Questions:

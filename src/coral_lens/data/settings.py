@@ -91,11 +91,11 @@ class TableOptions(Settings):
     answer_base: Annotated[int, Range(0, 1)] | None = None
     """Answers that are numbers are counted from 0 or from 1; by default that is found from the answers, or asked."""
     kind: Asked | None = None
-    """What the questions are that do not say it: a `choice`, `yes-no`, or a `score` whose options are levels in their order."""
+    """Kind of questions whose rows do not say it: a `choice`, `yes-no`, or a `score` whose options are levels in their order."""
     classes: Annotated[Mapping[str, str] | None, Option(read=parse_classes)] = None
     """The options of questions that have none: `negative,positive`, or a .json file of names with descriptions."""
     instructions: str | None = None
-    """How to decide, or what is asked, for every question that does not say it."""
+    """How to decide, or what is asked, for every question that has no instructions of its own."""
     skip_bad: bool = False
     """Leave out rows that cannot be read, and say how many."""
 
@@ -110,7 +110,7 @@ class SourceOptions(Settings):
     """Which questions of a source are read."""
 
     limit: Count | None = None
-    """At most so many questions of each source, the first ones; of a group or tag, so many of each of its tasks."""
+    """At most this many questions of each source, the first ones; of a group or tag of tasks, this many of each task."""
     data_dir: Annotated[Path | str | None, Option("--data")] = None
     """Folder with TASK/SPLIT.jsonl[.gz] or .parquet, looked into before the embedded data and the hub."""
     table: TableOptions = TableOptions()

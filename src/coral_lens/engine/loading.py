@@ -206,6 +206,10 @@ def resolve(name: str) -> Path | str:
         raise CoralError(f"There is no model at {name}: no such file or folder; check the path.")
     if path.is_dir() and not (path / "config.json").is_file():
         raise CoralError(f"Folder {name!r} holds no config.json; give the folder of a saved model.")
+    if path.is_file():
+        raise CoralError(
+            f"{name} is a file, and no model: give a hub id, a local folder, a .gguf file or {EMBEDDED!r}."
+        )
     return path if path.is_dir() else name
 
 

@@ -327,12 +327,16 @@ class Model:
         """Return the log-probability of each target token after the normed state of its row, in float32."""
         return self.vocabulary.log_probs(states, rows, targets)
 
+    def needs_chat_template(self) -> None:
+        """Refuse to go on if the tokenizer has no chat template."""
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise CoralError(f"Model {self.name!r} has no chat template; leave --apply-chat-template out.")
+
     def chat_template(self, messages: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """Wrap messages in the tokenizer's chat template, as lm-eval does; a template without a system role drops it."""
         from jinja2 import TemplateError
 
-        if not getattr(self.tokenizer, "chat_template", None):
-            raise CoralError(f"Model {self.name!r} has no chat template; leave --apply-chat-template out.")
+        self.needs_chat_template()
 
         def apply(history: list[dict[str, str]]) -> str:
             return str(

@@ -60,9 +60,9 @@ class Sampling(Settings):
     candidates: Annotated[int, Range(1, 64)] = 8
     """Answers that the model writes to each open question; equal ones are one candidate."""
     temperature: Annotated[float, Range(above=0, most=5)] = 0.7
-    """The temperature at which they are drawn."""
+    """The temperature at which these answers are drawn."""
     max_tokens: Annotated[int, Range(1, 1024)] = 32
-    """An answer that has not ended by then is no candidate."""
+    """Tokens that such an answer may have; one that has not ended by then is no candidate."""
     examples: Annotated[int, Range(0, MOST_EXAMPLES)] = MOST_EXAMPLES
     """Worked examples before each open question, which show that an answer is a few words."""
     seed: Seed = 0

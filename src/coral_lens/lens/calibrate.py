@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Bool
 
+from coral_lens.data.answers import ELSEWHERE
 from coral_lens.data.leaks import question_keys
 from coral_lens.data.wording import asked_as
 from coral_lens.errors import CoralError
@@ -33,7 +34,9 @@ def fresh_of(lens: Lens, questions: Sequence[Question], *, to: str = "calibrate"
     questions = asked_as(questions, lens.style)
     unlabelled = [q.id for q in questions if q.answer == UNKNOWN]
     if unlabelled:
-        raise CoralError(f"Question {unlabelled[0]!r} has no answer; to {to} a lens takes the correct option of each.")
+        raise CoralError(
+            f"Question {unlabelled[0]!r} has no answer; `coral {to}` needs the right option of each. {ELSEWHERE}"
+        )
     if not questions:
         raise CoralError(f"There are no questions to {to} the lens on: check the file, the split and the limit.")
     adapted_on = lens.adapted_on if to == "calibrate" else lens.adapted_on[:0]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from jaxtyping import Float
 
+from coral_lens.data.answers import ELSEWHERE
 from coral_lens.data.leaks import question_keys
 from coral_lens.data.licences import licence_of
 from coral_lens.data.shots import n_shots
@@ -101,7 +102,7 @@ def check_questions(questions: Sequence[Question]) -> None:
     if unlabelled:
         raise CoralError(
             f"{len(unlabelled)} of {len(questions)} training questions have no answer, first {unlabelled[0]!r}; "
-            "fitting needs the correct option of each."
+            f"fitting needs the right option of each. {ELSEWHERE}"
         )
     if len(questions) < FEWEST_QUESTIONS:
         raise CoralError(

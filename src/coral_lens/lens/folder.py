@@ -116,10 +116,12 @@ def load_lens(folder: str | Path) -> Lens:
         # an earlier version that was killed while it replaced a lens has left it under another name
         remove_abandoned(source)
     if not path.exists():
-        hint = nearest(source.name, [path.parent.name for path in source.parent.glob("*/lens.json")])
-        raise CoralError(
-            f"{source} is not a lens: it has no lens.json; make one with `coral fit --out {source}`.{hint}"
+        hint = nearest(source.name, [*(path.parent.name for path in source.parent.glob("*/lens.json")), *SHIPPED])
+        # what is there already would be refused as a place for a lens
+        remedy = (
+            "give a folder that `coral fit` made" if source.exists() else f"make one with `coral fit --out {source}`"
         )
+        raise CoralError(f"{source} is not a lens: it has no lens.json; {remedy}.{hint}")
     if path.is_file() and path.stat().st_size > LARGEST_RECORD:
         raise CoralError(f"{path} has {path.stat().st_size:,} bytes, which is too large for a lens; {REMEDY}.")
     record = read_record(path, remedy=REMEDY, needs=("format", SEAL))

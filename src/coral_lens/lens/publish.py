@@ -252,7 +252,7 @@ def push_to_hub(folder: str | Path, repo: str, *, private: bool = True, message:
     except hub_errors() as error:
         reason = str(error).strip().split("\n")[0]
         raise CoralError(
-            f"{source} could not be uploaded to {repo} ({reason}); log in with `hf auth login` and check the name."
+            f"The lens could not be uploaded to {repo} ({reason}); log in with `hf auth login` and check the name."
         ) from None
 
 

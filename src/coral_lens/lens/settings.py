@@ -130,7 +130,7 @@ class FitSettings(Settings):
     """What the authors' code shows the probe beside the states, and the paper does not: `centred`, `rank`, or both with a
     comma between them."""
     top_layers: Annotated[int, Range(1, 8)] = 1
-    """Read so many of the best layers side by side; the paper tries 3 to 5."""
+    """Read this many of the best layers side by side; the paper tries 3 to 5."""
     depth: Annotated[int, Range(1, 4)] = 4
     """Hidden layers of the network of `mlp`; the paper's has 4."""
     network: Annotated[NetworkSearch, LATER] = NetworkSearch()

@@ -35,7 +35,7 @@ class Sampling(Settings):
     layer: CountOrZero
     """Layer whose residual stream is taken apart."""
     tokens: CountOrZero = 500_000
-    """Collect so many states at least, if the questions have so many; 0: all. Ten thousand would be too few for thousands of
+    """Collect at least this many states, if the questions have them; 0: all. Ten thousand would be too few for thousands of
     features."""
     where: TokenPlace = "all"
     """Tokens whose states are used: an autoencoder should see what it will be patched into."""
@@ -56,7 +56,7 @@ class TrainingSettings(Settings):
     penalty: Annotated[float, Range(0)] = 4.0
     """The paper's lambda, for z-scored states and a squared error summed over dimensions."""
     k: Annotated[CountOrZero, Option("--top-k")] = 0
-    """Above 0: keep so many features of a state (TopK), which needs no penalty."""
+    """Above 0: keep this many features of a state (TopK), which needs no penalty."""
     learning_rate: Annotated[float, Range(above=0)] = 3e-3
     """Learning rate after warm-up."""
     warm_up: ShareOfSteps = 0.05
@@ -70,7 +70,7 @@ class TrainingSettings(Settings):
     epochs: Count = 1
     """Passes over the states."""
     massive: float = 10.0
-    """Keep states so many times as long as the median (attention sinks) from training; 0 keeps them in."""
+    """Leave states that are this many times as long as the median (attention sinks) out of training; 0 keeps them in."""
     resample: Annotated[Count, NO_OPTION] = 250
     """After so many steps, features that none of them has activated start anew; never in the last third."""
     checkpoint: Annotated[Count, NO_OPTION] = 200
@@ -125,7 +125,7 @@ class AblationPlan(Settings):
     by: Literal["correlation", "impact", "both"] = "correlation"
     """Criterion whose selected features are ablated; `both` takes the best of each in turns."""
     features: Count = 300
-    """So many of the selected features, the best first."""
+    """Number of the selected features that are ablated, the best first."""
     random: CountOrZero = 100
     """Further features, drawn at random from those active often enough: they show what chance does."""
     where: AblationPlace = "all"

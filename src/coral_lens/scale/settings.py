@@ -16,7 +16,7 @@ class RaySettings(Settings):
     ray: str | None = None
     """Spread the work over a Ray cluster: its ADDRESS, such as 10.0.0.1:6379, or `local` for workers on this machine."""
     workers: Count | None = None
-    """So many workers, each with the model. By default as many as the cluster has room for."""
+    """Number of workers, each with the model. By default as many as the cluster has room for."""
     cpus_per_worker: Count = 1
     """Cores, and threads, of each worker."""
     gpus_per_worker: Annotated[float, Range(0, 64)] = 0.0

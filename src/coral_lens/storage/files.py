@@ -168,6 +168,13 @@ def json_bytes(value: Any) -> bytes:
     return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
 
 
+def where_it_stops(path: Path) -> str:
+    """Say of a missing record whether its folder is missing too, or is a folder of another kind."""
+    if path.parent.name in ("", ".."):
+        return ""
+    return f": {path.parent} is a folder of another kind" if path.parent.exists() else f": there is no {path.parent}"
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON record of ours; a damaged or missing one is named."""
     try:
@@ -175,9 +182,11 @@ def read_json(path: Path) -> dict[str, Any]:
             raise CoralError(f"{path} is not a plain file; remove it, or choose another folder.")
         record = json.loads(path.read_bytes().decode())
     except FileNotFoundError:
-        raise CoralError(f"{path} does not exist; check the folder's name.") from None
+        raise CoralError(f"{path} does not exist{where_it_stops(path)}; check the path.") from None
     except (ValueError, RecursionError) as error:  # RecursionError: nested too deep
-        raise CoralError(f"{path} is not readable as JSON ({error}); it is damaged, make it again.") from None
+        raise CoralError(f"{path} is not readable as JSON ({error}); it is damaged, or another kind of file.") from None
+    except NotADirectoryError:
+        raise CoralError(f"{path.parent} is a file, and a folder is wanted here; check the path.") from None
     except OSError as error:
         raise CoralError(f"{path} cannot be read: {error.strerror}.") from None
     if not isinstance(record, dict):

@@ -16,7 +16,7 @@ from io import BufferedIOBase, BufferedReader, RawIOBase
 from pathlib import Path
 from typing import Any
 
-from coral_lens.errors import CoralError
+from coral_lens.errors import CoralError, nearest
 
 UNHARMED = 64 * 2**20
 """Bytes that every gzipped file may have when it is expanded."""
@@ -42,7 +42,21 @@ def opened(path: Path) -> Iterator[BufferedReader]:
     except UnicodeError:  # what the bytes mean is for the reader to say
         raise
     except (OSError, ValueError) as error:  # ValueError: a path with a null character
-        raise CoralError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.") from error
+        raise CoralError(
+            f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.{remedy_of(path, error)}"
+        ) from error
+
+
+def remedy_of(path: Path, error: Exception) -> str:
+    """Return what to do about a file that is not there, or that is a folder."""
+    if isinstance(error, IsADirectoryError):
+        return " Give a file in it."
+    if not isinstance(error, FileNotFoundError):
+        return ""
+    try:
+        return nearest(path.name, os.listdir(path.parent), n=1) or " Check the path."
+    except OSError:
+        return f" There is no folder {path.parent}; check the path."
 
 
 def iter_lines(path: Path) -> Iterator[tuple[int, bytes]]:

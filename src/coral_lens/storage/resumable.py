@@ -244,8 +244,8 @@ def refuse_foreign(folder: Path) -> None:
     others = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     if others:
         raise CoralError(
-            f"{folder} holds {others[0]} and no manifest, so it is not a folder of ours, or what it depends on is lost; choose "
-            "another folder, or delete this one."
+            f"{folder} holds {others[0]} and no manifest: something else made it, or its manifest is lost; choose a new folder, "
+            "or delete this one if nothing in it is needed."
         )
 
 

@@ -56,7 +56,12 @@ class Range:
     def refuse(self, name: str, value: Any) -> None:
         """Refuse a value outside."""
         if value not in self:
-            raise CoralError(f"{name} must {self}. Got {value!r} instead.")
+            raise CoralError(f"{name} must {self}. Got {value!r} instead.{self.as_share(value)}")
+
+    def as_share(self, value: Any) -> str:
+        """Say how a share is written, if it was given in per cent."""
+        is_percent = (self.above, self.below) == (0, 1) and isinstance(value, int | float) and 1 < value < 100
+        return f" For {value:g} % write {value / 100:g}." if is_percent else ""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from coral_lens.data.answers import ELSEWHERE
 from coral_lens.data.leaks import ARTICLE, REPEATED, SHOWN, Guard, Leaks
 from coral_lens.data.settings import Style
 from coral_lens.data.wording import asked_as
@@ -101,7 +102,7 @@ def leaks_of(name: str, questions: Sequence[Question], guard: Guard) -> Leaks:
     if unlabelled:
         raise CoralError(
             f"{name}: {len(unlabelled)} questions have no answer, first {unlabelled[0]!r}; evaluation needs labels "
-            "(use `coral predict` for unlabelled questions)."
+            f"(use `coral predict` for unlabelled questions). {ELSEWHERE}"
         )
     leaks = guard.find(questions)
     if leaks.mask.all():

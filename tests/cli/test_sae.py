@@ -30,7 +30,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> object:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CORAL_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr("coral_lens.engine.extract.choose_budget", lambda *_: 300)
+        patch.setattr("coral_lens.engine.planned.choose_budget", lambda *_: 300)
         yield
 
 

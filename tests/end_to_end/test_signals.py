@@ -21,7 +21,10 @@ signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the backgro
 def work(*_):
     with tempfile.TemporaryDirectory() as folder:
         print("waiting", flush=True)
-        time.sleep(0.5 if hangup_is_ignored else 60)
+        if hangup_is_ignored:
+            sys.stdin.read()  # until the signal has been sent
+        else:
+            time.sleep(60)
 
 check.folder_of_data = work
 sys.argv = ["coral", "tasks"]
@@ -33,7 +36,7 @@ def end(number: int, folder: Path, *arguments: str) -> tuple[int, str]:
     """Start a command, send it a signal while it works, and return its code and what it said."""
     environment = {**os.environ, "TMPDIR": str(folder), "CORAL_CACHE": str(folder.parent / "cache")}
     command = [sys.executable, "-c", WAITING, *arguments]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen(command, env=environment, text=True, **pipes) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "waiting\n"

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coral_lens.engine import packing as packing_module
 from coral_lens.engine.batches import Batch, collate, lay_out, prefix_batch, prefix_mask
 from coral_lens.engine.packing import (
     ROW_WIDTH,
@@ -18,11 +19,13 @@ from coral_lens.engine.packing import (
     Plan,
     PlannedBatch,
     batch_questions,
+    batch_rows,
     longest,
+    pack_rows,
     plan_for,
     tree_size,
 )
-from coral_lens.engine.trees import Tree, ancestors, build_tree, chain_of, shared_context
+from coral_lens.engine.trees import PrefixGroup, Tree, ancestors, build_tree, chain_of, shared_context
 from coral_lens.records import Prompt
 
 Ids = tuple[int, ...]
@@ -267,6 +270,54 @@ def test_rows_of_a_prefix_are_filled_up_to_their_width() -> None:
 def test_a_question_wider_than_a_row_has_a_row_of_its_own() -> None:
     prompts = few_shot(2, shots=many(1, 100), size=ROW_WIDTH + 1)
     assert plan_for(prompts, token_budget=10_000).batches == (PlannedBatch(((0,), (1,)), (100, 100)),)
+
+
+@given(st.lists(st.integers(4, ROW_WIDTH + 9), min_size=1, max_size=60))
+def test_a_question_comes_into_the_first_row_with_room(sizes: list[int]) -> None:
+    prompts = [asked(str(i), many(60, 100 + size - 3), 1, 2) for i, size in enumerate(sizes)]
+    rows: list[list[int]] = []
+    for q in sorted(range(len(sizes)), key=lambda q: (-sizes[q], q)):
+        room = (i for i, row in enumerate(rows) if sum(sizes[o] for o in row) + sizes[q] <= ROW_WIDTH)
+        at = next(room, len(rows))
+        rows[at:] = rows[at:] or [[]]
+        rows[at].append(q)
+    assert pack_rows(PrefixGroup(100, tuple(range(len(sizes)))), prompts) == [tuple(row) for row in rows]
+
+
+class Counted(int):
+    """A number that counts how often numbers like it are compared."""
+
+    compared = 0
+
+    def __le__(self, other: int) -> bool:
+        Counted.compared += 1
+        return int(self) <= other
+
+
+class Members(tuple[int, ...]):
+    """Questions that count how often they are hashed."""
+
+    hashed = 0
+
+    def __hash__(self) -> int:
+        Members.hashed += 1
+        return super().__hash__()
+
+
+def test_questions_of_a_prefix_are_laid_out_without_a_look_at_all_rows_or_all_members_for_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A hundred thousand questions after the same examples would else take minutes, and a million many hours."""
+    n, size = 400, ROW_WIDTH // 2 + 1
+    prompts = few_shot(n, shots=many(1, 100), size=size)
+    group = PrefixGroup(100, Members(range(n)))
+    monkeypatch.setattr(packing_module, "len", lambda sized: Counted(len(sized)), raising=False)
+    rows = pack_rows(group, prompts)
+    assert len(rows) == n, "no two fit into a row"
+    assert Counted.compared < 10 * n
+    monkeypatch.undo()
+    assert len(batch_rows([(group, row) for row in rows], prompts, token_budget=4 * size)) == n // 4
+    assert Members.hashed == 0
 
 
 def test_two_prefixes_share_a_batch_where_both_fit_the_budget() -> None:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from pathlib import Path
 
+import pytest
 import torch
-from support.models import make_hflm, make_tokenizer, paths_of
+from support.models import make_hflm, make_model, make_tokenizer, paths_of
+from support.questions import toy_questions
+from support.stores import WHAT
 
-from coral_lens.engine.fingerprints import tokenizer_digest, weights_digest
+from coral_lens.engine.extract import extract
+from coral_lens.engine.fingerprints import identity_difference, tokenizer_digest, weights_digest
 from coral_lens.engine.model import Model
+from coral_lens.errors import CoralError
+from coral_lens.storage.files import read_record, write_record
 
 
 def test_the_weights_digest_is_the_same_in_float32_and_bfloat16(any_tiny: Model) -> None:
@@ -42,3 +49,17 @@ def test_the_tokenizer_digest_does_not_depend_on_what_the_tokenizer_was_used_for
     tokenizer = make_hflm(tiny).tokenizer  # lm-eval gives it a padding token
     tokenizer(["a", "long text"], padding=True, truncation=True, max_length=4)
     assert tokenizer_digest(tokenizer) == tiny.fingerprint["tokenizer"]
+
+
+def test_what_was_made_of_logits_before_they_were_scaled_is_of_another_model(tiny: Model, tmp_path: Path) -> None:
+    model = make_model("granite")
+    before = {key: value for key, value in model.identity.items() if key != "logits"}
+    assert identity_difference(before, model.identity) == "logits not scaled against scaled"
+    assert identity_difference({"weights": before["weights"]}, model.identity) is None, "of a part nothing is known"
+    assert "logits" not in tiny.identity, "what was made with other families stays as it is"
+    extract(model, toy_questions(3), tmp_path, extraction=WHAT)
+    manifest = read_record(tmp_path / "manifest.json")
+    del manifest["model"]["logits"]
+    write_record(tmp_path / "manifest.json", manifest)
+    with pytest.raises(CoralError, match="which left out that this model scales its logits"):
+        extract(model, toy_questions(3), tmp_path, extraction=WHAT)

@@ -220,6 +220,21 @@ def test_a_part_that_is_being_computed_is_refused_a_second_time(tiny: Model, tmp
         part_of(tiny, tmp_path, "1/2")
 
 
+def test_a_part_whose_journal_is_merged_away_while_another_one_reads_it_is_no_error(
+    tiny: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    extract_part(tiny, store_questions(), tmp_path, Part(1, 2), extraction=WHAT)
+    (journal,), read = part_journals(tmp_path), Path.read_bytes
+
+    def too_late(path: Path) -> bytes:
+        if path.name == journal.name and path.exists():
+            path.rename(tmp_path / "journal.jsonl")
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", too_late)
+    assert set(Journal(tmp_path).entries) == {0, 2, 4, 6, 8}
+
+
 def test_of_two_lines_for_one_shard_the_one_counts_that_fits_the_file(tiny: Model, tmp_path: Path) -> None:
     part_of(tiny, tmp_path, "1/2")
     (own,) = part_journals(tmp_path)

@@ -10,8 +10,10 @@ import torch
 from support.models import WINDOW_FAMILIES, make_llama, make_model, make_tokenizer, rewrapped, with_mask
 from tokenizers import normalizers
 
+from coral_lens.engine.architectures import Family
 from coral_lens.engine.model import Model, wrap
-from coral_lens.engine.self_check import examine
+from coral_lens.engine.self_check import choose_packing, examine
+from coral_lens.errors import CoralError
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -110,6 +112,15 @@ def test_a_wrong_final_norm_is_found() -> None:
     model = rewrapped(model)
     other = model.hf.model.layers[0].input_layernorm
     assert list(complaints(replace(model, norm=other))) == ["layer map"]
+
+
+def test_logits_that_the_model_scales_in_a_way_that_is_not_known_are_found_and_refused() -> None:
+    model = make_model("granite")
+    unlisted = replace(model, family=Family())
+    assert list(complaints(unlisted)) == ["logits"]
+    with pytest.raises(CoralError, match=r"'tiny-granite' \(model type 'granite'\) does not take its logits from its"):
+        choose_packing(unlisted)
+    assert choose_packing(model) == "tree"
 
 
 def test_a_tokenizer_that_loses_text_is_found() -> None:

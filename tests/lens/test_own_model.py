@@ -14,6 +14,7 @@ from coral_lens.engine.model import Model, wrap
 from coral_lens.engine.precision import set_precision
 from coral_lens.errors import CoralError
 from coral_lens.lens.artefact import Lens
+from coral_lens.lens.fit import fit
 from coral_lens.lens.folder import load_lens
 from coral_lens.records import Rendered
 
@@ -32,6 +33,13 @@ def test_another_tokenizer_is_refused_with_both_fingerprints(lens: Lens, tiny: M
         lens.predict(other, toy_questions(2))
     assert tiny.fingerprint["tokenizer"][:12] in str(error.value)
     assert other.fingerprint["tokenizer"][:12] in str(error.value)
+
+
+def test_a_lens_of_a_model_that_scales_its_logits_works_with_it(tmp_path: Path) -> None:
+    model = make_model("granite")
+    questions = [replace(question, answer=i % 2) for i, question in enumerate(toy_questions(60))]
+    fit(model, questions).save(tmp_path / "lens")
+    assert len(load_lens(tmp_path / "lens").predict(model, questions[:2])) == 2
 
 
 def with_config(model: Model, **values: object) -> Model:

@@ -34,19 +34,20 @@ from coral_lens.methods.ccps.perturbation import (
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def drawn_head(*, bias: bool = False, cap: float | None = None) -> tuple[Head, Tensor, Tensor]:
+def drawn_head(*, bias: bool = False, cap: float | None = None, factor: float = 1.0) -> tuple[Head, Tensor, Tensor]:
     rng = torch.Generator().manual_seed(3)
     weight = torch.randn(50, 12, generator=rng, dtype=torch.float64)
     states = torch.randn(9, 12, generator=rng, dtype=torch.float64)
     shift = torch.randn(50, generator=rng, dtype=torch.float64) if bias else None
-    return Head(weight, shift, cap), states, torch.randint(0, 50, (9,), generator=rng)
+    return Head(weight, shift, cap, factor), states, torch.randint(0, 50, (9,), generator=rng)
 
 
+@pytest.mark.parametrize("factor", [1.0, 0.25])
 @pytest.mark.parametrize(("bias", "cap"), [(False, None), (True, None), (True, 3.0), (False, 30.0)])
-def test_the_closed_form_of_the_jacobian_is_autograds(bias: bool, cap: float | None) -> None:
-    head, states, targets = drawn_head(bias=bias, cap=cap)
+def test_the_closed_form_of_the_jacobian_is_autograds(bias: bool, cap: float | None, factor: float) -> None:
+    head, states, targets = drawn_head(bias=bias, cap=cap, factor=factor)
     leaf = states.clone().requires_grad_()
-    logits = nn.functional.linear(leaf, head.weight, head.bias)
+    logits = factor * nn.functional.linear(leaf, head.weight, head.bias)
     logits = logits if cap is None else cap * torch.tanh(logits / cap)
     logits.log_softmax(dim=-1)[torch.arange(9), targets].sum().backward()
     assert leaf.grad is not None
@@ -62,7 +63,7 @@ def plain_token(head: Head, h: np.ndarray, t: int, push: Push) -> dict[str, floa
     shift = 0.0 if head.bias is None else head.bias.double().numpy()
 
     def logp(state: np.ndarray) -> np.ndarray:
-        raw = weight @ state + shift
+        raw = head.factor * (weight @ state + shift)
         return log_softmax(raw if head.cap is None else head.cap * np.tanh(raw / head.cap))
 
     gradient = gradient_of(head, h, t)
@@ -90,7 +91,9 @@ def plain_token(head: Head, h: np.ndarray, t: int, push: Push) -> dict[str, floa
 
 def gradient_of(head: Head, h: np.ndarray, t: int) -> np.ndarray:
     leaf = torch.from_numpy(h).requires_grad_()
-    raw = nn.functional.linear(leaf, head.weight.double(), None if head.bias is None else head.bias.double())
+    raw = head.factor * nn.functional.linear(
+        leaf, head.weight.double(), None if head.bias is None else head.bias.double()
+    )
     logits = raw if head.cap is None else head.cap * torch.tanh(raw / head.cap)
     logits.log_softmax(dim=-1)[t].backward()
     assert leaf.grad is not None
@@ -112,9 +115,9 @@ def scanned_flip(winner: object) -> float:
 
 
 @pytest.mark.parametrize("push", ["down", "up"])
-@pytest.mark.parametrize(("bias", "cap"), [(True, None), (False, 4.0)])
-def test_features_of_tokens_are_those_of_a_plain_loop(push: Push, bias: bool, cap: float | None) -> None:
-    head, states, targets = drawn_head(bias=bias, cap=cap)
+@pytest.mark.parametrize(("bias", "cap", "factor"), [(True, None, 1.0), (False, 4.0, 1.0), (True, 4.0, 0.25)])
+def test_features_of_tokens_are_those_of_a_plain_loop(push: Push, bias: bool, cap: float | None, factor: float) -> None:
+    head, states, targets = drawn_head(bias=bias, cap=cap, factor=factor)
     found = perturbation_features(head, states, targets, push=push).numpy()
     for row, h, t in zip(found, states.numpy(), targets.tolist(), strict=True):
         expected = plain_token(head, h, t, push)

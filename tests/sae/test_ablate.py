@@ -54,7 +54,7 @@ CLOSE = {"atol": 1e-4, "rtol": 1e-5}
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of 300 tokens, without timing the machine for the best size."""
-    monkeypatch.setattr("coral_lens.engine.extract.choose_budget", lambda *_: 300)
+    monkeypatch.setattr("coral_lens.engine.planned.choose_budget", lambda *_: 300)
 
 
 def batches_of(model: Model) -> list[Batch]:

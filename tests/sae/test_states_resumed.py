@@ -63,7 +63,7 @@ def sweeping(model: Model, questions: list[Question], folder: Path, progress: Pr
 @pytest.fixture(params=[collecting, encoding, ablation, sweeping])
 def loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Loop:
     """Every loop in turn, in batches of 300 tokens, without timing the machine for the best size."""
-    monkeypatch.setattr("coral_lens.engine.extract.choose_budget", lambda *_: 300)
+    monkeypatch.setattr("coral_lens.engine.planned.choose_budget", lambda *_: 300)
     monkeypatch.setattr(codes, "SHARD_BATCHES", 1)
     found: Loop = request.param
     return found

@@ -42,7 +42,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of 300 tokens, without timing the machine for the best size."""
-    monkeypatch.setattr("coral_lens.engine.extract.choose_budget", lambda *_: 300)
+    monkeypatch.setattr("coral_lens.engine.planned.choose_budget", lambda *_: 300)
 
 
 # ----------------------------------------------------------------------------------------------------------- weights

@@ -65,7 +65,7 @@ SMALL = TrainingSettings(
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of 300 tokens, without timing the machine for the best size."""
-    monkeypatch.setattr("coral_lens.engine.extract.choose_budget", lambda *_: 300)
+    monkeypatch.setattr("coral_lens.engine.planned.choose_budget", lambda *_: 300)
 
 
 class KnownStates:

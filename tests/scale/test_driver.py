@@ -191,6 +191,28 @@ def test_a_cluster_without_room_is_given_up(monkeypatch: pytest.MonkeyPatch, clo
     assert len(clock) < 9
 
 
+def test_a_cluster_is_not_given_up_for_the_time_in_which_its_workers_computed(
+    monkeypatch: pytest.MonkeyPatch, clock: list[float]
+) -> None:
+    """The only worker dies long after the last look at which nothing had happened: its successor has all the time."""
+    dice = Dice(lambda dice, _: dies(dice, 0) if clock[-1] > 1000 and len(dice.started) == 1 else "digests")
+    in_vain = {3, 9}
+    looks = iter(range(100))
+
+    def wait(references: Sequence[Reference], *, num_returns: int, timeout: float | None) -> tuple[Any, Any]:
+        if timeout == 0:
+            return list(references), []
+        look = next(looks)
+        clock.append(max(clock[-1], 2000.0 if look == 8 else 0.0))
+        return ([] if look in in_vain else list(references)), []
+
+    dice.wait = wait  # type: ignore[method-assign]
+    done, said, _ = run(dice, 20, 1, monkeypatch)
+    assert done == list(range(20))
+    assert len(dice.started) == 2
+    assert len(said) == 1
+
+
 def test_a_worker_that_loads_for_long_is_waited_for_and_that_is_said(
     monkeypatch: pytest.MonkeyPatch, clock: list[float]
 ) -> None:

@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from threading import Event
 from typing import Any
 
 import pytest
@@ -34,9 +35,9 @@ def counted(server: Running, name: str) -> float:
 
 
 def test_the_work_of_a_client_that_hangs_up_is_dropped(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    score = worker.score_planned
-    monkeypatch.setattr(worker, "score_planned", lambda planned: time.sleep(1.0) or score(planned))
+    score, gone = worker.score_planned, Event()
     with running(shop.model, shop.lenses) as server:
+        monkeypatch.setattr(worker, "score_planned", lambda planned: gone.wait(PATIENCE) and score(planned))
         host, port = server.address.removeprefix("http://").split(":")
         body = b'{"lens": "first", "questions": {"question": "a?", "options": ["b", "c"]}}'
         headers = f"Host: {host}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
@@ -45,6 +46,7 @@ def test_the_work_of_a_client_that_hangs_up_is_dropped(shop: Shop, monkeypatch: 
             connection.sendall(head.encode() + body)
             wait_for(lambda: counted(server, "coral_queue_questions") == 1)
         wait_for(lambda: counted(server, "coral_dropped_total") == 1)
+        gone.set()
         with server.client() as client:
             assert client.post("/v1/predict", json=BODY).status_code == 200
         wait_for(lambda: counted(server, "coral_queue_questions") == 0)

@@ -74,7 +74,7 @@ def quiet() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Picture, "png", lambda self: b"\x89PNG")
         patch.setattr(Picture, "svg", lambda self: "<svg></svg>")
-        patch.setattr("coral_lens.engine.extract.choose_budget", lambda *_: 600)
+        patch.setattr("coral_lens.engine.planned.choose_budget", lambda *_: 600)
         for name in ("DECAYS", "PENALTIES", "DROPOUTS"):  # one network is as good as thirty
             patch.setattr(f"coral_lens.analysis.probes.{name}", (0.0,))
         yield

@@ -20,6 +20,8 @@ from transformers import (
     GPT2LMHeadModel,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MambaConfig,
@@ -137,6 +139,8 @@ FAMILIES = {
         GPT2Config(**OLD_SIZES, n_embd=32, n_positions=256),
         Paths("transformer.h", "transformer.ln_f", "attn.c_proj"),
     ),
+    # what its head gives is not yet its logits
+    "granite": Tiny(GraniteForCausalLM, GraniteConfig(**SIZES, logits_scaling=4.0, residual_multiplier=0.5)),
     # ALiBi counts distance along the row, and a recurrent model has no attention mask at all
     "bloom": Tiny(
         BloomForCausalLM,

@@ -19,10 +19,12 @@ class VocabularyHead:
     layer: nn.Module
     cap: float | None
     """Beyond which no logit goes, for families that bend them towards it."""
+    factor: float = 1.0
+    """What the layer's output is multiplied by before that, in families that scale their logits."""
 
     def logits(self, states: Float[Tensor, "row width"]) -> Float[Tensor, "row token"]:
         """Return all logits, in float32."""
-        return self._capped(self.layer(states).float())
+        return self._finished(self.layer(states).float())
 
     def log_probs(
         self, states: Float[Tensor, "row width"], rows: Int[Tensor, " target"], targets: Int[Tensor, " target"]
@@ -43,7 +45,7 @@ class VocabularyHead:
         """
         weight, block = layer.weight, slice(start, start + BLOCK)
         bias = None if layer.bias is None else layer.bias[block].to(weight.dtype)
-        logits = self._capped(nn.functional.linear(states.to(weight.dtype), weight[block], bias).float())
+        logits = self._finished(nn.functional.linear(states.to(weight.dtype), weight[block], bias).float())
         if weight.dtype == torch.float32:
             return logits.logsumexp(dim=-1)
         largest, which = logits.max(dim=-1)
@@ -54,7 +56,9 @@ class VocabularyHead:
     def _exact(self, layer: nn.Linear, states: Tensor, rows: Tensor, tokens: Tensor) -> Float[Tensor, " target"]:
         """Return the logits of tokens after the states of rows, one of each, added up in float32."""
         logits = (states[rows].float() * layer.weight[tokens].float()).sum(dim=-1)
-        return self._capped(logits if layer.bias is None else logits + layer.bias[tokens].float())
+        return self._finished(logits if layer.bias is None else logits + layer.bias[tokens].float())
 
-    def _capped(self, logits: Tensor) -> Tensor:
+    def _finished(self, logits: Tensor) -> Tensor:
+        """Return the logits that the model makes of its layer's output."""
+        logits = logits if self.factor == 1.0 else logits * self.factor
         return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)

@@ -56,6 +56,10 @@ class Family:
     """Name of the final norm in the base model. None: the first of NORM_NAMES that is there."""
     projection: str | None = None
     """Name of the output projection in a block's attention. None: the first of PROJECTION_NAMES that is there."""
+    logits_times: str | None = None
+    """Name of the value of the configuration that logits are multiplied by. None: they are what the head gives."""
+    logits_over: str | None = None
+    """Likewise, the name of what they are divided by."""
 
 
 FAMILIES: dict[str, Family] = {
@@ -71,6 +75,15 @@ FAMILIES: dict[str, Family] = {
     # no position ids: ALiBi counts the mask, and distance along the row, which a tree bends
     "bloom": Family(takes_gaps=True, norm="ln_f", projection="dense"),
     "falcon": Family(takes_gaps=True, norm="ln_f", projection="dense"),
+    # the head is not the end of these: an option would be nats too likely or too unlikely
+    "granite": Family("full", takes_gaps=True, logits_over="logits_scaling"),
+    "granitemoe": Family(logits_over="logits_scaling"),
+    "granitemoeshared": Family(logits_over="logits_scaling"),
+    "granitemoehybrid": Family(logits_over="logits_scaling"),
+    "hyperclovax": Family(logits_times="logits_scaling"),
+    "cohere": Family(logits_times="logit_scale"),
+    "cohere2": Family(logits_times="logit_scale"),
+    "falcon_h1": Family(logits_times="lm_head_multiplier"),
 }
 """Every family that is known, by the `model_type` of its configuration."""
 

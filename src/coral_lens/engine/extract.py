@@ -169,6 +169,7 @@ DIFFERING = {
     "model.weights": "the states of another model",
     "model.tokenizer": "the states of a model with another tokenizer",
     "model.dtype": "the states of the model in another dtype",
+    "model.logits": "the scores of an earlier version, which left out that this model scales its logits",
     "questions": "the states of other questions (their file, the split or the limit has changed since)",
     "style": "the states of questions that were asked in another style",
     "prompts": "the states of the same questions in other prompts",

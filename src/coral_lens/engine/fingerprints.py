@@ -96,4 +96,7 @@ def identity_difference(known: Mapping[str, Any], given: Mapping[str, Any]) -> s
     for key in ("weights", "tokenizer", "dtype"):
         if key in known and key in given and known[key] != given[key]:
             return f"{key} {known[key][:14]} against {given[key][:14]}"
+    # of whole records: one without this key is of logits as the head gives them; states do not depend on it
+    if {"weights", "config"} <= known.keys() & given.keys() and known.get("logits") != given.get("logits"):
+        return f"logits {known.get('logits', 'not scaled')} against {given.get('logits', 'not scaled')}"
     return config_difference(known.get("config", {}), given.get("config", {}))

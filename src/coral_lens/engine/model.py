@@ -72,8 +72,12 @@ class Model:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What is recorded of a model: its fingerprint, and the values of its configuration that change a forward pass."""
-        return {**self.fingerprint, "config": config_facts(self.hf.config)}
+        """What is recorded of a model: its fingerprint, and the values of its configuration that change a forward pass.
+
+        And that its logits are scaled, if they are: scores of earlier versions, which left that out, are of something else.
+        """
+        scaled = {} if self.logit_factor == 1.0 else {"logits": "scaled"}
+        return {**self.fingerprint, **scaled, "config": config_facts(self.hf.config)}
 
     def verify(self) -> None:
         """Refuse weights and buffers that changed since the model was loaded: every number is looked at, where a pass looks at
@@ -317,7 +321,16 @@ class Model:
     def vocabulary(self) -> VocabularyHead:
         """The head as it is computed."""
         cap = getattr(self.hf.config.get_text_config(), "final_logit_softcapping", None)
-        return VocabularyHead(self.head, cap)
+        return VocabularyHead(self.head, cap, self.logit_factor)
+
+    @property
+    def logit_factor(self) -> float:
+        """What the output of the head is multiplied by to be the logits; 1 for most families."""
+        config = self.hf.config.get_text_config()
+        times, over = (
+            getattr(config, name or "", None) for name in (self.family.logits_times, self.family.logits_over)
+        )
+        return float(times or 1.0) / float(over or 1.0)
 
     def logits(self, states: Tensor) -> Tensor:
         """Return the vocabulary logits of normed states [row, width], in float32."""

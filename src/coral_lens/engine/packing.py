@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import Literal
 
 from coral_lens.engine.trees import PrefixGroup, Tree, build_tree, find_prefixes, shareable_context
@@ -102,18 +103,22 @@ def tree_size(tree: Tree, packing: Packing) -> int:
 
 
 def pack_rows(group: PrefixGroup, prompts: Sequence[Prompt]) -> list[tuple[int, ...]]:
-    """Lay the questions of a prefix group side by side, the longest first."""
+    """Lay the questions of a prefix group side by side, the longest first, each into the first row that has room."""
     sizes = {q: len(build_tree(prompts[q], skip=group.length)) for q in group.members}
     rows: list[list[int]] = []
-    room: list[int] = []
+    # by how much room is left, the rows that have it, the first on top: a hundred thousand rows are never looked through
+    having: dict[int, list[int]] = {}
     for q in sorted(sizes, key=lambda q: (-sizes[q], q)):
-        at = next((i for i, free in enumerate(room) if free >= sizes[q]), None)
-        if at is None:
+        at, room = min(
+            ((numbers[0], room) for room, numbers in having.items() if numbers and room >= sizes[q]),
+            default=(len(rows), max(ROW_WIDTH, sizes[q])),
+        )
+        if at == len(rows):
             rows.append([])
-            room.append(max(ROW_WIDTH, sizes[q]))
-            at = len(rows) - 1
+        else:
+            heappop(having[room])
         rows[at].append(q)
-        room[at] -= sizes[q]
+        heappush(having.setdefault(room - sizes[q], []), at)
     return [tuple(row) for row in rows]
 
 
@@ -123,21 +128,26 @@ def batch_rows(
     """Put rows with prefixes into batches, rows of one prefix next to each other: it is computed once."""
     batches: list[PlannedBatch] = []
     open_rows: list[tuple[PrefixGroup, tuple[int, ...]]] = []
+    widths: list[int] = []
 
-    def cost(candidates: Sequence[tuple[PrefixGroup, tuple[int, ...]]]) -> int:
-        widths = [sum(len(build_tree(prompts[q], skip=g.length)) for q in row) for g, row in candidates]
-        lengths = {g.members: g.length for g, _ in candidates}
-        return max(widths) * len(widths) + (max(lengths.values()) * len(lengths) if len(lengths) > 1 else 0)
+    def cost(group: PrefixGroup, width: int) -> int:
+        # not told apart by their members: to hash a hundred thousand of them for each row takes minutes
+        lengths = {id(g): g.length for g, _ in open_rows} | {id(group): group.length}
+        prefixes = max(lengths.values()) * len(lengths) if len(lengths) > 1 else 0
+        return max(width, *widths) * (len(widths) + 1) + prefixes
 
     def close() -> None:
         if open_rows:
             batches.append(PlannedBatch(tuple(row for _, row in open_rows), tuple(g.length for g, _ in open_rows)))
             open_rows.clear()
+            widths.clear()
 
-    for row in rows:
-        if open_rows and cost([*open_rows, row]) > token_budget:
+    for group, row in rows:
+        width = sum(len(build_tree(prompts[q], skip=group.length)) for q in row)
+        if open_rows and cost(group, width) > token_budget:
             close()
-        open_rows.append(row)
+        open_rows.append((group, row))
+        widths.append(width)
     close()
     return batches
 

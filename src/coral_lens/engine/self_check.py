@@ -1,8 +1,8 @@
 """Decide whether a model may be scored by token trees, and say for `coral doctor` what the engine makes of it.
 
 The self-check scores the same prompts packed and plain. Where they differ by more than rounding (an unknown mask, ALiBi, a
-recurrent state), every option gets a row of its own. The doctor names the parts that were found as well, and compares the
-states that are read with Hugging Face's own.
+recurrent state), every option gets a row of its own. A model that makes more of its logits than is known of its family is
+refused. The doctor names the parts that were found as well, and compares the states that are read with Hugging Face's own.
 """
 
 from __future__ import annotations
@@ -80,6 +80,7 @@ def packing_of(model: Model) -> Packing:
 
 def choose_packing(model: Model) -> Packing:
     """Return `tree` if the model scores a question the same way packed and plain, else `plain`, and say so."""
+    refuse_other_logits(model)
     try_flex_attention(model)
     try:
         check = self_check(model, check_prompts(model))
@@ -181,6 +182,31 @@ class Rounding:
         return (states.float() * (1 + self.unit * moves)).to(states.dtype)
 
 
+def refuse_other_logits(model: Model) -> None:
+    """Refuse a model that does with its logits what is not known here: all its scores would be wrong, packed or plain."""
+    if logits_difference(model) > most_different(model):
+        kind = model.hf.config.get_text_config().model_type
+        raise CoralError(
+            f"The model {model.name!r} (model type {kind!r}) does not take its logits from its vocabulary head as they are, and "
+            "what it does with them is not known here, so that its scores would be wrong; take another model."
+        )
+
+
+@torch.inference_mode()
+def logits_difference(model: Model) -> float:
+    """Return how far the logits of the engine are from those of the whole model, relative to the largest of these."""
+    ids = torch.tensor([check_prompts(model)[0].contexts[0]], device=model.device)
+    with in_use(model):
+        theirs = model.hf(input_ids=ids, use_cache=False).logits[0].float()
+        ours = model.logits(model.hf.base_model(input_ids=ids, use_cache=False).last_hidden_state[0])
+    return float((ours - theirs.to(ours.device)).abs().max() / theirs.abs().max())
+
+
+def most_different(model: Model) -> float:
+    """Return by how much of their range numbers of the engine and of the whole model may differ."""
+    return 1e-4 if model.precision == "float32" else 5e-2
+
+
 def refuse_checkpoint(model: Model) -> None:
     """Refuse a model that gives nothing finite for any prompt of the self-check, before it does so for every question."""
     prompts = check_prompts(model)
@@ -209,7 +235,7 @@ def examine(model: Model) -> list[Finding]:
     """Return the parts of a model and the outcome of each check."""
     findings = [*named_parts(model), *tokenizer_checks(model)]
     try:
-        return [*findings, packing_check(model), layer_check(model)]
+        return [*findings, packing_check(model), layer_check(model), logits_check(model)]
     except NotFiniteError as error:
         return [*findings, Finding("scores and states", str(error), ok=False)]
 
@@ -283,5 +309,11 @@ def layer_check(model: Model) -> Finding:
     return Finding(
         "layer map",
         f"states equal Hugging Face's to {worst:.1e} of their range; the last is read before the final norm",
-        worst < (1e-4 if model.precision == "float32" else 5e-2),
+        worst < most_different(model),
     )
+
+
+def logits_check(model: Model) -> Finding:
+    """Compare the logits of the engine with those of the whole model, which may scale or bend what its head gives."""
+    worst = logits_difference(model)
+    return Finding("logits", f"equal Hugging Face's to {worst:.1e} of the largest", not worst > most_different(model))

@@ -58,7 +58,7 @@ from coral_lens.storage.progress import Bar, bar_of, silent
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
 
-KEPT_OF_MODEL = ("name", "weights", "tokenizer", "config", "dtype")
+KEPT_OF_MODEL = ("name", "weights", "tokenizer", "logits", "config", "dtype")
 """What a lens keeps of the record of its model."""
 AUTO_FOLDS = 5
 """Folds where a kind of lens is chosen, or where questions are few and the choice is left to us."""

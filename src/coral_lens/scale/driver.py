@@ -195,6 +195,7 @@ class Driver:
         import ray
 
         worker, number = self.running.pop(reference)
+        self.waiting = None  # up to now there was a worker, also where no look at the cluster was ever in vain
         try:
             result = ray.get(reference)
         except CoralError as error:

@@ -154,8 +154,12 @@ def append_line(path: Path, line: bytes, *, flush: bool = True) -> None:
 
 def lines_of(path: Path) -> list[bytes]:
     """Return the lines of a file with their ends, none if there is no file. One that was cut by a kill has no end."""
+    try:  # without a look before: whoever ends a store may remove the journal of a part in between
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return []
     # bytes, because str.splitlines would also cut at U+2028 and its like
-    return path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    return data.splitlines(keepends=True)
 
 
 def write_json(path: Path, value: Any) -> None:

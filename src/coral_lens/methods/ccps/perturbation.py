@@ -68,19 +68,22 @@ def option_features(radii: Sequence[float]) -> list[str]:
 
 @dataclass(frozen=True)
 class Head:
-    """The vocabulary head as arithmetic: logits = cap(W h + b)."""
+    """The vocabulary head as arithmetic: logits = cap(factor (W h + b))."""
 
     weight: Float[Tensor, "vocabulary width"]
     bias: Float[Tensor, " vocabulary"] | None
     cap: float | None
+    factor: float = 1.0
 
     def raw(self, states: Float[Tensor, "token width"]) -> Float[Tensor, "token vocabulary"]:
-        """Return W h + b, before the cap."""
-        return nn.functional.linear(states.to(self.weight.dtype), self.weight, self.bias).to(working(self.weight.dtype))
+        """Return factor (W h + b), before the cap."""
+        raw = nn.functional.linear(states.to(self.weight.dtype), self.weight, self.bias)
+        return raw.to(working(self.weight.dtype)) * self.factor
 
     def along(self, directions: Float[Tensor, "token width"]) -> Float[Tensor, "token vocabulary"]:
-        """Return W u: by how much raw logits grow for each step along a direction."""
-        return nn.functional.linear(directions.to(self.weight.dtype), self.weight).to(working(self.weight.dtype))
+        """Return factor W u: by how much raw logits grow for each step along a direction."""
+        grown = nn.functional.linear(directions.to(self.weight.dtype), self.weight)
+        return grown.to(working(self.weight.dtype)) * self.factor
 
     def capped(self, raw: Float[Tensor, "token vocabulary"]) -> Float[Tensor, "token vocabulary"]:
         """Return the logits."""
@@ -104,16 +107,16 @@ def head_of(model: Model) -> Head:
             "its perturbations have a closed form only there."
         )
     cap = getattr(model.hf.config.get_text_config(), "final_logit_softcapping", None)
-    return Head(model.head.weight, model.head.bias, cap)
+    return Head(model.head.weight, model.head.bias, cap, model.logit_factor)
 
 
 def jacobians(
     head: Head, raw: Float[Tensor, "token vocabulary"], targets: Int[Tensor, " token"]
 ) -> Float[Tensor, "token width"]:
-    """Return the gradient of log p(t) with respect to the state: W_t - sum_v p_v W_v, each W_v times the cap's slope."""
+    """Return the gradient of log p(t) with respect to the state: W_t - sum_v p_v W_v, each times the factor and the slope."""
     weights = -head.capped(raw).softmax(dim=-1)
     weights[torch.arange(len(targets)), targets] += 1.0
-    return ((weights * head.slope(raw)).to(head.weight.dtype) @ head.weight).to(raw.dtype)
+    return ((weights * head.slope(raw)).to(head.weight.dtype) @ head.weight).to(raw.dtype) * head.factor
 
 
 def epsilon_to_flip(

@@ -396,6 +396,7 @@ def test_questions_that_the_user_says_are_of_the_same_kind_are_at_home(
     outcome = coral("predict", "--lens", work.lens, "--questions", asked, "--out", out, "--home")
     assert outcome.code == 0, outcome.err
     assert 1.0 in [json.loads(line)["trust"] for line in out.read_text("utf-8").splitlines()]
+    assert "cannot be excluded" not in outcome.out, "the user has said whose task it is"
     measured = coral("eval", "--lens", work.lens, "--task", work.folder / "test.jsonl", "--home")
     assert "harm cannot be excluded" not in measured.out
     lens = Path(shutil.copytree(work.lens, tmp_path / "lens"))

@@ -16,6 +16,7 @@ from support.questions import toy_questions
 from coral_lens.data.questions import load_questions
 from coral_lens.data.settings import Style
 from coral_lens.data.shots import with_shots
+from coral_lens.data.wording import as_statements
 from coral_lens.engine.extract import score_in_memory
 from coral_lens.engine.model import Model
 from coral_lens.engine.packing import Plan
@@ -220,12 +221,19 @@ def test_a_lens_that_judges_options_recognises_the_questions_that_it_was_fitted_
     assert not lens.is_seen(several(60)[30:]).any()
     with pytest.raises(CoralError, match="all 90 questions were used to fit this lens"):
         evaluate(lens, tiny, questions, bar=False)
-    with pytest.raises(CoralError, match="fitted on all of these questions"):
-        calibrate(lens, tiny, questions, Guarantees(coverage=0.5))
-    calibrated = calibrate(lens, tiny, several(70)[30:], Guarantees(coverage=0.8, risk=0.4))
-    (answer,) = calibrated.predict(tiny, several(71)[70:])
-    assert answer.options_in_set is not None
-    assert answer.abstain is not None
+
+
+def test_promises_of_single_statements_are_not_made_of_whole_questions(tiny: Model) -> None:
+    lens = fit(tiny, several(30), replace(SETTINGS, style=Style("p-true")), bar=False)
+    with pytest.raises(CoralError, match="does not hold for whole questions"):
+        calibrate(lens, tiny, several(70)[30:], Guarantees(coverage=0.8, risk=0.4))
+    statements = [one for question in several(70)[30:] for one in as_statements(question)]
+    calibrated = calibrate(lens, tiny, statements, Guarantees(coverage=0.8, risk=0.4))
+    (whole,) = calibrated.predict(tiny, several(71)[70:])
+    assert (whole.options_in_set, whole.abstain) == (None, None)
+    for statement in calibrated.predict(tiny, as_statements(several(71)[70])):
+        assert statement.options_in_set is not None
+        assert statement.abstain is not None
 
 
 # --------------------------------------------------------------------------------------------------- states are shared

@@ -201,12 +201,14 @@ def predict(
             answers = fitted.predict(loaded(), asked, work_dir=work, progress=advance)
         write_atomic(file, write(answers.rows()))
     typer.echo(f"{len(answers)} answers in {out}")
-    typer.echo(trust_line(answers, is_adapted=fitted.adaptation is not None))
+    # labels of the task, or the user's word, say that it is the lens's own; what is far off is counted all the same
+    is_own = fitted.adaptation is not None or (fitted.trust is not None and fitted.trust.everywhere)
+    typer.echo(trust_line(answers, is_own=is_own))
     for note in exit_notes([fitted]):
         typer.echo(note)
 
 
-def trust_line(answers: list[Answer], *, is_adapted: bool) -> str:
+def trust_line(answers: list[Answer], *, is_own: bool) -> str:
     """Say of how many answers little is known: far from the training questions, not of a task of theirs, or abstained."""
     from coral_lens.records import FAR
     from coral_lens.report.reach import unchecked
@@ -220,7 +222,7 @@ def trust_line(answers: list[Answer], *, is_adapted: bool) -> str:
     line = ", ".join(found)
     if alone := sum(a.trust == 0.0 for a in answers):
         line += f"; {alone:,} are answered by the model alone, scaled by temperature"
-    return f"{line}. {'' if is_adapted else unchecked(a.trust for a in answers)}".rstrip()
+    return f"{line}. {'' if is_own else unchecked(a.trust for a in answers)}".rstrip()
 
 
 @app.command("lm-eval", add_help_option=False, context_settings={"ignore_unknown_options": True})

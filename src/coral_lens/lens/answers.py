@@ -100,17 +100,17 @@ def by_question(answers: Sequence[Answer], questions: Sequence[Question]) -> lis
 
 
 def joined_answer(question: Question, parts: Sequence[Answer]) -> Answer:
-    """Return the answer to a question from those to each of its options."""
+    """Return the answer to a question from those to each of its options.
+
+    What was promised of single statements, sets and abstention, does not hold for the question, so it is left out.
+    """
     true, base = (
         np.array([probs[1] for probs in of if probs])
         for of in zip(*((p.probs, p.base_probs) for p in parts), strict=True)
     )
     answer = answer_of(question, true, base, max(part.shift for part in parts))
-    sets = [part.options_in_set for part in parts]
     return replace(
         answer,
-        options_in_set=None if None in sets else tuple(j for j, inside in enumerate(sets) if inside and 1 in inside),
-        abstain=parts[answer.answer].abstain,
         trust=parts[answer.answer].trust,
         right=tuple(map(int, np.flatnonzero(true >= 0.5))),
         expected_level=None,

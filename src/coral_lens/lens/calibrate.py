@@ -31,6 +31,8 @@ def fresh_of(lens: Lens, questions: Sequence[Question], *, to: str = "calibrate"
     Questions that calibrated it before may do so again: a new promise takes the place of the old one. Those that adapted it may
     adapt it again, together with others, and never calibrate it: their labels have made its probabilities.
     """
+    if to == "calibrate":
+        refuse_joined(lens, questions)
     questions = asked_as(questions, lens.style)
     unlabelled = [q.id for q in questions if q.answer == UNKNOWN]
     if unlabelled:
@@ -48,6 +50,16 @@ def fresh_of(lens: Lens, questions: Sequence[Question], *, to: str = "calibrate"
             "questions that it has not seen."
         )
     return fresh
+
+
+def refuse_joined(lens: Lens, questions: Sequence[Question]) -> None:
+    """Refuse questions whose options a lens judges one by one: what is promised of statements does not hold for questions."""
+    if lens.style.kind == "p-true" and any(q.kind != "yes-no" for q in questions):
+        raise CoralError(
+            "This lens judges the options of a question one by one (--style p-true), and what is promised of single "
+            "statements does not hold for whole questions; calibrate it on questions of the kind yes-no, or fit a lens "
+            "without --style p-true."
+        )
 
 
 def calibrate(

@@ -149,7 +149,9 @@ def test_a_confidence_alone_is_measured_by_what_it_can_tell() -> None:
 
 
 def test_settings_that_say_two_things_are_refused() -> None:
-    with pytest.raises(CoralError, match=r"--precision 0.95 says the same as --risk 0.05"):
+    with pytest.raises(
+        CoralError, match=r"--precision and --risk are two ways to say one thing \(0.95 is a risk of 0.05\)"
+    ):
         AuditSettings(precision=0.9, risk=0.2)
     with pytest.raises(CoralError, match="precision"):
         AuditSettings(precision=1.5)

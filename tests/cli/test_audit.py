@@ -66,7 +66,9 @@ def test_swapped_options_are_counted(coral: Run, tmp_path: Path) -> None:
 
 def test_mistakes_are_one_sentence(coral: Run, tmp_path: Path) -> None:
     assert "no such file or folder" in complaint(coral("none.jsonl"))
-    assert "--precision 0.95 says the same" in complaint(coral("mine.jsonl", "--precision", "0.9", "--risk", "0.1"))
+    assert "--precision and --risk are two ways to say one thing" in complaint(
+        coral("mine.jsonl", "--precision", "0.9", "--risk", "0.1")
+    )
     assert "--apply writes a table" in complaint(coral("mine.jsonl", "--apply", "maps.json"))
     assert "no column 'team'" in complaint(coral("mine.jsonl", "--by", "team"))
     (tmp_path / "full").mkdir()

@@ -211,7 +211,7 @@ def test_too_few_labels_unlabelled_and_seen_questions_are_refused(lens: Lens) ->
         adapt_on(lens, new_task(4, 3))
     few = new_task(10, 3)
     few.questions[2] = replace(few.questions[2], answer=UNKNOWN)
-    with pytest.raises(CoralError, match="'2' has no answer; to adapt a lens takes the correct option"):
+    with pytest.raises(CoralError, match="'2' has no answer; `coral adapt` needs the right option"):
         adapt_on(lens, few)
     with pytest.raises(CoralError, match="adapt it on questions that it has not seen"):
         adapt_on(lens, PlantedStore(120, signal=SIGNAL, tasks={"a": 1.0, "b": 1.0}))

@@ -233,6 +233,6 @@ def test_a_lens_that_cannot_be_read_is_one_sentence_with_its_folder(
     assert str(copy) in str(error.value)
 
 
-def test_a_folder_without_a_lens_says_how_to_make_one(tmp_path: Path) -> None:
-    with pytest.raises(CoralError, match="coral fit --out"):
+def test_a_folder_without_a_lens_says_that_coral_fit_makes_one(tmp_path: Path) -> None:
+    with pytest.raises(CoralError, match=r"it has no lens\.json; give a folder that `coral fit` made"):
         load_lens(tmp_path)

@@ -295,7 +295,7 @@ def test_a_part_that_fails_stops_no_other_and_the_page_says_why(
         patched(patch, failing("sae", CoralError("There is no room for 16x; give a smaller one.")))
         patch.setitem(PARTS, "heads", failing("heads", ValueError("odd <shape>\nof states"))["heads"])
         with pytest.raises(
-            CoralError, match=r"3 part\(s\) failed: sae of .*, corrsteer of .*, heads of .* says why and has all"
+            CoralError, match=r"Parts that failed: sae of .*, corrsteer of .*, heads of .* says why and has all"
         ):
             reproduce(undertaking(saved, scale, tmp_path, opening, parts=parts_of(wanted)))
     page = (tmp_path / "out" / "reproduction.html").read_text("utf-8")

@@ -30,7 +30,7 @@ def abstract_claims(tables: Sequence[StudyTable]) -> Iterator[Claim]:
     """Yield the two averages of the abstract, at home and in transfer."""
     for kind, mean in abstract_means(tables).items():
         prefix = "abstract." if kind == "held-out" else "abstract.transfer_"
-        cells = f"{len({t.model for t in tables})} model(s), {mean.n_cells} cell(s)"
+        cells = f"models: {len({t.model for t in tables})}, cells of the table: {mean.n_cells}"
         for metric, name in (("accuracy", "accuracy"), ("ece", "ECE")):
             if metric in mean.intervals:
                 yield abstract_claim(mean, metric, name, f"{stated(f'{prefix}{metric}_gain')}", cells)

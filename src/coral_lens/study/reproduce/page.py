@@ -118,7 +118,7 @@ def headline(findings: Findings, claims: Sequence[ClaimLine]) -> tuple[str, ...]
     if left:
         sentences.append(f"Left out at this scale: {left}.")
     if n_missing:
-        sentences.append(f"{n_missing} part(s) are missing; the reason stands in the place of each.")
+        sentences.append(f"Parts that are missing: {n_missing}; the reason stands in the place of each.")
     return tuple(sentences)
 
 

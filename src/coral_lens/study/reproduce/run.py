@@ -102,7 +102,7 @@ def reproduce(undertaking: Undertaking, *, tell: Tell = lambda _: None) -> Path:
         gc.collect()
     if failures:
         raise CoralError(
-            f"{len(failures)} part(s) failed: {', '.join(failures)}. {page} says why and has all others; the same command tries "
+            f"Parts that failed: {', '.join(failures)}. {page} says why and has all others; the same command tries "
             "them again."
         )
     return page

@@ -91,7 +91,9 @@ class HostileLine:
         """The type of the value."""
         if getattr(self.parameter, "is_flag", False):
             return "flag"
-        described = str(getattr(self.parameter, "type_descriptor", None) or self.parameter.type).lower()
+        # older versions of typer have a name in place of the description
+        described = getattr(self.parameter, "type_descriptor", None) or getattr(self.parameter.type, "name", "")
+        described = str(described or self.parameter.type).lower()
         for kind, pattern in {"int": r"\bint", "float": r"\bfloat", "path": r"\bpath"}.items():
             if re.search(pattern, described):
                 return kind  # type: ignore[return-value]

@@ -149,7 +149,11 @@ WITHOUT_NUMBERS = (
 
 @pytest.mark.parametrize("name", WITHOUT_NUMBERS)
 def test_scikit_learns_checks_pass_as_far_as_texts_allow(name: str) -> None:
-    getattr(estimator_checks, name)("CoralClassifier", CoralClassifier())
+    # older versions of scikit-learn know fewer
+    check = getattr(estimator_checks, name, None)
+    assert check or name == "check_estimator_sparse_tag"
+    if check:
+        check("CoralClassifier", CoralClassifier())
 
 
 def test_scikit_learn_finds_no_other_check_for_texts(model: Model) -> None:

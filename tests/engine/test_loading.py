@@ -70,6 +70,21 @@ def refusal(name: str | Path, **settings: str) -> str:
     return str(error.value)
 
 
+def test_a_model_that_bends_its_attention_scores_is_loaded_with_attention_that_does(tmp_path: Path) -> None:
+    """transformers before 5.21 would take attention that leaves the bending out."""
+    save(make_model("gemma2"), tmp_path / "tiny")
+    config = json.loads((tmp_path / "tiny" / "config.json").read_text("utf-8"))
+    changed = config | {"attn_logit_softcapping": 0.05}
+    (tmp_path / "tiny" / "config.json").write_text(json.dumps(changed), "utf-8")
+    model = load_model(str(tmp_path / "tiny"), dtype="float32")
+    assert model.hf.config._attn_implementation == "eager"
+    ids = torch.arange(5, 25)[None]
+    bent = model.hf(input_ids=ids).logits
+    for layer in model.hf.model.layers:
+        layer.self_attn.attn_logit_softcapping = None
+    assert not torch.allclose(bent, model.hf(input_ids=ids).logits, atol=1e-4)
+
+
 # ------------------------------------------------------------------------------------------------------------- BOS
 
 

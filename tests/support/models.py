@@ -122,7 +122,8 @@ FAMILIES = {
         Qwen3ForCausalLM,
         Qwen3Config(**SIZES, head_dim=8, use_sliding_window=True, sliding_window=WINDOW, layer_types=MIXED_LAYERS),
     ),
-    "gemma2": Tiny(Gemma2ForCausalLM, Gemma2Config(**GEMMA_SIZES)),
+    # transformers before 5.21 would take attention that leaves its soft-capping out
+    "gemma2": Tiny(Gemma2ForCausalLM, Gemma2Config(**GEMMA_SIZES, attn_implementation="eager")),
     "gemma3": Tiny(Gemma3ForCausalLM, Gemma3TextConfig(**GEMMA_SIZES, layer_types=MIXED_LAYERS)),
     "phi3": Tiny(Phi3ForCausalLM, Phi3Config(**SIZES)),
     "phi3-window": Tiny(Phi3ForCausalLM, Phi3Config(**SIZES, sliding_window=WINDOW)),

@@ -86,6 +86,7 @@ def load_model(
         ensure_bos(tokenizer, hf.config)
         if device_map is None and hf.device.type != torch.device(device).type:
             hf.to(torch.device(device))  # type: ignore[arg-type]
+        keep_soft_capping(hf)
     if adapter is not None:
         hf, name = with_adapter(hf, str(adapter)), f"{name}{JOINS}{adapter}"
     known = fingerprint_of(hf, tokenizer, model_files(source, revision, adapter))
@@ -95,6 +96,16 @@ def load_model(
         texts = [tokenizer.encode(text) for text in ORDINARY]
         set_precision(hf, choose_precision(hf) if wanted == "auto" else cast("Precision", wanted), texts)
     return wrap(hf.eval().requires_grad_(False), tokenizer, name=name, fingerprint=known)
+
+
+def keep_soft_capping(hf: PreTrainedModel) -> None:
+    """Let a model that bends its attention scores (Gemma 2) attend in the one way that does so.
+
+    transformers before 5.21 takes another, which leaves the bending out without a word.
+    """
+    config = hf.config.get_text_config()
+    if getattr(config, "attn_logit_softcapping", None) and config._attn_implementation == "sdpa":
+        hf.set_attn_implementation("eager")
 
 
 @torch.inference_mode()

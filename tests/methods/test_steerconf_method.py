@@ -267,6 +267,10 @@ def test_failures_are_counted_by_sample_and_by_question() -> None:
 class Scripted(Interview):
     """A model that is well calibrated under one way of asking only."""
 
+    def ask_all(self, questions: Sequence[Question], name: str, plans: Sequence[InterviewPlan]) -> list[Replies]:
+        together.append(len(plans))
+        return [self.ask(questions, name, plan) for plan in plans]
+
     def ask(self, questions: Sequence[Question], name: str, plan: InterviewPlan) -> Replies:
         asked.append((plan.prompt, plan.thinking, plan.temperature, plan.samples))
         good = plan.prompt == "cautious" and not plan.thinking
@@ -281,10 +285,12 @@ class Scripted(Interview):
 
 
 asked: list[tuple[Any, ...]] = []
+together: list[int] = []
 
 
 def test_ways_of_asking_are_chosen_in_stages_by_validation_ece(tmp_path: Path) -> None:
     asked.clear()
+    together.clear()
     questions = [Question(str(i), str(i), "Which?", ("a", "b", "c", "d"), 0) for i in range(40)]
     context = FitContext(lambda: pytest.fail("loaded"), NOBODY, FitSettings(), tmp_path)
     interview = Scripted(context, SteerConfSettings(samples=(1, 5)))
@@ -292,6 +298,7 @@ def test_ways_of_asking_are_chosen_in_stages_by_validation_ece(tmp_path: Path) -
     assert (chosen.prompt, chosen.thinking, chosen.temperature, chosen.samples) == ("cautious", False, 0.5, 1)
     assert chosen.aggregation == "weighted"
     assert len(asked) == 5 * 2 + 3
+    assert together == [10, 1, 1, 1], "wordings are asked side by side"
     assert {a[2:] for a in asked[:10]} == {(0.7, 3)}
     assert [a[2:] for a in asked[10:]] == [(0.7, 5), (0.5, 5), (1.0, 5)]
     tried = json.loads((tmp_path / "choice.json").read_text("utf-8"))["tried"]
@@ -403,6 +410,25 @@ def test_a_cut_answer_is_asked_for_once_more_and_only_if_that_was_wanted(
     assert again.asked_again == 2
     assert again.failures(2)["samples asked for their answer again"] == 2
     assert "samples asked for their answer again" not in plain.failures(2)
+
+
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.filterwarnings("ignore:.*lost their beginning")
+def test_wordings_that_are_asked_together_are_answered_as_one_by_one(tiny: Model, tmp_path: Path) -> None:
+    questions = [Question(str(i), str(i), f"Which of {i}?", ("a", "b", "c"), 0) for i in range(3)]
+    settings = SteerConfSettings(max_new_tokens=6)
+    plans = [InterviewPlan(p, t, 0.7, 2, "") for p in ("vanilla", "cautious") for t in (True, False)]
+
+    def written(name: str, *groups: Sequence[InterviewPlan]) -> list[str]:
+        context = FitContext(lambda: tiny, NOBODY, FitSettings(), tmp_path / name)
+        for group in groups:
+            Interview(context, settings).ask_all(questions, "validation", group)
+        pieces = [read_piece(path) or [] for path in sorted((tmp_path / name).rglob("texts-*.jsonl"))]
+        return sorted(text.text for piece in pieces for samples in piece for text in samples)
+
+    apart = written("apart", *([plan] for plan in plans))
+    assert written("together", plans) == apart
+    assert len(set(apart)) > len(plans)
 
 
 @pytest.mark.usefixtures("one_thread")

@@ -40,10 +40,10 @@ TEMPERATURES = (0.2, 5.0)
 """The lowest and the highest temperature."""
 UNTOLD = 0.5
 """The centre of lambda's prior for a lens that has no trust of its own."""
-LAMBDA_PRIOR, TEMPERATURE_PRIOR = 0.2, 0.15
-"""Standard deviations of the priors of lambda and of the logarithm of the temperature."""
 ENOUGH_TO_TELL = 20
 """Fewer labels than this never rule the lens out by the interval of its gain: five questions that agree are chance."""
+PRIOR_OF_FEW, PRIOR_OF_ENOUGH = (0.2, 0.15), (0.3, 0.4)
+"""Standard deviations of the priors of lambda and of the logarithm of the temperature: few labels may move both little."""
 FOLDS = 10
 N_BOOT = 2000
 CURVE_SIZES = (5, 10, 20, 30, 50, 100, 200)
@@ -164,9 +164,11 @@ def fit_mixture(data: Labelled, before: float, *, at_most: float = LARGEST_LAMBD
     """Return weight and temperature of the highest likelihood, drawn to what holds without labels as far as these are few."""
     from scipy.optimize import minimize
 
+    of_lambda, of_temperature = PRIOR_OF_FEW if len(data.options) < ENOUGH_TO_TELL else PRIOR_OF_ENOUGH
+
     def loss(theta: np.ndarray) -> float:
         nll = -float((data.y * log_of(data.probs(theta[0], float(np.exp(theta[1]))))).sum())
-        drawn = ((theta[0] - before) / LAMBDA_PRIOR) ** 2 + (theta[1] / TEMPERATURE_PRIOR) ** 2
+        drawn = ((theta[0] - before) / of_lambda) ** 2 + (theta[1] / of_temperature) ** 2
         return nll + drawn / 2
 
     low, high = map(float, np.log(TEMPERATURES))

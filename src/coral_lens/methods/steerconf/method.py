@@ -10,9 +10,9 @@ answer may be asked for it in one more step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import product
+from itertools import groupby, product
 from typing import Annotated, Any
 
 import numpy as np
@@ -116,7 +116,7 @@ class SteerConfSettings(Settings):
     """Try everything with everything instead of in stages: hours on a CPU."""
     max_new_tokens: Count = 128
     """Tokens of an answer, at most."""
-    batch_size: Count = 64
+    batch_size: Count = 256
     """Answers that are written at a time."""
     aggregations: Annotated[tuple[Annotated[str, OneOf(tuple(AGGREGATIONS))], ...], NotEmpty(), LATER] = (
         "weighted",
@@ -181,29 +181,36 @@ class Interview:
 
     def ask(self, questions: Sequence[Question], name: str, plan: InterviewPlan) -> Replies:
         """Ask all questions in one way, as often as it says."""
-        model = self.context.model()
+        return self.ask_all(questions, name, [plan])[0]
+
+    def ask_all(self, questions: Sequence[Question], name: str, plans: Sequence[InterviewPlan]) -> list[Replies]:
+        """Ask all questions in several ways that differ in their wording alone, side by side: a step reads the weights once."""
+        ((temperature, n_samples),) = {(plan.temperature, plan.samples) for plan in plans}
+        model, n = self.context.model(), len(questions)
         wrap = model.chat_template if getattr(model.tokenizer, "chat_template", None) else None
-        prompts = [verbal_prompt(q, plan.prompt, thinking=plan.thinking, wrap=wrap) for q in questions]
+        prompts = [verbal_prompt(q, p.prompt, thinking=p.thinking, wrap=wrap) for p in plans for q in questions]
         settings = GenerationSettings(
             max_new_tokens=self.settings.max_new_tokens,
-            temperature=plan.temperature,
-            n_samples=plan.samples,
+            temperature=temperature,
+            n_samples=n_samples,
             seed=self.context.common.seed,
             batch_size=self.settings.batch_size,
         )
-        label = f"{name}-{plan.prompt}-{'cot' if plan.thinking else 'direct'}-{plan.temperature}"
+        (first, *others) = (f"{plan.prompt}-{'cot' if plan.thinking else 'direct'}" for plan in plans)
+        label = f"{name}-{f'{1 + len(others)}-wordings' if others else first}-{temperature}"
         answers: list[list[Generated]] = load_or_generate(self.context, prompts, label, settings=settings)
-        samples = [
-            [read_answer(text.text, option_texts(q)) for text in texts]
-            for q, texts in zip(questions, answers, strict=True)
-        ]
-        cut = sum(not text.finished for texts in answers for text in texts)
-        if not self.settings.ask_again:
-            return Replies(samples, cut)
-        return Replies(samples, cut, self.ask_again(questions, Asked(prompts, answers, samples, label), settings))
+        options = [option_texts(q) for q in questions] * len(plans)
+        samples = [[read_answer(text.text, o) for text in texts] for o, texts in zip(options, answers, strict=True)]
+        asked = Asked(prompts, options, answers, samples, label)
+        again = self.ask_again(asked, settings) if self.settings.ask_again else []
+        found = []
+        for start in range(0, len(prompts), n):
+            cut = sum(not text.finished for texts in answers[start : start + n] for text in texts)
+            found.append(Replies(samples[start : start + n], cut, sum(start <= i < start + n for i in again)))
+        return found
 
-    def ask_again(self, questions: Sequence[Question], asked: Asked, settings: GenerationSettings) -> int:
-        """Ask for the answers of samples that were cut and cannot be read, put them in their places, and return their number."""
+    def ask_again(self, asked: Asked, settings: GenerationSettings) -> list[int]:
+        """Ask for the answers of samples that were cut and cannot be read, put them in their places; return their prompts."""
         places = [
             (i, j)
             for i, texts in enumerate(asked.answers)
@@ -211,14 +218,14 @@ class Interview:
             if not text.finished and asked.samples[i][j] is None
         ]
         if not places:
-            return 0
+            return []
         begun = [f"{asked.answers[i][j].text.rstrip()}\n{ANSWER_LINE}" for i, j in places]
         prompts = [f"{asked.prompts[i]}{text}" for (i, _), text in zip(places, begun, strict=True)]
         once = replace(settings, n_samples=1, max_new_tokens=ANSWER_TOKENS)
         ended = load_or_generate(self.context, prompts, f"{asked.label}-again", settings=once)
         for (i, j), text, (more,) in zip(places, begun, ended, strict=True):
-            asked.samples[i][j] = read_answer(f"{text}{more.text}", option_texts(questions[i]))
-        return len(places)
+            asked.samples[i][j] = read_answer(f"{text}{more.text}", asked.options[i])
+        return [i for i, _ in places]
 
 
 ANSWER_TOKENS = 24
@@ -227,9 +234,11 @@ ANSWER_TOKENS = 24
 
 @dataclass(frozen=True)
 class Asked:
-    """What was asked in one way, and what came of it."""
+    """What was asked, and what came of it."""
 
     prompts: Sequence[str]
+    options: Sequence[Sequence[str]]
+    """The texts of the options that each prompt asks about."""
     answers: Sequence[Sequence[Generated]]
     samples: list[list[StatedAnswer | None]]
     label: str
@@ -246,8 +255,7 @@ def choose_interview(interview: Interview, questions: Sequence[Question], judge:
 
     def best(plans: Sequence[InterviewPlan], aggregations: Sequence[str], counts: Sequence[int]) -> InterviewPlan:
         judged = []
-        for plan in plans:
-            replies = interview.ask(questions, "validation", plan)
+        for plan, replies in ask_each(interview, questions, plans):
             for n, aggregation in product(counts, aggregations):
                 aggregated = replace(plan, samples=n, aggregation=aggregation)
                 cost = judge(replies.probs(sizes, n, aggregation))
@@ -260,7 +268,7 @@ def choose_interview(interview: Interview, questions: Sequence[Question], judge:
     wordings = list(product(settings.prompts, settings.thinking))
     most, names = max(settings.samples), settings.aggregations
     if settings.crossed:
-        plans = [InterviewPlan(p, t, temp, most, "") for (p, t), temp in product(wordings, settings.temperatures)]
+        plans = [InterviewPlan(p, t, temp, most, "") for temp, (p, t) in product(settings.temperatures, wordings)]
     else:
         screened = [InterviewPlan(p, t, settings.temperatures[0], settings.screening, "") for p, t in wordings]
         first = best(screened, names[:1], [settings.screening])
@@ -268,6 +276,15 @@ def choose_interview(interview: Interview, questions: Sequence[Question], judge:
     chosen = best(plans, names, settings.samples)
     write_json(interview.context.folder / "choice.json", {"chosen": asdict(chosen), "tried": trace})
     return chosen
+
+
+def ask_each(
+    interview: Interview, questions: Sequence[Question], plans: Sequence[InterviewPlan]
+) -> Iterator[tuple[InterviewPlan, Replies]]:
+    """Yield each plan with the replies to validation questions; plans that differ in their wording alone are asked together."""
+    for _, alike in groupby(plans, key=lambda plan: (plan.temperature, plan.samples)):
+        together = list(alike)
+        yield from zip(together, interview.ask_all(questions, "validation", together), strict=True)
 
 
 def fit_steerconf(context: FitContext, settings: SteerConfSettings) -> Predict:

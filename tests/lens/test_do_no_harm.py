@@ -10,15 +10,18 @@ from support.planted import PlantedStore, brier, data_of
 
 from coral_lens.lens.choose import Candidate, choose_candidate
 from coral_lens.lens.do_no_harm import (
+    LAMBDAS,
     ONE_TASK,
+    TEMPERATURES,
     USELESS,
     PlacedQuestions,
     Simulated,
-    choose_lambda,
+    choose_mixture,
     fit_do_no_harm,
     fit_scale,
     loss_at,
     predict_home,
+    shuffled_within,
     simulate_without,
 )
 from coral_lens.lens.domains import domains_of
@@ -55,13 +58,13 @@ def test_the_answers_of_the_part_that_is_left_out_teach_its_lens_and_its_tempera
     residual = data.r.copy()
     residual[store.table.options.rows(turned)] = 7.0
     other = replace(data, table=replace(data.table, answers=answers), r=residual)
-    plain, changed = (simulate_without(mixture_of(d), chosen, 1.0, "b") for d in (data, other))
+    plain, changed = (simulate_without(mixture_of(d), chosen, 1.0, "b", seed=0) for d in (data, other))
     assert plain.lens.tobytes() == changed.lens.tobytes()
     assert plain.base.tobytes() == changed.base.tobytes()
     assert plain.shifts.tobytes() == changed.shifts.tobytes()
     assert (plain.y != changed.y).any()
     # and the part that is kept does teach them
-    kept, before = (simulate_without(mixture_of(d), chosen, 1.0, "a") for d in (other, data))
+    kept, before = (simulate_without(mixture_of(d), chosen, 1.0, "a", seed=0) for d in (other, data))
     assert kept.lens.tobytes() != before.lens.tobytes()
     assert kept.base.tobytes() != before.base.tobytes()
 
@@ -89,30 +92,55 @@ def part_of(n: int, *, trust: float, seed: int = 0) -> Simulated:
     base, own = 0.5 * rng.normal(size=4 * n), 1.5 * rng.normal(size=4 * n)
     truth = options.softmax(base + trust * own).reshape(n, 4)
     answers = np.array([rng.choice(4, p=row) for row in truth])
-    return Simulated(options.softmax(base), options.softmax(base + own), options, options.one_hot(answers), np.ones(n))
+    mistaken = options.softmax(base + shuffled_within(own, options, seed=seed))
+    lens = options.softmax(base + own)
+    return Simulated(options.softmax(base), lens, mistaken, options, options.one_hot(answers), np.ones(n))
 
 
 def test_the_loss_worked_by_hand() -> None:
-    """Even base, a lens of 0.9 and 0.1: at weight 1 the Brier score but for its 1, and half of that of a coin."""
-    part = Simulated(
-        np.array([0.5, 0.5]), np.array([0.9, 0.1]), Options.of_sizes([2]), np.array([1.0, 0.0]), np.ones(1)
-    )
+    """Even base, a lens of 0.9 and 0.1, and the same turned around: the Brier score but for its 1, and parts of two others."""
+    options, y = Options.of_sizes([2]), np.array([1.0, 0.0])
+    part = Simulated(np.array([0.5, 0.5]), np.array([0.9, 0.1]), np.array([0.1, 0.9]), options, y, np.ones(1))
     squares = 0.81 + 0.01
-    assert loss_at(1.0, part) == pytest.approx(squares - 1.8 + USELESS * (squares - 1.0))
-    assert loss_at(0.0, part) == pytest.approx(0.5 - 1.0 + USELESS * (0.5 - 1.0))
+    without_labels, without_evidence = squares - 1.0, squares - 0.2
+    assert loss_at(1.0, 1.0, part) == pytest.approx(squares - 1.8 + USELESS * (without_labels + without_evidence) / 2)
+    assert loss_at(0.0, 1.0, part) == pytest.approx(0.5 - 1.0 + USELESS * (0.5 - 1.0))
+    cooled = 3.0 / 4.0, 1.0 / 4.0  # at temperature 2 odds of 9 are odds of 3
+    squares = cooled[0] ** 2 + cooled[1] ** 2
+    expected = squares - 1.5 + USELESS * (squares - 1.0 + squares - 0.5) / 2
+    assert loss_at(1.0, 2.0, part) == pytest.approx(expected)
+
+
+def test_what_is_shuffled_stays_within_its_question() -> None:
+    options = Options.of_sizes([2, 5, 3] * 40)
+    scores = np.arange(options.n_rows, dtype=float)
+    mixed = shuffled_within(scores, options, seed=1)
+    assert options.sum(mixed).tolist() == options.sum(scores).tolist()
+    assert options.max(mixed).tolist() == options.max(scores).tolist()
+    assert (mixed != scores).mean() > 0.5
 
 
 def test_a_lens_that_carries_over_is_believed_and_one_that_does_not_is_left_out() -> None:
-    holds, useless, misleads = (choose_lambda([part_of(400, trust=t)]) for t in (1.0, 0.0, -1.0))
-    assert 0.5 <= holds < 1.0, "even so it is held back by the useless twin"
-    assert useless <= 0.05
-    assert misleads == 0.0
-    assert choose_lambda([]) == 0.0
+    holds, useless, misleads = (choose_mixture([part_of(400, trust=t)]) for t in (1.0, 0.0, -1.0))
+    assert holds[0] >= 0.7
+    assert holds[1] > 1.0, "even so it is doubted, because of its useless twins"
+    assert useless[0] <= 0.1
+    assert misleads[0] == 0.0
+    assert choose_mixture([]) == (0.0, 1.0)
 
 
 def test_one_task_in_two_on_which_it_knows_nothing_costs_it_trust() -> None:
     good, bad = part_of(400, trust=1.0), part_of(400, trust=0.0, seed=1)
-    assert 0.0 < choose_lambda([good, bad]) < choose_lambda([good])
+    alone, beside = (weight / temperature for weight, temperature in map(choose_mixture, ([good], [good, bad])))
+    assert 0.0 < beside < 0.8 * alone
+
+
+def test_over_an_even_base_the_smallest_weight_is_taken_not_the_one_that_rounding_prefers() -> None:
+    part = part_of(300, trust=1.0)
+    even = part._replace(base=part.options.softmax(np.zeros(part.options.n_rows)))
+    weight, temperature = choose_mixture([even])
+    others = [(w, t) for w in LAMBDAS for t in TEMPERATURES if np.isclose(w / t, weight / temperature)]
+    assert weight == min(w for w, _ in others)
 
 
 # ------------------------------------------------------------------------------------------------------------ scales

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -67,6 +69,26 @@ def test_more_shift_never_means_more_trust(shifts: list[float], at_home: bool) -
 def test_options_that_are_always_the_same_take_the_lens_out_but_not_at_home() -> None:
     home = np.array([True, False])
     assert TRUST.weights(np.ones(2), home, fixed=True).tolist() == [1.0, 0.0]
+
+
+def test_the_temperature_elsewhere_goes_where_the_weight_goes() -> None:
+    """Where the lens is left out, the base by temperature is left as it is; at home nothing is scaled twice."""
+    doubted = replace(TRUST, temperature=4.0)
+    shift = np.array([1.0, 2.0 * np.sqrt(FADE), 2.0 * FADE, 1.0])
+    questions = [asked("a", "b"), asked("a", "c"), asked("a", "d"), asked("a", "e")]
+    believed = doubted.believed(questions, shift, np.array([False, False, False, True]))
+    assert believed.weights == pytest.approx([0.4, 0.2, 0.0, 1.0])
+    assert believed.temperature == pytest.approx([4.0, 2.0, 1.0, 1.0])
+    adapted = replace(doubted, adapted=True).believed(questions, shift, np.zeros(4, dtype=bool))
+    assert adapted.temperature.tolist() == [4.0] * 4, "one that labels have found is that of the task"
+
+
+def test_fixed_options_leave_the_base_by_temperature_as_it_is() -> None:
+    believed = replace(TRUST, temperature=4.0).believed(
+        [asked("yes", "no"), asked("yes", "no", text="Was it?")], np.ones(2), np.zeros(2, dtype=bool)
+    )
+    assert believed.weights.tolist() == [0.0, 0.0]
+    assert believed.temperature.tolist() == [1.0, 1.0]
 
 
 # ----------------------------------------------------------------------------------------------------- fixed options

@@ -27,10 +27,12 @@ from coral_lens.ragged import Options
 from coral_lens.records import FAR
 
 Questions = Bool[np.ndarray, " question"]
-LAMBDAS = tuple(0.05 * k for k in range(21))
+LAMBDAS = tuple(k / 10 for k in range(11))
 """The weights on tasks that were not trained on, of which one is chosen."""
+TEMPERATURES = (1.0, 1.2, 1.4, 1.6, 1.8, 2.0, 2.5, 3.0)
+"""The temperatures of the mixture there, of which one is chosen: a lens that may be wrong is better doubted than left out."""
 USELESS = 0.5
-"""Weight of a task on which the lens is useless, beside 1 for a task as it is: of three new tasks, it is useless on one."""
+"""Weight of tasks on which the lens is useless, beside 1 for a task as it is: of three new tasks, it is useless on one."""
 ONE_TASK = 0.5
 """The largest weight elsewhere of a lens of one task: its clusters are left out in turn, and tell nothing of another task."""
 SCALE_PRIOR = 0.5
@@ -46,6 +48,8 @@ class Simulated(NamedTuple):
 
     base: Float[np.ndarray, " row"]
     lens: Float[np.ndarray, " row"]
+    shuffled: Float[np.ndarray, " row"]
+    """The lens again, what its probe says of each option being said of another one of the question."""
     options: Options
     y: Float[np.ndarray, " row"]
     """1 for the right option, or the shares of a soft answer."""
@@ -93,13 +97,13 @@ def fit_do_no_harm(data: TrainingData, chosen: Candidate, gamma: float, *, tempe
     if not temper:
         return DoNoHarm(shift)
     names = [name for name in sorted(set(mixture.domains)) if mixture.can_spare(name)]
-    parts = [simulate_without(mixture, chosen, gamma, name) for name in names]
+    parts = [simulate_without(mixture, chosen, gamma, name, seed=seed) for name in names]
     folded, at_home = predict_home(data, chosen, seed=seed)
     pooled, scales = fit_scales(folded, at_home, gamma)
     checks = check_home(folded, at_home.probs(gamma))
     home_reach = max(FAR, float(shift.of(places, np.flatnonzero(held_out)).max()))
-    elsewhere, reach = fit_elsewhere(names, parts)
-    trust = Trust(elsewhere, reach, home_reach, pooled, scales, answers=answers_of(checks))
+    elsewhere, temperature, reach = fit_elsewhere(names, parts)
+    trust = Trust(elsewhere, reach, home_reach, pooled, scales, temperature=temperature, answers=answers_of(checks))
     record = (
         SimulatedShift(f"without {name}", len(part.options), float(np.median(part.shifts)))
         for name, part in zip(names, parts, strict=True)
@@ -110,48 +114,66 @@ def fit_do_no_harm(data: TrainingData, chosen: Candidate, gamma: float, *, tempe
 # ------------------------------------------------------------------------------------------------------------- elsewhere
 
 
-def simulate_without(mixture: PlacedQuestions, chosen: Candidate, gamma: float, name: str) -> Simulated:
-    """Return what a lens and a temperature that were fitted without a part of the mixture say of that part."""
+def simulate_without(mixture: PlacedQuestions, chosen: Candidate, gamma: float, name: str, *, seed: int) -> Simulated:
+    """Return what a lens and a temperature that were fitted without a part of the mixture say of that part.
+
+    Layer, setting and strength are those of the whole mixture: only what is fitted has not seen the part.
+    """
     data, recipe = mixture.data, chosen.recipe
     others, held_out = mixture.domains != name, data.rounds[0]
     predicted = predict_all(data, fit_recipe(data, recipe, others & ~held_out, others & held_out))
     cooled = apply_temperature(data.p, data.options, temperature=temperature_on(data.p, data.table, others))
     shifts = mixture.shift(others & ~held_out, others & held_out).of(mixture.places)
     rows, part = data.options.rows(~others), data.options.take(~others)
-    lens = recipe.rule.correct(predicted, gamma)
-    return Simulated(cooled[rows], lens[rows], part, correct_rows(data.table)[rows], shifts[~others])
+    mistaken = replace(predicted, scores=shuffled_within(predicted.scores, data.options, seed=seed))
+    lens, useless = (recipe.rule.correct(said, gamma)[rows] for said in (predicted, mistaken))
+    return Simulated(cooled[rows], lens, useless, part, correct_rows(data.table)[rows], shifts[~others])
 
 
-def fit_elsewhere(names: Sequence[str], parts: Sequence[Simulated]) -> tuple[float, float]:
-    """Return the weight of the lens on other tasks and the shift up to which the parts tell of it: nine in ten of the furthest's.
+def shuffled_within(scores: Float[np.ndarray, " row"], options: Options, *, seed: int) -> Float[np.ndarray, " row"]:
+    """Return the scores of each question in another order, drawn at random."""
+    return scores[np.lexsort((np.random.default_rng(seed).random(options.n_rows), options.question))]
+
+
+def fit_elsewhere(names: Sequence[str], parts: Sequence[Simulated]) -> tuple[float, float, float]:
+    """Return weight and temperature on other tasks, and the shift up to which nine in ten questions of the furthest part lie.
 
     Clusters are of one task and tell less: the weight is bounded, and has gone where a question is far.
     """
     if any(name.startswith(CLUSTER) for name in names) or not parts:
-        return min(choose_lambda(parts), ONE_TASK), FAR / FADE
-    return choose_lambda(parts), max(FAR, *(float(np.quantile(part.shifts, 0.9)) for part in parts))
+        return *choose_mixture(parts, at_most=ONE_TASK), FAR / FADE
+    return *choose_mixture(parts), max(FAR, *(float(np.quantile(part.shifts, 0.9)) for part in parts))
 
 
-def choose_lambda(parts: Sequence[Simulated]) -> float:
-    """Return the weight with the lowest mean Brier score over the parts and their useless twins; 0 where there are no parts.
+def choose_mixture(parts: Sequence[Simulated], *, at_most: float = 1.0) -> tuple[float, float]:
+    """Return weight and temperature with the lowest mean Brier score over the parts and their useless twins.
 
-    A twin has the same questions with labels drawn at random: a task on which the lens knows nothing, and is as sure as ever.
-    Among equal weights the smallest is taken.
+    A part has two twins, with the same questions. In the one, labels are drawn at random: neither lens nor base knows anything.
+    In the other the lens's own evidence is shuffled: the base knows what it knows, and the lens is as sure as ever. Among equal
+    settings the one that leaves the base most is taken; without parts the base alone.
     """
-    return min(LAMBDAS, key=lambda weight: sum(loss_at(weight, part) for part in parts)) if parts else 0.0
+    settings = [(0.0, 1.0), *((w, t) for w in LAMBDAS if 0.0 < w <= at_most for t in TEMPERATURES)]
+
+    def loss(setting: tuple[float, float]) -> float:
+        # over an even base many settings are the same: rounding must not choose among them
+        return round(sum(loss_at(*setting, part) for part in parts), 9)
+
+    return min(settings, key=loss)
 
 
-def loss_at(weight: float, part: Simulated) -> float:
-    """Return the Brier score of a part at a weight of the lens, and that of its twin by its own weight.
+def loss_at(weight: float, temperature: float, part: Simulated) -> float:
+    """Return the Brier score of a part at a weight and a temperature, and those of its twins by their own weight.
 
     Over labels drawn at random the score of a question is the sum of its squared probabilities, but for a constant.
     """
     options = part.options
     ones = np.ones(len(options))
-    probs = Believed(weight * ones, ones, ones).blend(part.base, part.lens, options)
-    squares = options.sum(probs**2)
+    believed = Believed(weight * ones, ones, temperature * ones)
+    probs, mistaken = (believed.blend(part.base, lens, options) for lens in (part.lens, part.shuffled))
+    squares, others = options.sum(probs**2), options.sum(mistaken**2)
     brier = squares - 2.0 * options.sum(part.y * probs)
-    return float(brier.mean() + USELESS * (squares - 2.0 / options.sizes).mean())
+    without_labels, without_evidence = squares - 2.0 / options.sizes, others - 2.0 * options.sum(part.y * mistaken)
+    return float(brier.mean() + USELESS * (without_labels.mean() + without_evidence.mean()) / 2)
 
 
 # --------------------------------------------------------------------------------------------------------------- at home

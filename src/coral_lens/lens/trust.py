@@ -1,9 +1,10 @@
 """Two trusts: how far a lens is believed on a task that it was fitted on, and on any other.
 
     at home     log q' = scale of the task * log q
-    elsewhere   log q' = (1 - lambda) * log T + lambda * log q
+    elsewhere   log q' = ((1 - lambda) * log T + lambda * log q) / tau
 
 with q the lens's probabilities and T the base's, scaled by one temperature: what is left when nothing is known of the lens.
+tau makes the mixture less sure of itself: where a lens may be wrong, to doubt it costs less than to leave it out.
 Home is a matter of names: a task that it was fitted on, or one that the user says is of the same kind. That a question lies
 near the training questions grants nothing (a task on which a lens knows nothing can lie nearer than a typical training
 question), but one that lies beyond all that the trust was learned on is answered by T, whatever it is called.
@@ -50,7 +51,7 @@ class Trust:
     least: float = 0.0
     """The weight that is never fallen short of: more than 0 for a lens that exits early, which has nothing to fall back on."""
     temperature: float = 1.0
-    """Away from home, the mixture of base and lens is scaled by this temperature."""
+    """Away from home, the mixture of base and lens is scaled by this temperature, which fades to 1 as the lens does."""
     adapted: bool = False
     """Whether weight and temperature were learned from labels of one task: the lens is then for that task alone."""
     answers: Mapping[str, bool] = field(default_factory=dict)
@@ -79,9 +80,18 @@ class Trust:
         return Believed(
             weights,
             np.where(at_home, scales, 1.0),
-            np.where(at_home, 1.0, self.temperature),
+            np.where(at_home, 1.0, self.temperature_at(weights)),
             keeps=~self.answering(questions, at_home),
         )
+
+    def temperature_at(self, weights: Float[np.ndarray, " question"]) -> Float[np.ndarray, " question"]:
+        """Return the temperature of the mixture elsewhere: where the lens has no weight the base by temperature is left as it is.
+
+        One that labels have found is that of the task, however far a question lies.
+        """
+        if self.adapted or self.elsewhere == 0.0:
+            return np.full(len(weights), self.temperature)
+        return self.temperature ** np.minimum(weights / self.elsewhere, 1.0)
 
     def answering(
         self, questions: Sequence[Question], at_home: Bool[np.ndarray, " question"]

@@ -97,7 +97,8 @@ def test_prompts_and_temperatures_are_said_in_words(lens: Lens) -> None:
 def test_it_says_whether_the_lens_weakens_itself_afar(lens: Lens) -> None:
     assert lens.trust is not None
     assert "It goes back to the model's own answers there by itself." in card_of(lens)
-    assert "a weight of 0.37 only" in card_of(lens, trust=replace(lens.trust, elsewhere=0.37))
+    doubted = card_of(lens, trust=replace(lens.trust, elsewhere=0.37, temperature=1.4))
+    assert "a weight of 0.37 and less sure of itself by a temperature of 1.4" in doubted
     assert "It does not weaken them there by itself." in card_of(lens, trust=None)
     assert "It weakens them there by itself." in card_of(lens, trust=None, tempering=Tempering(0.0, 0.0, 0.0, -1.0))
 

@@ -120,7 +120,8 @@ def print_tables(args: argparse.Namespace) -> None:
     if args.base == "pmi":
         print("(left out: early exit, which has no base probabilities and so no pmi)")
     tests = list(test_sets(args))
-    train = training_set(args, tests, [("commonsense_qa", args.train), ("race_question", args.race)])
+    sources = [("commonsense_qa", args.train), ("race_question", args.race)]
+    train = training_set(args, tests, [(task, n) for task, n in sources if n])
     named = ", ".join(f"{task} {n}" for task, n in counts(train.states).items())
     rows: Rows = {test.name: {} for test in tests}
     seeded: list[Rows] = []

@@ -68,9 +68,9 @@ class Part:
 
 
 def parts_of(sizes: dict[str, int]) -> list[Part]:
-    """Return what is extracted, the most valuable first; articles are long, and come last."""
+    """Return what is extracted, the most valuable first; articles are long, and come last. A size of 0 leaves a part out."""
     home, more = sizes["train"], sizes["curve"]
-    return [
+    parts = [
         Part("commonsense_qa", "validation", sizes["test"]),
         Part("commonsense_qa", "train", home),
         Part("commonsense_qa", "validation", sizes["home"]),
@@ -83,6 +83,7 @@ def parts_of(sizes: dict[str, int]) -> list[Part]:
         Part("race_question", "train", sizes["race"]),
         Part("mmlu", "test", 0, shots=5, each=sizes["each"]),
     ]
+    return [part for part in parts if part.n or part.each]
 
 
 def extract_all(parts: Sequence[Part], model: str, folder: Path, *, dtype: str, data: Path | None) -> None:

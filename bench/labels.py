@@ -5,8 +5,9 @@
 A lens of n questions of k tasks has n / k of each. For every k the tasks go round (of four: each alone, each with the next, and
 so on), so that all take part alike; a lens that a task has too few questions for is left out, and how many took part is printed.
 Differences are means over these lenses and over the tests, x 100 with paired 95 % intervals: of accuracy to the model as it is,
-of Brier score and ECE to temperature scaling fitted on the same questions. States and lenses are kept in --work: give that of
-`trust.py`, and what is there is used again.
+of Brier score and ECE to temperature scaling fitted on the same questions. The last two columns are of the plain lens, believed
+everywhere: a lens of one task is believed by half at most elsewhere, so that the others compare tasks and caution at once.
+States and lenses are kept in --work: give that of `trust.py`, and what is there is used again.
 """
 
 from __future__ import annotations
@@ -48,14 +49,19 @@ def main() -> None:
     tested = [store_of(model, source, args) for source in args.test]
     tests = [JoinedStore([Subset(store, ~guard.find(store.questions).mask)]) for store in tested]
     print(f"On {', '.join(args.test)}")
-    print("| questions | tasks | lenses | accuracy - base | Brier - T | ECE - T |\n|---|---|---|---|---|---|")
+    print("| questions | tasks | lenses | accuracy - base | Brier - T | ECE - T | plain: accuracy | plain: Brier - T |")
+    print("|---|---|---|---|---|---|---|---|")
     for size in args.sizes:
         for n_tasks in range(1, len(stores) + 1):
             settings = FitSettings(layers=args.layers)
             fitted = [lens_of(train, settings, args.work) for train in mixtures(stores, n_tasks, size)]
             if fitted:
-                cells = [str(mean_of(spreads)) for spreads in over_tests(fitted, tests).values()]
-                print(f"| {size} | {n_tasks} | {len(fitted)} | {' | '.join(cells)} |", flush=True)
+                used = over_tests(fitted, tests)
+                plain = over_tests(fitted, tests, plain=True)
+                means = [*used.values(), plain["accuracy"], plain["brier"]]
+                print(
+                    f"| {size} | {n_tasks} | {len(fitted)} | {' | '.join(str(mean_of(m)) for m in means)} |", flush=True
+                )
 
 
 def mixtures(stores: Sequence[ActivationStore], n_tasks: int, size: int) -> Iterator[JoinedStore]:
@@ -72,13 +78,14 @@ def first(store: ActivationStore, n: int) -> Subset:
     return Subset(store, np.arange(len(store.questions)) < n)
 
 
-def over_tests(lenses: Sequence[Lens], tests: Sequence[JoinedStore]) -> dict[str, list[Spread]]:
+def over_tests(lenses: Sequence[Lens], tests: Sequence[JoinedStore], *, plain: bool = False) -> dict[str, list[Spread]]:
     """Return by metric the differences of all lenses on all tests; those of one test are resampled alike."""
     found: dict[str, list[Spread]] = {metric: [] for metric in AGAINST}
     for lens in lenses:
         for seed, store in enumerate(tests):
             probs = lens.apply(store)
-            answers = [predictions_of(m, store, probs[m]) for m in (lens.method, "base", "temperature")]
+            method = lens.plain_method if plain else lens.method
+            answers = [predictions_of(m, store, probs[m]) for m in (method, "base", "temperature")]
             for metric, spread in differences(Row(lens.name, *answers), seed=seed).items():
                 found[metric].append(spread)
     return found

@@ -79,9 +79,9 @@ def parts_of(sizes: dict[str, int]) -> list[Part]:
         Part("hellaswag", "validation", sizes["test"]),
         Part("mathqa", "test", sizes["test"]),
         *([Part("commonsense_qa", "train", more)] if more > home else []),
+        Part("mmlu", "test", 0, shots=5, each=sizes["each"]),
         Part("race_question", "test", sizes["test"]),
         Part("race_question", "train", sizes["race"]),
-        Part("mmlu", "test", 0, shots=5, each=sizes["each"]),
     ]
     return [part for part in parts if part.n or part.each]
 

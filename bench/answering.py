@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from answering_labels import adapted, together
+from answering_labels import adapted
 from answering_states import Part, counted, extract_all, first, joined, parts_of, stored
 from bars import Bar
+from pooled import difference_in, score_of, together
 
 from coral_lens.data.leaks import guard_of
 from coral_lens.engine.activations import JoinedStore
@@ -243,16 +244,16 @@ def lines(rows: dict[str, Predictions]) -> Iterator[str]:
         base, cooled = (rows.get(f"{control} of {name}", rows[control]) for control in ("base", "temperature"))
         if " of " in name:
             continue
-        cells = [f"{100 * score(found, 'accuracy'):.1f}", difference(found, base, "accuracy")]
-        cells.append(f"{100 * score(found, 'ece'):.1f}")
+        cells = [f"{100 * score_of(found, 'accuracy'):.1f}", difference(found, base, "accuracy")]
+        cells.append(f"{100 * score_of(found, 'ece'):.1f}")
         for metric in ("brier", "nll"):
-            cells += [f"{100 * score(found, metric):.1f}", difference(found, cooled, metric)]
+            cells += [f"{100 * score_of(found, metric):.1f}", difference(found, cooled, metric)]
         yield f"| {name} | {' | '.join(cells)} |"
 
 
 def difference(found: Predictions, control: Predictions, metric: str) -> str:
     """Return a paired difference with its interval."""
-    d = paired_difference(found, control, metric)
+    d = difference_in(found, control, metric)
     return f"{100 * d.value:+.1f} [{100 * d.low:+.1f}, {100 * d.high:+.1f}]"
 
 

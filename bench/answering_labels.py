@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from pooled import together
 
 from coral_lens.engine.activations import JoinedStore
 from coral_lens.lens.adapt import adapt_on
@@ -47,8 +48,8 @@ class Draw(NamedTuple):
 
 
 def one_draw(lens: Lens, store: JoinedStore, n_labels: int, seed: int) -> Draw:
-    """Adapt a lens by labels that are drawn under a seed, and answer the other questions."""
-    labelled = np.random.default_rng(seed).permutation(len(store.questions)) < n_labels
+    """Adapt a lens by labels that are drawn under a seed, in whole groups, and answer the other questions."""
+    labelled = whole_groups([q.group for q in store.questions], n_labels, seed)
     few, rest = store.take(labelled), store.take(~labelled)
     there = adapt_on(lens, few)
     probs, before = there.apply(rest), lens.apply(rest)[lens.method]
@@ -56,17 +57,9 @@ def one_draw(lens: Lens, store: JoinedStore, n_labels: int, seed: int) -> Draw:
     return Draw(found, base, cooled, predictions_of("before", rest, before))
 
 
-def together(draws: Sequence[Predictions]) -> Predictions:
-    """Return the answers of several draws as one; those to one question are a group, of which the interval knows."""
-    first, sizes = draws[0], np.concatenate([np.diff(d.offsets) for d in draws])
-    return Predictions(
-        method=first.method,
-        model=first.model,
-        task=first.task,
-        split=first.split,
-        ids=tuple(f"{i}: {name}" for i, d in enumerate(draws) for name in d.ids),
-        answers=np.concatenate([d.answers for d in draws]),
-        offsets=np.concatenate([[0], np.cumsum(sizes)]),
-        probs=np.concatenate([d.probs for d in draws]),
-        groups=tuple(group for d in draws for group in (d.groups or d.ids)),
-    )
+def whole_groups(groups: Sequence[str], n: int, seed: int) -> np.ndarray:
+    """Return which questions are drawn: group by group until there are n, so that none is answered by labels of its article."""
+    names, member = np.unique(np.asarray(groups), return_inverse=True)
+    order = np.random.default_rng(seed).permutation(len(names))
+    before = np.cumsum(np.bincount(member)[order]) - np.bincount(member)[order]
+    return np.isin(member, order[before < n])

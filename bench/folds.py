@@ -13,15 +13,13 @@ import argparse
 from pathlib import Path
 
 import numpy as np
-from answering_labels import together
+from pooled import difference_in, score_of, together
 from trust import store_of, whole
 
 from coral_lens.engine.activations import JoinedStore, Subset
 from coral_lens.engine.loading import load_model
 from coral_lens.lens.fit import fit_store
 from coral_lens.lens.settings import FitSettings
-from coral_lens.metrics.comparisons import paired_difference
-from coral_lens.metrics.scores import score
 from coral_lens.records import Predictions, predictions_of
 
 SHOWN = ("accuracy", "ece", "brier", "nll")
@@ -48,7 +46,7 @@ def main() -> None:
         parts = [JoinedStore([Subset(train, taken)]) for taken in drawn]
         split, folds = (together([answers_of(part, test, k) for part in parts]) for k in (1, 5))
         for name, found in (("one split", split), ("five folds", folds)):
-            cells = [f"{100 * score(found, m):.1f} | {difference(found, split, m)}" for m in SHOWN]
+            cells = [f"{100 * score_of(found, m):.1f} | {difference(found, split, m)}" for m in SHOWN]
             print(f"| {n} | {name} | {' | '.join(cells)} |", flush=True)
 
 
@@ -60,7 +58,7 @@ def answers_of(train: JoinedStore, test: JoinedStore, n_folds: int) -> Predictio
 
 def difference(found: Predictions, control: Predictions, metric: str) -> str:
     """Return a paired difference with its interval."""
-    d = paired_difference(found, control, metric)
+    d = difference_in(found, control, metric)
     return f"{100 * d.value:+.1f} [{100 * d.low:+.1f}, {100 * d.high:+.1f}]"
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from pooled import resampled_in
 
 from coral_lens.metrics.comparisons import resampled
 from coral_lens.metrics.scores import centred, metric_named
@@ -53,7 +54,7 @@ class Spread:
 def differences(row: Row, *, seed: int = 0) -> dict[str, Spread]:
     """Return the differences of a row by metric; the same seed resamples the same questions in the same way."""
     methods = {"found": row.found, "base": row.base, "temperature": row.temperature}
-    by_method = resampled(methods, list(AGAINST), seed=seed)
+    by_method = resampled_in(methods, list(AGAINST), seed=seed)
     spreads = {}
     for metric, other in AGAINST.items():
         a, b = by_method["found"][metric], by_method[other][metric]

@@ -16,9 +16,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from answering_labels import DRAWS, one_draw, together
+from answering_labels import DRAWS, one_draw
 from bars import Bar
 from over_tasks import AGAINST, LABELLED, Row, Spread, differences, mean_of
+from pooled import together
 
 from coral_lens.data.questions import load_questions
 from coral_lens.data.settings import TaskOptions

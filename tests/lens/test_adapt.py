@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import warnings
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,14 +16,13 @@ from support.questions import toy_questions
 import coral_lens
 from coral_lens.engine.model import Model
 from coral_lens.errors import CoralError
-from coral_lens.lens.adapt import LARGEST_LAMBDA, Labelled, adapt_on, adaptation_of, fit_mixture, learning_curve
+from coral_lens.lens.adapt import adapt_on
 from coral_lens.lens.artefact import Lens
 from coral_lens.lens.calibrate import calibrate_on
 from coral_lens.lens.fit import fit, fit_store
 from coral_lens.lens.folder import load_lens
 from coral_lens.lens.settings import FitSettings, Guarantees
-from coral_lens.ragged import Options
-from coral_lens.records import UNKNOWN
+from coral_lens.records import UNKNOWN, OptionTable
 
 SIGNAL = {1: 2.0}
 
@@ -34,90 +35,6 @@ def lens() -> Lens:
 def new_task(n: int, seed: int, *, trust: float = 1.0) -> PlantedStore:
     """A task in which the signal is multiplied."""
     return PlantedStore(n, signal=SIGNAL, tasks={"questions": trust}, seed=seed)
-
-
-def labelled(n: int, *, trust: float, seed: int = 0) -> Labelled:
-    """Questions whose answers are drawn from base * lens^trust."""
-    rng, options = np.random.default_rng(seed), Options.of_sizes([4] * n)
-    base, own = (np.log(options.softmax(scale * rng.normal(size=4 * n))) for scale in (0.5, 1.5))
-    truth = options.softmax((1 - trust) * base + trust * own).reshape(n, 4)
-    answers = np.array([rng.choice(4, p=row) for row in truth])
-    return Labelled(base, own, options, options.one_hot(answers))
-
-
-# ------------------------------------------------------------------------------------------------------ what is found
-
-
-@pytest.mark.parametrize("trust", [0.2, 0.6, 1.2])
-def test_many_labels_find_the_weight_that_answers_were_drawn_with(trust: float) -> None:
-    weight, temperature = fit_mixture(labelled(3000, trust=trust), 0.5)
-    assert weight == pytest.approx(trust, abs=0.1)
-    assert temperature == pytest.approx(1.0, abs=0.12)
-
-
-def test_no_labels_leave_all_as_it_is_and_the_bounds_hold() -> None:
-    nothing = labelled(4, trust=1.0).take(np.zeros(4, dtype=bool))
-    assert fit_mixture(nothing, 0.4) == pytest.approx((0.4, 1.0), abs=1e-4)
-    assert fit_mixture(labelled(2000, trust=3.0), 0.5)[0] == LARGEST_LAMBDA
-    assert fit_mixture(labelled(2000, trust=-2.0), 0.5)[0] == 0.0
-
-
-def test_five_labels_are_not_worse_than_none() -> None:
-    """Over forty draws of five labels, on a task that it knows and on one that it does not."""
-    for trust in (0.0, 0.6, 1.0):
-        rest, before = labelled(1000, trust=trust, seed=999), 0.5
-        without = rest.brier(before, 1.0).mean()
-        after = [
-            rest.brier(*((f := adaptation_of(labelled(5, trust=trust, seed=s), before)).weight, f.temperature)).mean()
-            for s in range(40)
-        ]
-        assert np.mean(after) <= without + 0.003, (trust, np.mean(after), without)
-
-
-def test_a_lens_that_is_clearly_worse_is_left_out() -> None:
-    found = adaptation_of(labelled(100, trust=-1.0), 0.5)
-    assert found.is_left_out
-    assert found.weight == 0.0
-    assert "the lens is worse here and is left out" in str(found)
-
-
-def test_a_lens_that_helps_says_by_how_much() -> None:
-    found = adaptation_of(labelled(100, trust=1.0), 0.5)
-    assert 0 < found.gain.low < found.gain.value < found.gain.high
-    assert found.weight > 0.6
-    assert "clearly better. Weight of the lens" in str(found)
-    assert "(0.50 without labels)" in str(found)
-
-
-def test_the_interval_holds_the_true_gain_nearly_always() -> None:
-    """Of forty draws of fifty labels; the truth is measured on three thousand others."""
-    rest, hits = labelled(3000, trust=0.5, seed=999), 0
-    for seed in range(40):
-        data = labelled(50, trust=0.5, seed=seed)
-        found = adaptation_of(data, 0.5)
-        alone = rest.brier(0.0, fit_mixture(data, 0.0, at_most=0.0)[1]).mean()
-        hits += found.gain.low <= alone - rest.brier(found.weight, found.temperature).mean() <= found.gain.high
-    assert hits >= 34
-
-
-def test_the_interval_of_the_gain_draws_whole_articles() -> None:
-    """Ten copies of each of twelve questions say no more than twelve questions, and none is judged by labels of its copies."""
-    few = labelled(12, trust=1.0)
-    base, own, y = (np.tile(rows.reshape(12, 4), (10, 1)).ravel() for rows in (few.base, few.lens, few.y))
-    alone = Labelled(base, own, Options.of_sizes([4] * 120), y)
-    copies = alone._replace(groups=tuple(f"article {i % 12}" for i in range(120)))
-    found = {name: adaptation_of(data, 0.5).gain for name, data in (("copies", copies), ("alone", alone))}
-    assert found["copies"].high - found["copies"].low > 2 * (found["alone"].high - found["alone"].low)
-    assert found["copies"].value < found["alone"].value
-    assert copies.take(np.arange(120) < 24).units.tolist() == [*copies.units[:24]]
-
-
-def test_the_learning_curve_begins_without_labels_and_falls_where_they_teach() -> None:
-    curve = learning_curve(labelled(200, trust=1.2), 0.1)
-    assert [point.questions for point in curve.points] == [0, 5, 10, 20, 30, 50, 100]
-    scores = [point.scores["brier"] for point in curve.points]
-    assert scores[-1] < scores[0] - 0.02
-    assert curve.enough > 0
 
 
 # -------------------------------------------------------------------------------------------------------- in the lens
@@ -149,6 +66,111 @@ def test_labels_of_fixed_options_are_believed(lens: Lens) -> None:
     assert without is not None
     assert after is not None
     assert without.max() == 0.0 < after.max()
+
+
+# ---------------------------------------------------------------------------------- where the lens has no weight without labels
+
+
+def some_of(store: PlantedStore, chosen: np.ndarray) -> PlantedStore:
+    """Some of the questions of a store, by number."""
+    rows, table, part = store.table.options.rows_of(chosen), store.table, copy(store)
+    part.questions = [store.questions[i] for i in chosen]
+    ones = np.ones(len(rows), dtype=np.int64)
+    part.table = OptionTable(
+        table.logprobs[rows], ones, ones, ones, table.options.take(chosen).edges, table.answers[chosen]
+    )
+    part.states = {layer: states[rows] for layer, states in store.states.items()}
+    return part
+
+
+def draw_of(store: PlantedStore, n: int, seed: int) -> PlantedStore:
+    return some_of(store, np.random.default_rng(seed).permutation(len(store.questions))[:n])
+
+
+def with_fixed_options(store: PlantedStore) -> PlantedStore:
+    """Its questions of two options, which are the same in all."""
+    part = some_of(store, np.flatnonzero(store.table.options.sizes == 2))
+    part.questions = [replace(q, options=("this", "that")) for q in part.questions]
+    return part
+
+
+def far_off(store: PlantedStore, questions: slice = slice(None)) -> PlantedStore:
+    """The same questions, some of them in a place where no training question lies."""
+    marked = np.zeros(len(store.questions))
+    marked[questions] = 30.0
+    away = store.table.options.spread(marked)[:, None] * np.eye(8)[0]
+    store.states = {layer: (states + away).astype(np.float32) for layer, states in store.states.items()}
+    return store
+
+
+@pytest.mark.parametrize("moved", [with_fixed_options, far_off])
+@pytest.mark.parametrize("trust", [-1.0, 0.0])
+def test_five_labels_never_ruin_a_task_on_which_the_lens_has_no_weight(lens: Lens, moved: Any, trust: float) -> None:
+    """Lambda is what it has on other tasks; it is not what it has here, and five labels are no reason to begin with it."""
+    fresh, few = moved(new_task(300, 4, trust=trust)), moved(new_task(300, 3, trust=trust))
+    assert lens.trust is not None
+    assert lens.trust.elsewhere > 0.4
+    assert lens.read(fresh).weights.max() == 0.0  # type: ignore[union-attr]
+    without, after = brier(fresh, lens.apply(fresh)[lens.method]), []
+    for seed in range(20):
+        adapted = adapt_on(lens, draw_of(few, 5, seed))
+        assert adapted.adaptation is not None
+        assert adapted.adaptation.before == 0.0
+        after.append(brier(fresh, adapted.apply(fresh)[adapted.method]))
+    assert np.mean(after) <= without + 0.005, (without, np.mean(after))
+
+
+def test_a_few_labels_near_and_far_grant_nothing_to_what_is_far(lens: Lens) -> None:
+    """The weight of the near ones is no reason to believe the lens on the far ones; twenty labels and more are."""
+    far = far_off(new_task(60, 5))
+    adapted, many = adapt_on(lens, far_off(new_task(7, 3), slice(4, 7))), adapt_on(lens, far)
+    assert lens.trust is not None
+    assert adapted.trust is not None
+    assert many.trust is not None
+    assert adapted.trust.reach == lens.trust.reach < many.trust.reach
+    assert adapted.read(far).weights.max() == 0.0  # type: ignore[union-attr]
+    assert many.read(far).weights.min() > 0.5  # type: ignore[union-attr]
+
+
+def test_it_starts_from_the_weight_that_the_lens_has_here(lens: Lens) -> None:
+    assert lens.trust is not None
+    found = [adapt_on(one, new_task(30, 3)).adaptation for one in (lens, lens.at_home())]
+    assert [one.before for one in found if one] == pytest.approx([lens.trust.elsewhere, 1.0])
+
+
+# ------------------------------------------------------------------------------------------------------------- early exit
+
+
+def test_a_lens_that_exits_early_is_adapted_over_what_it_answers_with() -> None:
+    """Its answers fall back on even chances, and so do its labels; the temperature says nothing there, and stays 1."""
+    lens = fit_store(PlantedStore(120, signal=SIGNAL, tasks={"a": 1.0, "b": 1.0}), FitSettings(exit_layer=1))
+    few, fresh = new_task(60, 3, trust=0.5), new_task(300, 4, trust=0.5)
+    adapted = adapt_on(lens, few)
+    assert adapted.trust is not None
+    assert adapted.adaptation is not None
+    assert adapted.adaptation.exits
+    assert adapted.trust.temperature == 1.0
+    scores = {w: brier(fresh, at_weight(adapted, w).apply(fresh)[adapted.method]) for w in np.linspace(0.1, 1.5, 15)}
+    assert brier(fresh, adapted.apply(fresh)[adapted.method]) < min(scores.values()) + 0.01
+
+
+def at_weight(lens: Lens, weight: float) -> Lens:
+    assert lens.trust is not None
+    return replace(lens, trust=replace(lens.trust, elsewhere=weight))
+
+
+def test_a_lens_that_exits_early_and_misleads_is_hardly_believed() -> None:
+    lens = fit_store(PlantedStore(120, signal=SIGNAL, tasks={"a": 1.0, "b": 1.0}), FitSettings(exit_layer=1))
+    adapted = adapt_on(lens, new_task(80, 3, trust=-1.0))
+    assert adapted.read(fresh := new_task(20, 4)).weights.tolist() == [0.1] * 20  # type: ignore[union-attr]
+    assert "hardly believed" in str(adapted.adaptation)
+    assert "left out" not in str(adapted.adaptation)
+    assert (fresh.table.options.max(adapted.apply(fresh)[adapted.method]) > 1 / fresh.table.options.sizes).all(), (
+        "it answers"
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- what is kept of it
 
 
 def test_the_questions_that_adapted_it_are_never_counted_and_promises_are_dropped(lens: Lens) -> None:
@@ -209,6 +231,8 @@ def test_an_adapted_lens_is_saved_and_read_with_its_curve(lens: Lens, tmp_path: 
 def test_too_few_labels_unlabelled_and_seen_questions_are_refused(lens: Lens) -> None:
     with pytest.raises(CoralError, match=r"at least 5 labelled questions.*Got 4"):
         adapt_on(lens, new_task(4, 3))
+    with pytest.raises(CoralError, match=r"learning curve needs at least 10 labelled questions.*Got 9"):
+        adapt_on(lens, new_task(9, 3), with_curve=True)
     few = new_task(10, 3)
     few.questions[2] = replace(few.questions[2], answer=UNKNOWN)
     with pytest.raises(CoralError, match="'2' has no answer; `coral adapt` needs the right option"):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 from support.planted import PlantedStore, brier
 
-from coral_lens.lens import adapt as adapt_module
+from coral_lens.lens import labelled
 from coral_lens.lens.adapt import adapt_on
 from coral_lens.lens.artefact import Lens
 from coral_lens.lens.fit import fit_store
@@ -84,6 +84,38 @@ def test_clear_gains_and_losses_decide_whatever_held_before(gain: float, used: b
     base = (np.arange(200) % 2).astype(float)
     lens = np.where(np.arange(200) < abs(gain) * 200, float(gain > 0), base)
     assert all(check_answers(lens, base, before).used is used for before in (None, True, False))
+
+
+def test_few_questions_decide_nothing_however_clear_they_are() -> None:
+    lens, base = np.ones(19), np.zeros(19)
+    assert not check_answers(lens, base).used
+    assert check_answers(lens, base, before=True).used
+    assert check_answers(base, lens, before=True).used
+    assert check_answers(np.ones(20), np.zeros(20), before=False).used
+
+
+def test_questions_of_one_article_are_one() -> None:
+    """Worked by hand: of forty articles with four questions each, two gain all four and one loses all."""
+    base, units = np.zeros(160), np.arange(160) // 4
+    lens = np.isin(units, [0, 1]).astype(float)
+    base[units == 2] = 1.0
+    check = check_answers(lens, base, units=units)
+    assert check.error == pytest.approx(np.sqrt((3 / 40 - (1 / 40) ** 2) / 40))
+    assert not check.used, "0.025 is within 0.043"
+    alone = check_answers(lens, base)
+    assert alone.error == pytest.approx(check.error / 2)
+    assert alone.used
+    assert not check_answers(np.ones(160), np.zeros(160), units=np.arange(160) % 19).used, "nineteen articles"
+
+
+def test_a_task_of_few_articles_is_answered_as_all_tasks_are() -> None:
+    base, units = np.tile([1.0, 0.0], 100), np.arange(200)
+    lens = np.where(np.arange(200) < 120, 1.0, base)
+    lens[180:] = 0.0
+    tasks = np.array(["good"] * 180 + ["bad"] * 20)
+    assert not check_tasks(lens, base, tasks, units)["bad"].used
+    units[180:] //= 2
+    assert check_tasks(lens, base, tasks, units)["bad"].used
 
 
 def test_a_task_in_which_the_lens_loses_keeps_the_models_answers_and_the_others_do_not() -> None:
@@ -168,8 +200,8 @@ def test_labels_of_a_task_say_who_answers_there() -> None:
     knows = fit_store(PlantedStore(150, signal={1: 2.0}), FitSettings(layers=(1,)))
     few = useless(seed=3)  # a task on which the model is good and the lens is noise
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(adapt_module, "fit_mixture", lambda *_, **__: (0.8, 1.0))  # by itself it would leave the lens out
-        patch.setattr(adapt_module, "gain_of", lambda *_, **__: Score(0.0, -1.0, 1.0))
+        patch.setattr(labelled, "fit_mixture", lambda *_, **__: (0.8, 1.0))  # by itself it would leave the lens out
+        patch.setattr(labelled, "gain_of", lambda *_, **__: Score(0.0, -1.0, 1.0))
         adapted = adapt_on(knows, few)
     assert adapted.trust is not None
     assert adapted.trust.elsewhere == 0.8

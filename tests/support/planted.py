@@ -11,6 +11,7 @@ from sklearn.model_selection import GroupKFold
 
 from coral_lens.engine.activations import ActivationStore
 from coral_lens.lens.fit import training_data
+from coral_lens.lens.labelled import Labelled
 from coral_lens.lens.settings import FitSettings, NetworkSearch
 from coral_lens.lens.training_data import TrainingData
 from coral_lens.ragged import Options
@@ -83,6 +84,20 @@ def brier(store: PlantedStore, probs: np.ndarray, questions: Sequence[int] | np.
         y[answers[i]] = 1.0
         found.append(((probs[offsets[i] : offsets[i + 1]] - y) ** 2).sum())
     return float(np.mean(found))
+
+
+def planted_labels(n: int, *, trust: float, seed: int = 0) -> Labelled:
+    """Questions whose answers are drawn from base * lens^trust."""
+    rng, options = np.random.default_rng(seed), Options.of_sizes([4] * n)
+    base, own = (np.log(options.softmax(scale * rng.normal(size=4 * n))) for scale in (0.5, 1.5))
+    truth = options.softmax((1 - trust) * base + trust * own).reshape(n, 4)
+    answers = np.array([rng.choice(4, p=row) for row in truth])
+    return Labelled(base, own, options, options.one_hot(answers))
+
+
+def in_articles(data: Labelled, n: int) -> Labelled:
+    """The same questions, dealt to so many articles."""
+    return data._replace(groups=tuple(f"article {i % n}" for i in range(len(data.options))))
 
 
 def planted_rows(n: int = 200, width: int = 12, *, seed: int = 0, noise: float = 0.1) -> tuple[np.ndarray, np.ndarray]:

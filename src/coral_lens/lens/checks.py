@@ -221,6 +221,7 @@ class CurveRecord(Checked):
 
     points: list[CurvePointRecord]
     enough: NonNegativeInt
+    more: NonNegativeInt | None = None
 
 
 class AdaptationRecord(Exact):
@@ -233,6 +234,8 @@ class AdaptationRecord(Exact):
     gain: ScoreRecord
     curve: CurveRecord | None = None
     answers: AnswerRecord | None = None
+    worse: bool = False
+    exits: bool = False
 
 
 class TraceRecord(Checked):

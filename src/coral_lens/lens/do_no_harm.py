@@ -197,7 +197,10 @@ def check_home(data: TrainingData, lens: Float[np.ndarray, " row"]) -> dict[str,
     """Return whether the lens answers held-out questions better than the base does, of all tasks and of each."""
     y, held_out = correct_rows(data.table), data.is_validation
     found, own = (answer_worth(probs, y, data.options)[held_out] for probs in (lens, data.p))
-    return check_tasks(found, own, np.array([q.task for q in data.questions])[held_out])
+    tasks, groups = (
+        np.array([of(q) for q in data.questions])[held_out] for of in (lambda q: q.task, lambda q: q.group)
+    )
+    return check_tasks(found, own, tasks, groups)
 
 
 def fit_scales(data: TrainingData, chosen: Candidate, gamma: float) -> tuple[float, dict[str, float]]:

@@ -16,31 +16,49 @@ from coral_lens.ragged import Options
 
 AHEAD = 1e-6
 """By so much the kept answer is ahead of options that are as probable: an answer is the largest probability."""
+ENOUGH_TO_TELL = 20
+"""Fewer independent questions than this decide nothing: questions of one article are one, and five that agree are chance."""
 
 
 def check_answers(
-    lens: Float[np.ndarray, " question"], base: Float[np.ndarray, " question"], before: bool | None = None
+    lens: Float[np.ndarray, " question"],
+    base: Float[np.ndarray, " question"],
+    before: bool | None = None,
+    units: np.ndarray | None = None,
 ) -> AnswerCheck:
     """Compare what the answers of lens and model are worth, question by question: 1 where right, or the share of a soft answer.
 
     The lens answers where it is better by more than a standard error, and does not where it is worse by more. In between the
-    questions cannot tell: then what was decided `before`, from more questions, holds; without that, the model's own answers do.
+    questions cannot tell, nor can fewer than `ENOUGH_TO_TELL` of them: then what was decided `before`, from more questions,
+    holds; without that, the model's own answers do. Questions of one of the `units` are not independent; None: all are.
     """
+    units = np.arange(len(lens)) if units is None else units
     gains = lens - base
-    gain, error = float(gains.mean()), float(gains.std() / np.sqrt(len(gains)))
-    undecided = bool(before) and gain >= -error
-    return AnswerCheck(len(gains), float(base.mean()), float(lens.mean()), error, used=gain > error or undecided)
+    gain, error = float(gains.mean()), error_of_mean(gains, units)
+    undecided = len(np.unique(units)) < ENOUGH_TO_TELL or abs(gain) <= error
+    used = bool(before) if undecided else gain > 0.0
+    return AnswerCheck(len(gains), float(base.mean()), float(lens.mean()), error, used=used)
+
+
+def error_of_mean(values: Float[np.ndarray, " question"], units: np.ndarray) -> float:
+    """Return the standard error of a mean over questions, of which those of one unit come together."""
+    of_units = np.bincount(np.unique(units, return_inverse=True)[1], values - values.mean())
+    return float(np.sqrt((of_units**2).sum()) / len(values))
 
 
 def check_tasks(
-    lens: Float[np.ndarray, " question"], base: Float[np.ndarray, " question"], tasks: np.ndarray
+    lens: Float[np.ndarray, " question"],
+    base: Float[np.ndarray, " question"],
+    tasks: np.ndarray,
+    units: np.ndarray | None = None,
 ) -> dict[str, AnswerCheck]:
-    """Return the check on all questions, and that on each task where there are several."""
-    checks = {ALL: check_answers(lens, base)}
+    """Return the check on all questions, and that on each task where there are several; one of few questions says as all do."""
+    units = np.arange(len(lens)) if units is None else units
+    checks = {ALL: check_answers(lens, base, units=units)}
     names = sorted(set(tasks.tolist()))
     for name in names if len(names) > 1 else ():
         here = tasks == name
-        checks[name] = check_answers(lens[here], base[here], checks[ALL].used)
+        checks[name] = check_answers(lens[here], base[here], checks[ALL].used, units[here])
     return checks
 
 

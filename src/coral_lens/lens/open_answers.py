@@ -68,7 +68,7 @@ class OpenAnswers(Answers[OpenAnswer]):
 
 def open_answers(lens: Lens, store: Scored) -> list[OpenAnswer]:
     """Answer the open questions of a store."""
-    options, (probs, shifts, weights) = store.table.options, lens.read(store)
+    options, (probs, shifts, weights, _) = store.table.options, lens.read(store)
     q = probs[lens.method]
     chosen = chosen_options(q, options, is_open=True)
     sure = q[options.row(chosen)]

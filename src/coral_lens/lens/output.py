@@ -28,6 +28,8 @@ class LensOutput(NamedTuple):
     """How far each question lies from the training questions."""
     weights: Float[np.ndarray, " question"] | None
     """The weight of the lens in each answer (see `trust`); None where it has no trust of its own."""
+    fallback: Float[np.ndarray, " row"]
+    """What a lens with a trust is mixed with: the base by temperature, even shares where it exits before there is a base."""
 
 
 def read_store(lens: Lens, store: Scored) -> LensOutput:
@@ -42,9 +44,9 @@ def read_store(lens: Lens, store: Scored) -> LensOutput:
     )
     plain = lens.steered(p, states, options)
     cooled = apply_temperature(raw, options, temperature=lens.control_temperature)
+    # what is weighed was fitted already, and is what it claims to be; it has nothing to gain from a temperature
+    fallback = p if lens.exits or lens.open else cooled
     if lens.trust:
-        # what is weighed was fitted already, and is what it claims to be; it has nothing to gain from a temperature
-        fallback = p if lens.exits or lens.open else cooled
         believed = lens.trust.believed(store.questions, shifts, lens.is_home(store.questions))
         weights, tempered = believed.weights, believed.blend(fallback, plain, options)
     else:
@@ -55,12 +57,12 @@ def read_store(lens: Lens, store: Scored) -> LensOutput:
             raise CoralError(
                 "The lens gives answers that are not numbers: its own numbers are too large; fit or copy it again."
             )
-    return LensOutput(probs, shifts, weights)
+    return LensOutput(probs, shifts, weights, fallback)
 
 
 def answers_on(lens: Lens, store: Scored) -> list[Answer]:
     """Answer the questions of a store."""
-    options, (probs, shifts, weights) = store.table.options, read_store(lens, store)
+    options, (probs, shifts, weights, _) = store.table.options, read_store(lens, store)
     q = probs[lens.method]
     in_set = prediction_sets(lens.sets, q, options) if lens.sets else None
     unsure = abstains(lens.abstention, options.max(q)) if lens.abstention else None

@@ -133,6 +133,10 @@ class CurvePoint:
         return CurvePoint(record["questions"], drop_entries(record, "questions"))
 
 
+WORTH = 0.005
+"""A gain of Brier score for which it is worth labelling more."""
+
+
 @dataclass(frozen=True)
 class LearningCurve:
     """How many labelled questions would have been enough."""
@@ -140,15 +144,22 @@ class LearningCurve:
     points: tuple[CurvePoint, ...]
     enough: int
     """The smallest number that is as good as all, by one standard error."""
+    more: int | None = None
+    """About how many more would gain `WORTH`: 0 where many more would not, None where that was not asked or cannot be told."""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as a record."""
-        return {"points": [point.to_json() for point in self.points], "enough": self.enough}
+        more = {} if self.more is None else {"more": self.more}
+        return {"points": [point.to_json() for point in self.points], "enough": self.enough} | more
 
     @staticmethod
     def from_json(record: Mapping[str, Any]) -> LearningCurve:
         """Read what `to_json` wrote."""
-        return LearningCurve(tuple(map(CurvePoint.from_json, record["points"])), record["enough"])
+        points = tuple(map(CurvePoint.from_json, record["points"]))
+        return LearningCurve(points, record["enough"], record.get("more"))
+
+
+KEPT = " The answers stay the model's own."
 
 
 @dataclass(frozen=True)
@@ -168,23 +179,42 @@ class Adaptation:
     """The Brier score after fewer labels, on the others."""
     answers: AnswerCheck | None = None
     """Whether the lens answers better than the model itself; None where the labels are too few to tell."""
+    worse: bool = False
+    """Whether the labels are enough to tell, and show that the base by temperature is better without the lens."""
+    exits: bool = False
+    """Of a lens that exits early: it is compared with even chances, which have no temperature, and never left out."""
 
     @property
     def is_left_out(self) -> bool:
-        """Whether the labels have shown that the base by temperature is better without the lens."""
+        """Whether the lens has no part in the answers: it is worse, or no weight of it is likelier than none."""
         return self.weight < 0.005
 
     def __str__(self) -> str:
         gain = f"{100 * self.gain.value:+.1f} ({100 * self.gain.low:+.1f} to {100 * self.gain.high:+.1f})"
-        found = f"{self.n_questions} labelled questions: better than temperature alone by {gain}, Brier score × 100: "
-        if self.is_left_out:
-            return f"{found}the lens is worse here and is left out; temperature {self.temperature:.2f}."
-        clear = "clearly better" if self.gain.low > 0.0 else "not clearly better or worse"
-        kept = "" if self.answers is None or self.answers.used else " The answers stay the model's own."
+        beside = "even chances" if self.exits else "temperature alone"
         return (
-            f"{found}{clear}. Weight of the lens {self.weight:.2f} ({self.before:.2f} without labels), temperature "
-            f"{self.temperature:.2f}.{kept}"
+            f"{self.n_questions} labelled questions: better than {beside} by {gain}, Brier score × 100: {self.verdict}."
+            f"{'' if self.answers is None or self.answers.used or self.is_left_out else KEPT}"
         )
+
+    @property
+    def verdict(self) -> str:
+        """What that means, and what is made of it."""
+        cooled = "" if self.exits else f", temperature {self.temperature:.2f}"
+        if self.is_left_out:
+            why = (
+                "is worse here and"
+                if self.worse
+                else f"has 0 as its likeliest weight ({self.before:.2f} without labels) and"
+            )
+            return f"the lens {why} is left out{cooled}"
+        if self.worse:
+            return f"the lens is worse here and is hardly believed, since there is no base: weight {self.weight:.2f}"
+        weight = f"Weight of the lens {self.weight:.2f} ({self.before:.2f} without labels){cooled}"
+        if self.gain.low > 0.0:
+            return f"clearly better. {weight}"
+        clear = "worse on these, which are too few to tell" if self.gain.high < 0.0 else "not clearly better or worse"
+        return f"{clear}. {weight}"
 
     def to_json(self) -> dict[str, Any]:
         """Return it as a record."""

@@ -13,14 +13,16 @@ from support.models import make_model
 from typer.testing import CliRunner
 
 from coral_lens.cli import app
-from coral_lens.cli.evaluate import worked_examples
+from coral_lens.cli.evaluate import trust_line, worked_examples
 from coral_lens.cli.options import Asking
 from coral_lens.data.leaks import REPEATED, SHOWN
 from coral_lens.data.questions import read_questions
 from coral_lens.errors import CoralError
+from coral_lens.lens.answers import Answer
 from coral_lens.lens.fit import fit
 from coral_lens.lens.settings import FitSettings
 from coral_lens.report.figures.style import Picture
+from coral_lens.report.reach import EVERYWHERE
 from coral_lens.report.runs import Run, load_run
 
 pytestmark = [
@@ -149,3 +151,56 @@ def test_eval_refuses_a_page_of_somebody_else_before_it_computes(folder: Path, t
     words = ("eval", "--lens", folder / "lens", "--task", folder / "test.jsonl", "--out", tmp_path)
     assert "exists and is not ours" in refused(*words)
     assert [p.name for p in tmp_path.iterdir()] == ["report.html"]
+
+
+# ----------------------------------------------------------------------------------------------------------- predict
+
+
+def predicted(folder: Path, out: Path, *arguments: str) -> str:
+    """The last line of `coral predict` with a ridge, on questions that it was not fitted on."""
+    words = ["predict", "--lens", folder / "lens", "--model", folder / "tiny", "--out", out, *arguments]
+    result = CliRunner().invoke(app, [*map(str, words)], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    return result.stdout.strip().splitlines()[-1]
+
+
+def test_a_lens_that_is_believed_everywhere_says_so_unless_the_questions_are_said_to_be_its_own(
+    folder: Path, tmp_path: Path
+) -> None:
+    """The paper's lenses have no trust that could be low, and said nothing."""
+    asked = ("--questions", str(folder / "test.jsonl"))
+    last = predicted(folder, tmp_path / "answers.jsonl", *asked)
+    assert f"{EVERYWHERE} Harm cannot be excluded" in last
+    assert "of a task that it was not fitted on" in last
+    assert "Harm" not in predicted(folder, tmp_path / "answers.jsonl", *asked, "--home")
+    said = evaluated(folder, tmp_path / "run", "--task", str(folder / "test.jsonl"))[1]
+    assert "Not fitted on test.jsonl, and believed there as on its own tasks: harm cannot be excluded" in said
+    said = evaluated(folder, tmp_path / "home", "--task", str(folder / "test.jsonl"), "--home")[1]
+    assert "harm cannot be excluded" not in said
+
+
+def answer_of(trust: float | None, *, home: bool = True, kept: bool = False, shift: float = 1.0) -> Answer:
+    return Answer("q", 0, "a", 0.9, (0.9, 0.1), (0.6, 0.4), shift, trust=trust, home=home, kept=kept)
+
+
+def test_questions_of_its_own_task_that_lie_too_far_off_are_not_those_of_another() -> None:
+    faded, gone, away = answer_of(0.3, shift=3.0), answer_of(0.0, shift=4.0), answer_of(0.0, home=False)
+    line = trust_line([answer_of(1.0), faded, gone, away, away], is_own=False)
+    assert line.startswith(
+        "2 of 5 questions are far from those that the lens was fitted on; 2 are of a task that it was not fitted on; "
+        "2 are of its own task, but too far off for it to be fully believed; "
+        "3 are answered by the model alone, scaled by temperature. Harm cannot be excluded"
+    )
+    assert "Harm" not in trust_line([answer_of(1.0), faded, gone], is_own=False)
+
+
+def test_answers_that_stay_the_models_own_are_counted() -> None:
+    line = trust_line([answer_of(1.0, kept=True), answer_of(1.0, kept=True), answer_of(1.0)], is_own=False)
+    assert line.endswith("; 2 are answered as by the model alone, with the lens's confidence.")
+    assert "answered as by" not in trust_line([answer_of(1.0)], is_own=False)
+
+
+def test_on_a_task_whose_labels_adapted_the_lens_nothing_is_away() -> None:
+    assert trust_line([answer_of(0.4, home=False)], is_own=True) == (
+        "0 of 1 questions are far from those that the lens was fitted on."
+    )

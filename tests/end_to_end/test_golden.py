@@ -97,11 +97,22 @@ def pinned(name: str) -> bool:
     return f"{name}=={version(name)}" in (ROOT / "constraints.txt").read_text("utf-8").splitlines()
 
 
+ROUND_OTHERWISE = {"bd2e65fe": "AMD EPYC, family 26"}
+"""By what `canary` gives: processors seen to compute the same states, but to fit lenses that differ in their last digits."""
+
+
+def canary() -> str:
+    """Return a digest of what this processor makes of a small system of equations, whose order of sums is the library's."""
+    states = ActivationStore(GOLDEN / "store").layer(2).astype(np.float64)
+    solved = np.linalg.solve(states.T @ states + np.eye(states.shape[1]), states.T @ np.arange(len(states)))
+    return digest_bytes(np.ascontiguousarray(solved).data)[:8]
+
+
 def rounds_alike(folder: Path) -> bool:
     """Whether this machine rounds as the one that wrote the golden files; older versions of what fits a lens do not."""
     shard = "store/shard-00000.safetensors"
     same_states = (folder / shard).read_bytes() == (GOLDEN / shard).read_bytes()
-    return same_states and all(map(pinned, ("numpy", "scipy", "scikit-learn")))
+    return same_states and all(map(pinned, ("numpy", "scipy", "scikit-learn"))) and canary() not in ROUND_OTHERWISE
 
 
 def values_of(path: Path) -> Any:

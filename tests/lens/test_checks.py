@@ -73,6 +73,12 @@ def put(record: dict[str, Any], place: tuple[Any, ...], value: Any) -> None:
         record[place[-1]] = value
 
 
+def test_places_that_are_not_those_of_the_shift_are_one_sentence(folder: Path) -> None:
+    rewrite(folder, lambda record: record["trust"].update(places=["questions (a.jsonl)"] * 17))
+    with pytest.raises(CoralError, match="names 17 places of"):
+        load_lens(folder)
+
+
 WRONG = [..., None, "text", -1, HUGE, float("nan"), [[]], {"a": {}}]
 
 

@@ -157,6 +157,7 @@ def test_a_lens_that_knows_nothing_leaves_every_answer_of_a_model_that_does() ->
     assert not lens.trace.answers[ALL].used
     found = lens.at_home().apply(store)
     assert tops(store, found[lens.method]) == tops(store, found["base"])
+    assert all(answer.kept for answer in lens.at_home().answers(store)), "each answer says so"
     assert "the answers stay the model's own" in card(lens)
     again = Lens.from_record(lens.record(), tensors_of(lens), None)
     assert again.trust == lens.trust

@@ -45,6 +45,8 @@ def test_many_labels_find_the_weight_that_answers_were_drawn_with(trust: float) 
 def test_no_labels_leave_all_as_it_is_and_the_bounds_hold() -> None:
     nothing = planted_labels(4, trust=1.0).take(np.zeros(4, dtype=bool))
     assert fit_mixture(nothing, Prior(0.4, 0)) == pytest.approx((0.4, 1.0), abs=1e-4)
+    assert fit_mixture(nothing, Prior(0.8, 0, temperature=1.6)) == pytest.approx((0.8, 1.6), abs=1e-3)
+    assert fit_temperature(nothing, Prior(0.8, 0, temperature=1.6)) == pytest.approx(1.0, abs=1e-3), "of the base alone"
     assert fit_mixture(planted_labels(2000, trust=3.0), Prior(0.5, 2000))[0] == LARGEST_LAMBDA
     assert fit_mixture(planted_labels(2000, trust=-2.0), Prior(0.5, 2000))[0] == 0.0
     assert fit_mixture(planted_labels(2000, trust=-2.0), Prior(0.5, 2000, least=0.1))[0] == 0.1

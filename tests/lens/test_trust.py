@@ -13,7 +13,7 @@ from support.planted import PlantedStore
 from coral_lens.lens.artefact import Lens
 from coral_lens.lens.fit import fit_store
 from coral_lens.lens.settings import FitSettings
-from coral_lens.lens.trust import FADE, Believed, Trust, has_fixed_options
+from coral_lens.lens.trust import FADE, Believed, Trust, have_fixed_options
 from coral_lens.ragged import Options
 from coral_lens.records import Question
 
@@ -98,28 +98,77 @@ def asked(*options: str, text: str = "Is it?") -> Question:
     return Question(text, text, text, options)
 
 
+def fixed(*questions: Question) -> list[bool]:
+    found: list[bool] = have_fixed_options(questions).tolist()
+    return found
+
+
 def test_the_same_strings_in_every_question_are_fixed_options() -> None:
-    assert has_fixed_options([asked("agree", "disagree"), asked("Disagree", "agree ", text="And this?")])
-    assert not has_fixed_options([asked("agree", "disagree"), asked("up", "down")])
+    assert fixed(asked("billing", "parcels"), asked("Parcels", "billing ", text="And this?")) == [True, True]
+    assert fixed(asked("billing", "parcels"), asked("up", "down")) == [False, False]
 
 
-def test_one_question_alone_is_fixed_only_by_such_as_yes_and_no() -> None:
-    assert has_fixed_options([asked("Yes", "no")])
-    assert not has_fixed_options([asked("a cat", "a dog")])
+def test_one_odd_question_does_not_switch_off_what_holds_for_the_others() -> None:
+    classes = [asked("billing", "parcels", text=f"{i}?") for i in range(30)]
+    assert fixed(*classes, asked("a cat", "a dog")) == [True] * 30 + [False]
+
+
+def test_two_kinds_of_classes_are_both_seen_and_so_are_a_few_among_many_others() -> None:
+    classes = [asked("billing", "parcels"), asked("spam", "letter")] * 10
+    others = [asked(f"{i} cats", f"{i} dogs") for i in range(200)]
+    assert fixed(*classes, *others) == [True] * 20 + [False] * 200
+
+
+def test_two_questions_about_the_same_two_things_are_no_classes() -> None:
+    """As WinoGrande asks: once of the trophy, and once of the suitcase."""
+    twins = [asked(f"the trophy {i // 2}", f"the suitcase {i // 2}") for i in range(40)]
+    assert not any(fixed(*twins))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("Yes", "no"),
+        ("yes", "No.", "unknown"),
+        ("positive", "negative"),
+        ("negative", "neutral", "positive"),
+        ("Agree", "Disagree"),
+        ("strongly disagree", "disagree", "neutral", "agree", "strongly agree"),
+        ("entailment", "neutral", "contradiction"),
+        ("entailment", "not_entailment"),
+        ("1", "2", "3", "4", "5"),
+        ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "10"),
+    ],
+)
+def test_verdicts_and_levels_are_known_of_one_question_alone(options: tuple[str, ...]) -> None:
+    assert fixed(asked(*options)) == [True]
+
+
+@pytest.mark.parametrize("options", [("a cat", "a dog"), ("3", "4"), ("2", "4", "6", "8", "10"), ("yes", "a cat")])
+def test_what_may_be_the_answer_to_one_question_is_no_verdict(options: tuple[str, ...]) -> None:
+    assert fixed(asked(*options)) == [False]
+
+
+def test_of_such_questions_the_lens_has_no_weight_and_of_the_others_its_own() -> None:
+    questions = [asked("yes", "no"), asked("yes", "no"), asked("a cat", "a dog"), asked("yes", "no")]
+    home = np.array([False, False, False, True])
+    assert TRUST.believed(questions, np.ones(4), home).weights.tolist() == [0.0, 0.0, 0.4, 1.0]
 
 
 def test_letters_are_not_what_is_asked_where_the_text_lists_the_options() -> None:
     one = asked("A", "B", text="Which?\nA. red\nB. blue\nAnswer:")
     other = asked("A", "B", text="Which?\nA. tall\nB. short\nAnswer:")
-    assert not has_fixed_options([one, other])
-    assert has_fixed_options([one, one])
+    assert fixed(one, other) == [False, False]
+    assert fixed(one, one) == [True, True]
 
 
 def test_the_papers_lens_is_believed_everywhere() -> None:
     lens = fit_store(PlantedStore(60, signal={1: 2.0}), FitSettings(lens="ridge", layers=(1,)))
     assert lens.trust is None
-    assert lens.at_home() is lens
-    assert {a.trust for a in lens.answers(PlantedStore(5, seed=1))} == {None}
+    away = PlantedStore(5, seed=1)
+    assert {(a.trust, a.home) for a in lens.answers(away)} == {(None, False)}
+    assert {(a.trust, a.home) for a in lens.at_home().answers(away)} == {(None, True)}
+    assert lens.at_home().record() == lens.record()
 
 
 def test_the_tempered_row_stands_beside_the_plain_one(lens: Lens) -> None:

@@ -58,6 +58,16 @@ def test_every_type_of_question_is_answered_in_the_classes_of_the_client(server:
     assert coral["shift"] > 0
 
 
+def test_the_client_reads_in_words_what_nobody_has_checked(server: Running) -> None:
+    with client_of(server) as client:
+        (found,) = client.decisions.create(model="second", input=STATE, questions=[CHOICE]).answers
+        models = {model.id: model.coral for model in client.models.list()}
+    assert found.coral["home"] is False
+    assert found.coral["note"].startswith("Harm cannot be excluded on a task that a lens was not fitted on")
+    assert models["second"]["note"] == found.coral["note"]
+    assert models["first"]["note"].startswith("This lens is believed on every task as on its own. Harm cannot be")
+
+
 def test_the_asynchronous_client_gets_the_same(server: Running) -> None:
     async def ask() -> Any:
         async with openai.AsyncOpenAI(base_url=f"{server.address}/v1", api_key="none", max_retries=0) as client:

@@ -10,14 +10,16 @@ from typing import Any
 
 import pytest
 from support.questions import toy_questions
-from support.servers import Running, Shop, running, settings
+from support.servers import GOOD, Running, Shop, running, settings
 from typer.testing import CliRunner
 
 from coral_lens.cli import app
 from coral_lens.engine.model import Model
 from coral_lens.lens.answers import OF_KINDS
+from coral_lens.lens.fit import fit
+from coral_lens.lens.settings import FitSettings
 from coral_lens.records import Question
-from coral_lens.serve.lenses import open_lenses
+from coral_lens.serve.lenses import ServedLenses, open_lenses
 from coral_lens.serve.settings import Batching
 
 CLIENTS = 64
@@ -131,8 +133,47 @@ def test_where_a_lens_is_away_from_home_it_says_what_nobody_has_checked(server: 
             client.post("/v1/predict", json={"lens": lens, "questions": asked}).json()["note"]
             for lens in ("first", "second")
         ]
-    assert notes[0] is None  # a ridge is the paper's lens, and has no trust to lose
+    assert notes[0].startswith("This lens is believed on every task as on its own. Harm cannot be excluded on a task")
     assert notes[1].startswith("Harm cannot be excluded on a task that a lens was not fitted on")
+
+
+def test_at_home_there_is_no_note_in_any_format_and_none_among_the_models(shop: Shop) -> None:
+    lenses = shop.lenses.settled(lambda lens: lens.at_home())
+    with running(shop.model, lenses) as server, server.client() as client:
+        found = client.post("/v1/predict", json=GOOD["/v1/predict"]).json()
+        decided = client.post("/v1/decisions", json=GOOD["/v1/decisions"]).json()
+        models = client.get("/v1/models").json()["data"]
+    assert found["note"] is None
+    assert {answer["home"] for answer in found["answers"]} == {True}
+    assert {answer["coral"]["note"] for answer in decided["answers"]} == {None}
+    assert [model["coral"]["note"] for model in models] == [None, None]
+
+
+def test_where_the_lens_does_not_answer_better_each_format_says_that_the_answer_is_the_models(shop: Shop) -> None:
+    second = shop.lenses.find("second")
+    assert second.lens.trust is not None
+    kept = replace(second, lens=replace(second.lens, trust=replace(second.lens.trust, answers={"": False})))
+    with running(shop.model, ServedLenses({"second": kept})) as server, server.client() as client:
+        (answer,) = client.post("/v1/predict", json=body_of(*toy_questions(1, seed=4), lens="second")).json()["answers"]
+        decided = client.post("/v1/decisions", json=GOOD["/v1/decisions"] | {"model": "second"}).json()["answers"]
+    assert answer["kept"]
+    assert answer["answer"] == answer["base_probs"].index(max(answer["base_probs"]))
+    assert all(one["coral"]["kept"] for one in decided)
+
+
+def test_pmi_is_served_as_it_is_predicted(shop: Shop, tmp_path: Path) -> None:
+    """Its base takes one more pass, in which each option stands after a neutral context."""
+    fit(shop.model, toy_questions(60), FitSettings(base="pmi", layers=(1,))).save(tmp_path / "pmi")
+    lenses = open_lenses([str(tmp_path / "pmi"), f"second={shop.folder / 'second'}"])
+    questions = toy_questions(6, seed=3, labelled=False)
+    with running(shop.model, lenses) as server, server.client() as client:
+        found = client.post("/v1/predict", json=body_of(*questions, lens="pmi")).json()["answers"]
+        others = client.post("/v1/predict", json=body_of(*questions, lens="second")).json()["answers"]
+    wanted = [asdict(answer) for answer in lenses.find("pmi").lens.predict(shop.model, questions)]
+    for given, one, other in zip(found, wanted, others, strict=True):
+        assert given["probs"] == pytest.approx(list(one["probs"]), abs=1e-4)
+        assert given["base_probs"] == pytest.approx(list(one["base_probs"]), abs=1e-4)
+        assert given["base_probs"] != pytest.approx(other["base_probs"], abs=1e-4), "another base than the other lens's"
 
 
 def test_the_lens_that_ships_answers_over_http_what_the_command_does(smollm2: Model, tmp_path: Path) -> None:

@@ -40,6 +40,17 @@ def test_every_type_of_question_is_answered_in_the_classes_of_the_client(server:
         assert [model.name for model in client.models.list().models] == ["first", "second"]
 
 
+def test_each_answer_says_in_words_what_nobody_has_checked(server: Running) -> None:
+    body = {
+        "model": "second",
+        "state": "s",
+        "questions": {"which": {"type": "choice", "criteria": {"a": None, "b": ""}}},
+    }
+    with server.client() as client:
+        (found,) = client.post("/v1/systemone", json=body).json()["answers"].values()
+    assert found["coral"]["note"].startswith("Harm cannot be excluded on a task that a lens was not fitted on")
+
+
 def test_the_asynchronous_client_gets_the_same(server: Running) -> None:
     async def ask() -> Any:
         async with typesafe.AsyncTypeSafeClient(api_key="none", base_url=server.address, retry=NEVER) as client:

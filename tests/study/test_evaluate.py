@@ -20,7 +20,9 @@ from coral_lens.lens.fit import fit
 from coral_lens.lens.settings import FitSettings
 from coral_lens.records import UNKNOWN, Question
 from coral_lens.report.figures.style import Picture
+from coral_lens.report.reach import SIDE_BY_SIDE, reach_notes
 from coral_lens.report.runs import load_run, save_run
+from coral_lens.report.tables.run import subject_of
 from coral_lens.storage.files import file_name
 from coral_lens.study import evaluate as module
 from coral_lens.study.evaluate import LEFT_OUT, evaluate, write_run
@@ -143,6 +145,37 @@ def test_lenses_of_one_rule_are_told_apart_by_kind_and_else_by_number(lens: Lens
         assert evaluation.predictions[row].method == row
     alone = listwise.predictions(tiny, evaluation.questions)
     assert evaluation.predictions[rows[1]].probs == pytest.approx(alone[listwise.method].probs, abs=1e-6)
+
+
+def test_each_of_several_lenses_is_judged_by_itself_whatever_their_order(
+    lens: Lens, listwise: Lens, tiny: Model
+) -> None:
+    """The paper's lens says nothing of its trust; it used to hide what the other one had to say."""
+    stranger = fit(tiny, of_task(toy_questions(TRAINING, seed=6), "other", "train"), FitSettings(layers=(2,)))
+    questions = {"known": of_task(toy_questions(8, seed=3), "known")}
+    for first, second in ((lens, stranger), (stranger, lens)):
+        run = evaluate([first, second], tiny, questions)
+        assert run.lens == stranger.record(), "the one that the report is about"
+        assert run.title.endswith(stranger.name)
+        assert not run.evaluations[0].trained_on
+        (said,) = (note for note in reach_notes(run) if "harm cannot be excluded" in note)
+        assert said.startswith("listwise: not fitted on known: ")
+    assert SIDE_BY_SIDE not in evaluate(stranger, tiny, questions).provenance
+
+
+def test_a_lens_has_a_row_of_temperature_of_its_own_where_its_temperature_is_another(
+    lens: Lens, listwise: Lens, tiny: Model
+) -> None:
+    questions = toy_questions(6, seed=3)
+    warm = replace(lens, control_temperature=2.0 * listwise.control_temperature)
+    for both in ([warm, listwise], [listwise, warm]):
+        (evaluation,) = evaluate(both, tiny, questions).evaluations
+        rows = evaluation.predictions
+        assert list(rows)[-1] == "temperature (coral)"
+        for row, one in {"temperature": listwise, "temperature (coral)": warm}.items():
+            alone = one.predictions(tiny, evaluation.questions)["temperature"]
+            assert rows[row].probs == pytest.approx(alone.probs, abs=1e-6)
+        assert subject_of(m for m in rows if "listwise" not in m and m != "coral") is None
 
 
 def test_lenses_on_different_base_probabilities_are_refused(lens: Lens, tiny: Model) -> None:

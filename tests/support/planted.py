@@ -45,7 +45,8 @@ class PlantedStore(ActivationStore):
         names = [name for name in tasks for _ in range(n)]
         self.folder, self.name = Path("in memory"), "in memory"
         self.questions = [
-            Question(str(i), str(i), f"Planted {seed}/{i}?", tuple("abcde"[:size]), int(answer), task=name)
+            # options of its own: such as all questions have would take a lens out
+            Question(str(i), str(i), f"Planted {seed}/{i}?", own_options(i, size), int(answer), task=name)
             for i, (size, answer, name) in enumerate(zip(sizes, answers, names, strict=True))
         ]
         ones = np.ones(rows, dtype=np.int64)
@@ -62,6 +63,11 @@ class PlantedStore(ActivationStore):
     def layer(self, layer: int, place: str = "answer") -> np.ndarray:
         assert place == "answer", "planted states are those of the answers"
         return self.states[layer]
+
+
+def own_options(i: int, n: int) -> tuple[str, ...]:
+    """Options that no other question has."""
+    return tuple(f"{letter}{i}" for letter in "abcde"[:n])
 
 
 def one_network(**other: Any) -> NetworkSearch:

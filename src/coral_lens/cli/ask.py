@@ -123,7 +123,7 @@ def unchecked_open(answers: OpenAnswers) -> str:
     """Say that harm cannot be excluded where answers are away from home and not all of them could be checked."""
     from coral_lens.report.reach import UNCHECKED_OPEN, unchecked
 
-    return unchecked((a.trust for a in answers if a.right is None), UNCHECKED_OPEN)
+    return unchecked((answer for answer in answers if answer.right is None), UNCHECKED_OPEN)
 
 
 def gather_open(sources: Sequence[str], options: SourceOptions) -> list[OpenQuestion]:

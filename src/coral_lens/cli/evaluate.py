@@ -201,15 +201,17 @@ def predict(
             answers = fitted.predict(loaded(), asked, work_dir=work, progress=advance)
         write_atomic(file, write(answers.rows()))
     typer.echo(f"{len(answers)} answers in {out}")
-    # labels of the task, or the user's word, say that it is the lens's own; what is far off is counted all the same
-    is_own = fitted.adaptation is not None or (fitted.trust is not None and fitted.trust.everywhere)
-    typer.echo(trust_line(answers, is_own=is_own))
+    # labels of a task say that it is the lens's own
+    typer.echo(trust_line(answers, is_own=fitted.adaptation is not None))
     for note in exit_notes([fitted]):
         typer.echo(note)
 
 
 def trust_line(answers: list[Answer], *, is_own: bool) -> str:
-    """Say of how many answers little is known: far from the training questions, not of a task of theirs, or abstained."""
+    """Say of how many answers little is known: far from the training questions, not of a task of theirs, or abstained.
+
+    A question of a task of theirs that lies too far off is believed less as well, and is counted by itself.
+    """
     from coral_lens.records import FAR
     from coral_lens.report.reach import unchecked
 
@@ -220,9 +222,18 @@ def trust_line(answers: list[Answer], *, is_own: bool) -> str:
     if any(a.abstain is not None for a in answers):
         found.append(f"{sum(bool(a.abstain) for a in answers):,} abstained")
     line = ", ".join(found)
-    if alone := sum(a.trust == 0.0 for a in answers):
-        line += f"; {alone:,} are answered by the model alone, scaled by temperature"
-    return f"{line}. {'' if is_own else unchecked(a.trust for a in answers)}".rstrip()
+    counts = {
+        "of a task that it was not fitted on": 0 if is_own else sum(not a.home for a in answers),
+        "of its own task, but too far off for it to be fully believed": sum(
+            a.home and a.trust is not None and a.trust < 1.0 for a in answers
+        ),
+        "answered by the model alone, scaled by temperature": sum(a.trust == 0.0 for a in answers),
+        "answered as by the model alone, with the lens's confidence": sum(a.kept and a.trust != 0.0 for a in answers),
+    }
+    line = "; ".join(
+        [line, *(f"{count:,} {'is' if count == 1 else 'are'} {what}" for what, count in counts.items() if count)]
+    )
+    return f"{line}. {'' if is_own else unchecked(answers)}".rstrip()
 
 
 @app.command("lm-eval", add_help_option=False, context_settings={"ignore_unknown_options": True})

@@ -113,6 +113,7 @@ class Reading:
         """Yield the questions of some rows, with the place of each."""
         layout = self.layout(batch)
         columns = Columns(batch.columns)
+        columns.file = self.table.file
         for i, number in enumerate(batch.numbers):
             parts = RowParts(self.table, self.options.table, batch.take([i]), layout)
             try:

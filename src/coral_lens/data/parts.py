@@ -53,6 +53,7 @@ class RowParts:
         if not self.is_usable(found, checked=options.checked):
             self.refuse_unusable(found)
         table = Columns(self.batch.columns)
+        table.file = self.table.file
         table.hidden = frozenset(column for part, column in self.layout.parts.items() if part in ANSWERS)
         return found | {"table": [table] * len(self.batch), "row": list(range(len(self.batch)))}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,10 @@ def open_table(source: Any, refuse: Refusals, limit: int | None = None) -> Table
         return frame_table(source, size)
     path = Path(source)
     if is_saved_dataset(path):
-        return dataset_table(path, path.name, refuse, size)
+        return replace(dataset_table(path, path.name, refuse, size), file=str(source))
     ending = ending_of(path)
     if ending not in READERS and not path.is_dir():
         raise CoralError(f"{path}: files that end in {ENDINGS} are read (also with .gz).")
     stem = path.name[: -len(".gz")] if path.name.lower().endswith(".gz") else path.name
-    return READERS[ending if ending in READERS else ""](path, stem.rpartition(".")[0] or stem, refuse, size)
+    read = READERS[ending if ending in READERS else ""]
+    return replace(read(path, stem.rpartition(".")[0] or stem, refuse, size), file=str(source))

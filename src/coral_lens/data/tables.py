@@ -68,6 +68,8 @@ class Table:
     """Whether every value is a text, as in CSV, where 1 may be a number or the text of an option."""
     classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Of columns that hold the numbers of classes: the names of these."""
+    file: str = ""
+    """The file that it is read from; empty where it was in memory already."""
 
     def close(self) -> None:
         """Close what it is read from, before its end."""

@@ -63,7 +63,8 @@ def adapt_on(lens: Lens, store: Scored, *, with_curve: bool = False) -> Lens:
             np.ones(len(near)),
         )
     data = labelled_of(lens, store, output, near).take(fresh)
-    prior = Prior(before_of(lens, output, near, fresh), data.n_units, lens.exits, known.least)
+    weight = before_of(lens, output, near, fresh)
+    prior = Prior(weight, data.n_units, lens.exits, known.least, temperature_before(lens, weight))
     judged = judge(data, prior)
     found = adaptation_of(data, prior, judged)
     answered = answers_before(lens, store.questions, fresh)
@@ -125,6 +126,13 @@ def before_of(
         return UNTOLD
     weight, faded = float(np.median(output.weights[fresh])), float(np.median(near[fresh]))
     return min(weight / faded, LARGEST_LAMBDA) if faded > 0.0 and weight > 0.0 else weight
+
+
+def temperature_before(lens: Lens, weight: float) -> float:
+    """Return the temperature of the mixture without labels, where the lens has this weight: where it has none, there is none."""
+    if lens.adaptation:
+        return lens.adaptation.temperature_before
+    return lens.trust.temperature if lens.trust and weight > 0.0 else 1.0
 
 
 def answers_before(lens: Lens, questions: Sequence[Question], fresh: Bool[np.ndarray, " question"]) -> bool:

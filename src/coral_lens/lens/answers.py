@@ -49,6 +49,10 @@ class Answer(Shown):
     trust: float | None = None
     """The weight of the lens in the answer: 1 on a task that it was fitted on, less on others, 0 where the answer is the base's.
     None for a lens that is believed everywhere, such as the paper's."""
+    home: bool = True
+    """Whether its task is one that the lens was fitted on, by its name, or was said to be."""
+    kept: bool = False
+    """Whether the answer stays the model's own, whatever the lens prefers: it was not found to answer better."""
 
     def __repr__(self) -> str:
         unsure = ", abstains" if self.abstain else ""
@@ -112,6 +116,8 @@ def joined_answer(question: Question, parts: Sequence[Answer]) -> Answer:
     return replace(
         answer,
         trust=parts[answer.answer].trust,
+        home=parts[answer.answer].home,
+        kept=parts[answer.answer].kept,
         right=tuple(map(int, np.flatnonzero(true >= 0.5))),
         expected_level=None,
     )

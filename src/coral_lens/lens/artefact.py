@@ -109,6 +109,9 @@ class Lens(Shown):
     """Whether it starts from no base probabilities, so that no block above its layers need run, nor the vocabulary head."""
     open: OpenPart | None = None
     """What a lens for open questions has beside all others; None for one that was fitted on questions with options."""
+    everywhere: bool = False
+    """Of a lens without trust: whether the user said that all questions are of its own kind. That changes no answer, only what
+    is said of them, and is not saved."""
 
     def table(self) -> Table:
         """Return how it did on its validation questions, beside its controls."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from coral_lens.data.open_questions import OpenQuestion, as_open
+from coral_lens.data.own_files import apart_by_file
 from coral_lens.data.settings import Style
 from coral_lens.engine.activations import is_store, remove_store
 from coral_lens.engine.candidates import write_candidates
@@ -51,7 +52,7 @@ def fit_open(
         lens = coral_lens.fit_open(model, coral_lens.load_open_questions("open.jsonl"))
     """
     settings, sampling, bar = settings or FitSettings(), sampling or Sampling(), bar_of(bar)
-    questions = as_open(questions)
+    questions = apart_by_file(as_open(questions))
     check_open_questions(questions, settings)
     refuse_layers(model, settings.layers or ())
     folder = Path(work_dir) if work_dir else None

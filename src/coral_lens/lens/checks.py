@@ -76,6 +76,7 @@ class TrustRecord(Exact):
     temperature: PositiveFloat
     adapted: bool
     answers: dict[Name, bool] = {}
+    places: list[Name] = []
 
 
 class PenaltyRecord(Exact):
@@ -236,6 +237,7 @@ class AdaptationRecord(Exact):
     answers: AnswerRecord | None = None
     worse: bool = False
     exits: bool = False
+    temperature_before: PositiveFloat = 1.0
 
 
 class TraceRecord(Checked):
@@ -347,6 +349,8 @@ def check_tensors(tensors: Mapping[str, Tensor], record: Mapping[str, Any], path
     }
     if record.get("read") == "less-letter":
         shapes["letters"] = (len(record["layers"]), shape_of(tensors, "letters", 1), width)
+    if len(places := (record.get("trust") or {}).get("places", ())) not in (0, n_domains):
+        raise CoralError(f"{path} names {len(places)} places of {n_domains}; fit or copy the lens again.")
     for name, shape in shapes.items():
         refuse_tensor(tensors.get(name), name, shape, path)
     for name in ("standardiser.scale", "shift.scale", "shift.variances", "shift.rest", "shift.typical"):

@@ -5,11 +5,14 @@ A part is a task, or a cluster of questions where there is one task only.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from itertools import compress
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
+from coral_lens.data.own_files import is_file_task
 from coral_lens.records import Question
 from coral_lens.storage.arrays import row_chunks
 
@@ -44,6 +47,18 @@ def domains_of(questions: Sequence[Question], places: Float[np.ndarray, "questio
             for task in tasks
         ]
     return clusters_of(places, seed=seed)
+
+
+def file_places(questions: Sequence[Question], train: Bool[np.ndarray, " question"]) -> tuple[str, ...]:
+    """Return the training task at each place of the shift model; empty unless two of them are files, which nothing else is named.
+
+    Empty also where a place is not of one task: small tasks, and many, were put together.
+    """
+    tasks = [q.task for q in questions]
+    counts = Counter(tasks)
+    if min(counts.values()) < FEWEST_IN_PART or len(counts) > MOST_DOMAINS or sum(map(is_file_task, counts)) < 2:
+        return ()
+    return tuple(sorted(set(compress(tasks, train))))
 
 
 def clusters_of(places: Float[np.ndarray, "question width"], *, seed: int) -> list[str]:

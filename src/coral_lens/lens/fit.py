@@ -19,6 +19,7 @@ from jaxtyping import Float
 from coral_lens.data.answers import ELSEWHERE
 from coral_lens.data.leaks import question_keys
 from coral_lens.data.licences import licence_of
+from coral_lens.data.own_files import apart_by_file
 from coral_lens.data.shots import n_shots
 from coral_lens.data.splits import split_mask
 from coral_lens.data.wording import asked_as
@@ -29,6 +30,7 @@ from coral_lens.lens.artefact import Lens
 from coral_lens.lens.choose import SHOWN, Candidate, Work, choose_candidate, fit_recipe, single_lens, try_singles
 from coral_lens.lens.correction import Correction
 from coral_lens.lens.do_no_harm import DoNoHarm, fit_do_no_harm
+from coral_lens.lens.domains import file_places
 from coral_lens.lens.folder import load_lens
 from coral_lens.lens.layer_view import view_of
 from coral_lens.lens.learning_curve import brier_by_question, learning_curve
@@ -77,10 +79,11 @@ def fit(
     """Fit a lens on labelled questions.
 
     With `work_dir` the activations are kept there, and an interrupted or repeated fit reuses them. Progress is shown in a
-    terminal and in a notebook; `bar=False` shows nothing.
+    terminal and in a notebook; `bar=False` shows nothing. Questions of several files are of a task each: give those of one
+    kind in one file, or name their task.
     """
     settings, bar = settings or FitSettings(), bar_of(bar)
-    questions = asked_as(questions, settings.style)
+    questions = apart_by_file(asked_as(questions, settings.style))
     check_questions(questions)
     refuse_layers(model, (*(settings.layers or ()), settings.exit_layer or 0))
     layers = settings.within_exit(settings.layers or all_layers(model))
@@ -275,7 +278,7 @@ def make_lens(store: Scored, data: TrainingData, correction: Correction, fit: Fi
         style=settings.style,
         shift=harmless.shift,
         tempering=None,
-        trust=trust_of(harmless, settings, checked=checked),
+        trust=trust_of(harmless, data, settings, checked=checked),
         exits=settings.exits,
         control_temperature=temperature_on(base_probs(data.table, data.base), data.table, data.is_validation),
         model={k: v for k, v in store.manifest["model"].items() if k in KEPT_OF_MODEL},
@@ -295,10 +298,11 @@ def make_lens(store: Scored, data: TrainingData, correction: Correction, fit: Fi
     return replace(lens, trace=replace(lens.trace, validation=validation_scores(lens, data, fit)))
 
 
-def trust_of(harmless: DoNoHarm, settings: FitSettings, *, checked: bool) -> Trust | None:
+def trust_of(harmless: DoNoHarm, data: TrainingData, settings: FitSettings, *, checked: bool) -> Trust | None:
     """Return how far the lens is believed, and where it answers: everywhere unless that was checked."""
     if (trust := harmless.trust) is None:
         return None
+    trust = replace(trust, places=file_places(data.questions, ~data.rounds[0]))
     trust = replace(trust, least=LEAST) if settings.exits else trust
     return trust if checked else replace(trust, answers={})
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import compress
 from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 
 from coral_lens.data.leaks import question_keys
+from coral_lens.data.own_files import is_file_task
 from coral_lens.data.wording import asked_as
 from coral_lens.errors import CoralError
+from coral_lens.lens.trust import tasks_named
 from coral_lens.ragged import Options
 from coral_lens.records import UNNAMED, Question
 
@@ -28,11 +31,33 @@ def is_home(lens: Lens, questions: Sequence[Question]) -> Bool[np.ndarray, " que
     """
     if lens.trust is not None and lens.trust.adapted:
         return np.zeros(len(questions), dtype=bool)
-    if lens.trust is not None and lens.trust.everywhere:
+    if lens.everywhere or (lens.trust is not None and lens.trust.everywhere):
         return np.ones(len(questions), dtype=bool)
-    tasks = {source.split(":")[0] for source in lens.training.tasks} - {UNNAMED}
-    named = np.array([q.task in tasks for q in questions], dtype=bool)
-    return named | have_keys(lens, questions, lens.seen)
+    tasks = {task for source in lens.training.tasks if not is_file_task(task := source.split(":")[0])}
+    home = np.array([q.task in tasks for q in questions], dtype=bool)
+    if not home.all():  # keys take longer than names: only of those that are not at home yet
+        home[~home] = have_keys(lens, list(compress(questions, ~home)), lens.seen)
+    return home
+
+
+def home_tasks(
+    lens: Lens,
+    questions: Sequence[Question],
+    states: Float[np.ndarray, "row width"],
+    at_home: Bool[np.ndarray, " question"],
+) -> list[str]:
+    """Return the training task that each question is of at home; away from home it does not matter, and is what it names.
+
+    A question of a file names none. Where several files were fitted on, it is of the one whose questions it lies nearest to:
+    that the lens is at home was said by the user, and is granted by no distance.
+    """
+    tasks = tasks_named(questions)
+    trust, unnamed = lens.trust, at_home & np.array([task == UNNAMED for task in tasks], dtype=bool)
+    files = [i for i, task in enumerate(trust.places) if is_file_task(task)] if trust else []
+    if trust is None or not files or not unnamed.any():
+        return tasks
+    nearest = lens.shift.nearest(states, Options.of_sizes([len(q.options) for q in questions]), files)
+    return [trust.places[n] if own else task for task, n, own in zip(tasks, nearest, unnamed, strict=True)]
 
 
 def have_keys(
@@ -50,7 +75,9 @@ def at_home(lens: Lens) -> Lens:
 
     Prediction sets and abstention were calibrated for another trust, and are dropped.
     """
-    if lens.trust is None or lens.trust.everywhere:
+    if lens.trust is None:
+        return replace(lens, everywhere=True)
+    if lens.trust.everywhere:
         return lens
     if lens.trust.adapted:
         raise CoralError("The lens was adapted to a task by labels of it; for its home, use the lens before that.")

@@ -65,7 +65,7 @@ def counts_of_units(units: Int[np.ndarray, " question"]) -> list[int]:
 def after(drawn: Labelled, prior: Prior) -> tuple[float, float]:
     """Return weight and temperature as `adapt` would find them from these labels alone."""
     if not len(drawn.options):
-        return prior.weight, 1.0
+        return prior.weight, prior.temperature
     prior = prior._replace(n_units=drawn.n_units)
     worse = drawn.n_units >= ENOUGH_TO_TELL and is_worse(drawn, gain_of(drawn, judge(drawn, prior)))
     return settle(drawn, prior, worse=worse)

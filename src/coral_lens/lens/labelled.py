@@ -9,6 +9,7 @@ articles are two.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import compress
 from typing import NamedTuple
 
@@ -87,6 +88,8 @@ class Prior(NamedTuple):
     """Whether the base is an even share for each option: then only weight over temperature counts, and temperature stays 1."""
     least: float = 0.0
     """The weight that is never fallen short of."""
+    temperature: float = 1.0
+    """The temperature of the mixture without labels; that of the base alone is 1."""
 
     @property
     def spreads(self) -> tuple[float, float]:
@@ -121,7 +124,8 @@ def likeliest(data: Labelled, prior: Prior, weights: tuple[float, float]) -> tup
     from scipy.optimize import minimize
 
     options, apart, shares = data.options, data.lens - data.base, data.options.spread(data.options.sum(data.y))
-    centre, spreads = np.array([prior.weight, 0.0]), np.array(prior.spreads)
+    doubt = float(np.log(prior.temperature)) if weights[1] > 0.0 and not prior.exits else 0.0
+    centre, spreads = np.array([prior.weight, doubt]), np.array(prior.spreads)
 
     def loss(theta: np.ndarray) -> tuple[float, np.ndarray]:
         cooled = np.exp(-theta[1])
@@ -134,7 +138,7 @@ def likeliest(data: Labelled, prior: Prior, weights: tuple[float, float]) -> tup
         return -float((data.y * logs).sum()) + float((drawn**2).sum()) / 2, slopes + drawn / spreads
 
     low, high = map(float, np.log(TEMPERATURES)) if not prior.exits else (0.0, 0.0)
-    start = np.array([min(max(prior.weight, weights[0]), weights[1]), 0.0])
+    start = np.array([min(max(prior.weight, weights[0]), weights[1]), doubt])
     found = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=[weights, (low, high)]).x
     return float(found[0]), float(np.exp(found[1]))
 
@@ -147,7 +151,8 @@ def adaptation_of(data: Labelled, prior: Prior, judged: Judged) -> Adaptation:
     gain = gain_of(data, judged)
     worse = is_worse(data, gain)
     weight, temperature = settle(data, prior, worse=worse)
-    return Adaptation(len(data.options), weight, prior.weight, temperature, gain, worse=worse, exits=prior.exits)
+    found = Adaptation(len(data.options), weight, prior.weight, temperature, gain, worse=worse, exits=prior.exits)
+    return replace(found, temperature_before=prior.temperature)
 
 
 def is_worse(data: Labelled, gain: Score) -> bool:

@@ -46,6 +46,8 @@ class OpenAnswer(Shown):
     """The weight of the lens in the answer: 1 on a task that it was fitted on, less on others."""
     right: bool | None = None
     """Whether the answer is a known one, where these were given."""
+    home: bool = True
+    """Whether its task was said to be the lens's own."""
 
     def __repr__(self) -> str:
         unsure = ", abstains" if self.abstain else ""
@@ -68,8 +70,8 @@ class OpenAnswers(Answers[OpenAnswer]):
 
 def open_answers(lens: Lens, store: Scored) -> list[OpenAnswer]:
     """Answer the open questions of a store."""
-    options, (probs, shifts, weights, _) = store.table.options, lens.read(store)
-    q = probs[lens.method]
+    options, output = store.table.options, lens.read(store)
+    q, shifts, weights = output.probs[lens.method], output.shifts, output.weights
     chosen = chosen_options(q, options, is_open=True)
     sure = q[options.row(chosen)]
     unsure = abstains(lens.abstention, sure).tolist() if lens.abstention else [None] * len(sure)
@@ -90,6 +92,7 @@ def open_answers(lens: Lens, store: Scored) -> list[OpenAnswer]:
                 float(shifts[i]),
                 None if weights is None else float(weights[i]),
                 is_right(question, int(chosen[i])),
+                bool(output.home[i]),
             )
         )
     return answers

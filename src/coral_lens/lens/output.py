@@ -6,10 +6,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from coral_lens.errors import CoralError
 from coral_lens.lens.answers import Answer, answer_of
+from coral_lens.lens.home import home_tasks
 from coral_lens.lens.rules import apply_temperature, base_probs
 from coral_lens.metrics.conformal import abstains, prediction_sets
 from coral_lens.records import Scored
@@ -30,6 +31,10 @@ class LensOutput(NamedTuple):
     """The weight of the lens in each answer (see `trust`); None where it has no trust of its own."""
     fallback: Float[np.ndarray, " row"]
     """What a lens with a trust is mixed with: the base by temperature, even shares where it exits before there is a base."""
+    home: Bool[np.ndarray, " question"]
+    """Which questions are at home (see `home`)."""
+    kept: Bool[np.ndarray, " question"]
+    """Of which questions the answer stays the base's, whatever the lens prefers."""
 
 
 def read_store(lens: Lens, store: Scored) -> LensOutput:
@@ -46,8 +51,11 @@ def read_store(lens: Lens, store: Scored) -> LensOutput:
     cooled = apply_temperature(raw, options, temperature=lens.control_temperature)
     # what is weighed was fitted already, and is what it claims to be; it has nothing to gain from a temperature
     fallback = p if lens.exits or lens.open else cooled
+    home, kept = lens.is_home(store.questions), np.zeros(len(options), dtype=bool)
     if lens.trust:
-        believed = lens.trust.believed(store.questions, shifts, lens.is_home(store.questions))
+        tasks = home_tasks(lens, store.questions, first, home)
+        believed = lens.trust.believed(store.questions, shifts, home, tasks)
+        kept = kept if believed.keeps is None else believed.keeps
         weights, tempered = believed.weights, believed.blend(fallback, plain, options)
     else:
         weights, tempered = None, lens.tempered(p, plain, shifts, options)
@@ -57,12 +65,13 @@ def read_store(lens: Lens, store: Scored) -> LensOutput:
             raise CoralError(
                 "The lens gives answers that are not numbers: its own numbers are too large; fit or copy it again."
             )
-    return LensOutput(probs, shifts, weights, fallback)
+    return LensOutput(probs, shifts, weights, fallback, home, kept)
 
 
 def answers_on(lens: Lens, store: Scored) -> list[Answer]:
     """Answer the questions of a store."""
-    options, (probs, shifts, weights, _) = store.table.options, read_store(lens, store)
+    options, output = store.table.options, read_store(lens, store)
+    probs, shifts, weights = output.probs, output.shifts, output.weights
     q = probs[lens.method]
     in_set = prediction_sets(lens.sets, q, options) if lens.sets else None
     unsure = abstains(lens.abstention, options.max(q)) if lens.abstention else None
@@ -76,6 +85,8 @@ def answers_on(lens: Lens, store: Scored) -> list[Answer]:
                 options_in_set=None if in_set is None else tuple(map(int, np.flatnonzero(in_set[rows]))),
                 abstain=None if unsure is None else bool(unsure[i]),
                 trust=None if weights is None else float(weights[i]),
+                home=bool(output.home[i]),
+                kept=bool(output.kept[i]),
             )
         )
     return answers

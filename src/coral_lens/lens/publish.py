@@ -181,9 +181,9 @@ def shift_sentence(lens: Lens) -> str:
     if lens.trust:
         there = "becomes less sure" if lens.exits else "goes back to the model's own answers"
         return (
-            f"It {there} there by itself. On any task that is not in the table above it is believed "
-            f"by a weight of {lens.trust.elsewhere:.2g} and less sure of itself by a temperature of {lens.trust.temperature:.2g}, "
-            "and harm cannot be excluded without labels of that task."
+            f"It {there} there by itself. On any task that is not in the table above it is believed by a weight of "
+            f"{lens.trust.elsewhere:.2g} and less sure of itself by a temperature of {lens.trust.temperature:.2g}, and harm "
+            "cannot be excluded without labels of that task."
         )
     return "It weakens them there by itself." if lens.tempering else "It does not weaken them there by itself."
 

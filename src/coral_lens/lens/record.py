@@ -33,7 +33,7 @@ SAVED_AS = {"steered_temperature": "then_temperature", "control_temperature": "t
 RECORDS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {
     "style": (Style.record, lambda record: Style(**record)),
     "tempering": (asdict, lambda record: Tempering(**record)),
-    "trust": (asdict, lambda record: Trust(**record)),
+    "trust": (Trust.to_json, Trust.from_json),
     "adaptation": (Adaptation.to_json, Adaptation.from_json),
     "sets": (Conformal.to_dict, Conformal.from_dict),
     "abstention": (Abstention.to_dict, Abstention.from_dict),

@@ -47,6 +47,13 @@ class ShiftModel:
         """Return the shift of some questions at these places, or of all."""
         return (self.distances(places, questions) / self.typical).min(axis=1)
 
+    def nearest(
+        self, states: Float[np.ndarray, "row width"], options: Options, among: Sequence[int]
+    ) -> Int[np.ndarray, " question"]:
+        """Return which of some domains each question lies nearest to."""
+        distances = self.distances(question_places(states, options))
+        return np.asarray(among)[distances[:, among].argmin(axis=1)]
+
     def distances(
         self, places: Float[np.ndarray, "question width"], questions: Int[np.ndarray, " some"] | None = None
     ) -> Float[np.ndarray, "some domain"]:

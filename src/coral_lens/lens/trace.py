@@ -183,6 +183,8 @@ class Adaptation:
     """Whether the labels are enough to tell, and show that the base by temperature is better without the lens."""
     exits: bool = False
     """Of a lens that exits early: it is compared with even chances, which have no temperature, and never left out."""
+    temperature_before: float = 1.0
+    """The temperature of the mixture without labels."""
 
     @property
     def is_left_out(self) -> bool:
@@ -210,7 +212,8 @@ class Adaptation:
             return f"the lens {why} is left out{cooled}"
         if self.worse:
             return f"the lens is worse here and is hardly believed, since there is no base: weight {self.weight:.2f}"
-        weight = f"Weight of the lens {self.weight:.2f} ({self.before:.2f} without labels){cooled}"
+        doubt = "" if self.exits or self.temperature_before == 1.0 else f" ({self.temperature_before:.2f} without)"
+        weight = f"Weight of the lens {self.weight:.2f} ({self.before:.2f} without labels){cooled}{doubt}"
         if self.gain.low > 0.0:
             return f"clearly better. {weight}"
         clear = "worse on these, which are too few to tell" if self.gain.high < 0.0 else "not clearly better or worse"

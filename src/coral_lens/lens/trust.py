@@ -12,8 +12,10 @@ question), but one that lies beyond all that the trust was learned on is answere
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -28,8 +30,27 @@ FADE = 1.25
 """From the shift that the trust was learned up to, it fades to nothing until so many times that shift."""
 LEAST = 0.1
 """The least weight of a lens that exits early: its answer stays, and is hardly believed."""
-FIXED = frozenset({frozenset({"yes", "no"}), frozenset({"true", "false"}), frozenset({"correct", "incorrect"})})
-"""Options that say nothing of their question: what a lens has learned about options does not tell them apart."""
+UNSURE = frozenset({"unknown", "maybe", "unsure", "not sure", "uncertain", "cannot say", "can't say", "cannot tell",
+                    "can't tell", "don't know", "not given", "neither", "both", "not enough information"})  # fmt: skip
+"""What stands beside two verdicts as a third."""
+FIXED = (
+    frozenset({"yes", "no"}) | UNSURE,
+    frozenset({"true", "false"}) | UNSURE,
+    frozenset({"correct", "incorrect"}) | UNSURE,
+    frozenset({"right", "wrong"}) | UNSURE,
+    frozenset({"very positive", "positive", "neutral", "negative", "very negative", "mixed"}),
+    frozenset({"strongly agree", "agree", "neutral", "neither agree nor disagree", "disagree", "strongly disagree"}),
+    frozenset({"entailment", "not entailment", "neutral", "contradiction"}),
+    frozenset({"supported", "refuted", "supports", "refutes", "not enough info"}) | UNSURE,
+    frozenset({"acceptable", "unacceptable"}),
+    frozenset({"none", "very low", "low", "medium", "high", "very high"}),
+    frozenset({"always", "often", "sometimes", "rarely", "never"}),
+)
+"""Words that are options of any question and say nothing of it: what a lens has learned about options cannot tell them apart."""
+LEVELS = 5
+"""So many numbers in a row from 0 or 1 are levels of a scale; of fewer, one may be the answer to a sum."""
+MANY_ALIKE = 10
+"""Options that so many questions have in common are classes, however many other questions are asked beside them."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +77,8 @@ class Trust:
     """Whether weight and temperature were learned from labels of one task: the lens is then for that task alone."""
     answers: Mapping[str, bool] = field(default_factory=dict)
     """By training task, and under the empty name for any other: whether the answer may be the lens's (see `keep_answers`)."""
+    places: tuple[str, ...] = ()
+    """The training task at each place of the shift model, where several of them are files (see `domains.file_places`)."""
 
     def weights(
         self, shift: Float[np.ndarray, " question"], at_home: Bool[np.ndarray, " question"], *, fixed: bool = False
@@ -73,15 +96,21 @@ class Trust:
         questions: Sequence[Question],
         shift: Float[np.ndarray, " question"],
         at_home: Bool[np.ndarray, " question"],
+        tasks: Sequence[str] | None = None,
     ) -> Believed:
-        """Return how far the lens is believed on these questions, which lie so far off and are at home or not."""
-        weights = self.weights(shift, at_home, fixed=has_fixed_options(questions))
-        scales = [self.scales.get(q.task, self.pooled) for q in questions]
+        """Return how far the lens is believed on these questions, which lie so far off and are at home or not.
+
+        `tasks`: the task that each is of at home; by default the one that it names.
+        """
+        weights = self.weights(shift, at_home)
+        if not at_home.all():
+            weights = np.where(have_fixed_options(questions), self.weights(shift, at_home, fixed=True), weights)
+        scales = [self.scales.get(task, self.pooled) for task in tasks or tasks_named(questions)]
         return Believed(
             weights,
             np.where(at_home, scales, 1.0),
             np.where(at_home, 1.0, self.temperature_at(weights)),
-            keeps=~self.answering(questions, at_home),
+            keeps=~self.answering(questions, at_home, tasks),
         )
 
     def temperature_at(self, weights: Float[np.ndarray, " question"]) -> Float[np.ndarray, " question"]:
@@ -94,21 +123,57 @@ class Trust:
         return self.temperature ** np.minimum(weights / self.elsewhere, 1.0)
 
     def answering(
-        self, questions: Sequence[Question], at_home: Bool[np.ndarray, " question"]
+        self,
+        questions: Sequence[Question],
+        at_home: Bool[np.ndarray, " question"],
+        tasks: Sequence[str] | None = None,
     ) -> Bool[np.ndarray, " question"]:
-        """Return of which questions the answer may be the lens's; of the others it is the base's."""
+        """Return of which questions the answer may be the lens's; of the others it is the base's. `tasks`: as in `believed`."""
         usually = self.answers.get(ALL, True)
-        here = [self.answers.get(q.task, usually) for q in questions]
+        here = [self.answers.get(task, usually) for task in tasks or tasks_named(questions)]
         return np.where(at_home, here, usually).astype(bool)
 
+    def to_json(self) -> dict[str, Any]:
+        """Return it as a record; a lens of one file, or of tasks with names, has no places in it."""
+        record = asdict(self)
+        places = record.pop("places")
+        return record | ({"places": list(places)} if places else {})
 
-def has_fixed_options(questions: Sequence[Question]) -> bool:
-    """Whether the options are the same strings in every question, or such as yes and no.
+    @staticmethod
+    def from_json(record: Mapping[str, Any]) -> Trust:
+        """Read what `to_json` wrote, and what older versions wrote, which knew neither answers nor places."""
+        return Trust(**{**record, "places": tuple(record.get("places", ()))})
 
-    Of options that a text lists under letters, what is listed counts.
+
+def tasks_named(questions: Sequence[Question]) -> list[str]:
+    """Return the task that each question names."""
+    return [q.task for q in questions]
+
+
+def have_fixed_options(questions: Sequence[Question]) -> Bool[np.ndarray, " question"]:
+    """Return which questions have options that say nothing of them: the strings of most of the others, or such as yes and no.
+
+    Of options that a text lists under letters, what is listed counts. Trap: of a question that is asked alone, only the words of
+    `FIXED` and the numbers of a scale are known; that others have the same classes cannot be seen.
     """
-    sets = {frozenset(option.strip().lower() for option in q.wording.listed or q.options) for q in questions}
-    return len(sets) == 1 and (len(questions) > 1 or sets <= FIXED)
+    sets = [frozenset(map(plain_option, q.wording.listed or q.options)) for q in questions]
+    counts = Counter(sets)
+    enough = max(2, min(MANY_ALIKE, len(sets) // 2 + 1))
+    return np.array([counts[one] >= enough or is_usual(one) for one in sets], dtype=bool)
+
+
+def plain_option(option: str) -> str:
+    """Return an option without what does not tell it from another: case, underscores and a full stop."""
+    return " ".join(option.lower().replace("_", " ").removesuffix(".").split())
+
+
+def is_usual(options: frozenset[str]) -> bool:
+    """Whether options are verdicts or levels that any question may have."""
+    if len(options) > 1 and any(options <= words for words in FIXED):
+        return True
+    numbers = sorted(int(option) for option in options if option.isascii() and option.isdecimal())
+    n = len(options)
+    return n >= LEVELS and numbers in (list(range(n)), list(range(1, n + 1)))
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,8 @@ class Columns(dict[str, Sequence[Any]]):
 
     hidden: frozenset[str] = frozenset()
     """Those that say the answers."""
+    file: str = ""
+    """The file that they were read from, if they were read from one."""
 
 
 Kind = Literal["choice", "yes-no", "score"]

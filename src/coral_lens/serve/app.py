@@ -14,7 +14,7 @@ from coral_lens.serve.guard import App, Doors, Guard
 from coral_lens.serve.lenses import ServedLens
 from coral_lens.serve.page import add_pages
 from coral_lens.serve.predict import PredictReply, PredictRequest, predict_reply
-from coral_lens.serve.service import Asked, Reply, Service, report
+from coral_lens.serve.service import Asked, Reply, Service, lens_note, report
 from coral_lens.serve.systemone import SystemOneReply, SystemOneRequest, systemone_reply
 
 ERRORS: dict[int | str, dict[str, Any]] = {
@@ -168,6 +168,7 @@ def about(served: ServedLens) -> dict[str, Any]:
         "lens": lens.name,
         "layers": list(lens.layers),
         "trained_on": {public_name(source): n for source, n in lens.training.tasks.items()},
+        "note": lens_note(served),
         "has_layer_view": lens.view is not None,
         "open": lens.open is not None,
         "coverage": lens.sets.coverage if lens.sets else None,

@@ -6,6 +6,7 @@ from coral_lens.lens.answers import Answer
 from coral_lens.serve.content import Given
 from coral_lens.serve.lenses import ServedLens
 from coral_lens.serve.queue import Outcome
+from coral_lens.serve.service import away_note
 
 
 class CoralExtras(Given):
@@ -22,6 +23,12 @@ class CoralExtras(Given):
     """How far the question lies from those that the lens was fitted on: 1 is typical of them, 1.5 and beyond is far."""
     trust: float | None = None
     """The weight of the lens in the answer: 1 on a task that it was fitted on, 0 where the answer is the base's."""
+    home: bool | None = None
+    """Whether the question is of a task that the lens was fitted on: no request names one, so the server is told (`--home`)."""
+    kept: bool | None = None
+    """Whether the answer stays the model's own, because the lens was not found to answer better; its confidence is used."""
+    note: str | None = None
+    """What nobody has checked, where the lens is away from home."""
     set: list[int] | None = None
     """Places of the options in the prediction set, if the lens was calibrated for one."""
     abstain: bool | None = None
@@ -41,6 +48,9 @@ def extras_of(lens: ServedLens, outcome: Outcome) -> CoralExtras:
         base_probabilities=list(outcome.base_probs),
         shift=outcome.shift,
         trust=outcome.trust,
+        home=outcome.home,
+        kept=outcome.kept,
+        note=away_note(lens, [outcome]),
         set=None if outcome.options_in_set is None else list(outcome.options_in_set),
         abstain=outcome.abstain,
     )

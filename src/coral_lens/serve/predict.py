@@ -105,6 +105,10 @@ class PredictAnswer(Given):
     """How far the question lies from those that the lens was fitted on: 1 is typical of them, 1.5 and beyond is far."""
     trust: float | None = None
     """The weight of the lens in the answer: 1 on a task that it was fitted on, 0 where the answer is the base's."""
+    home: bool | None = None
+    """Whether the question is of a task that the lens was fitted on: no request names one, so the server is told (`--home`)."""
+    kept: bool | None = None
+    """Whether the answer stays the model's own, because the lens was not found to answer better; its confidence is used."""
     options_in_set: list[int] | None = None
     """The prediction set, if the lens was calibrated for one."""
     abstain: bool | None = None
@@ -160,6 +164,8 @@ def predict_answer(question: Question, scored: Scored) -> PredictAnswer:
         base_probs=list(outcome.base_probs),
         shift=outcome.shift,
         trust=outcome.trust,
+        home=outcome.home,
+        kept=outcome.kept,
         options_in_set=None if outcome.options_in_set is None else list(outcome.options_in_set),
         abstain=outcome.abstain,
         p_true=outcome.p_true,

@@ -15,7 +15,7 @@ from coral_lens.errors import CoralError
 from coral_lens.lens.answers import Answer
 from coral_lens.lens.open_answers import OpenAnswer
 from coral_lens.records import Kind, Question
-from coral_lens.report.reach import unchecked
+from coral_lens.report.reach import UNCHECKED, UNCHECKED_OPEN, unchecked, unchecked_sentence
 from coral_lens.serve.complaints import FAILED, Complaint
 from coral_lens.serve.content import is_torn
 from coral_lens.serve.lenses import ServedLens, ServedLenses
@@ -171,8 +171,16 @@ class Service:
 
 def away_note(served: ServedLens, outcomes: Iterable[Answer | OpenAnswer | Refusal]) -> str | None:
     """Return what nobody has checked of answers in which a lens is away from home; None where it is not."""
-    trusts = [outcome.trust for outcome in outcomes if not isinstance(outcome, Refusal)]
-    return None if served.lens.adaptation is not None else unchecked(trusts) or None
+    answers = [outcome for outcome in outcomes if not isinstance(outcome, Refusal)]
+    return None if served.lens.adaptation is not None else unchecked(answers) or None
+
+
+def lens_note(served: ServedLens) -> str | None:
+    """Return what nobody has checked of a lens's answers, whatever is asked: a request names no task."""
+    lens = served.lens
+    if lens.adaptation is not None or lens.everywhere or (lens.trust is not None and lens.trust.everywhere):
+        return None
+    return unchecked_sentence(UNCHECKED_OPEN if lens.open else UNCHECKED, everywhere=lens.trust is None)
 
 
 def ask(

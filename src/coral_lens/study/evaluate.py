@@ -27,8 +27,9 @@ from coral_lens.methods.interface import Predict, QuestionSet
 from coral_lens.records import UNKNOWN, Predictions, Question, Scored
 from coral_lens.report.figures.run import write_run_pictures
 from coral_lens.report.pages.run import write_report
+from coral_lens.report.reach import SIDE_BY_SIDE, reach_of
 from coral_lens.report.runs import Evaluation, Run, View, save_run
-from coral_lens.report.tables.run import results_table
+from coral_lens.report.tables.run import results_table, temperature_of
 from coral_lens.storage.bundles import is_whole
 from coral_lens.storage.files import digest, digest_file, file_name, kept_record, versions, write_record
 from coral_lens.storage.progress import Bar, bar_of
@@ -62,7 +63,8 @@ def evaluate(
     guards = panel.guard if guard is None else panel.guard + guard
     leaks = {name: leaks_of(name, test, guards) for name, test in sets.items()}
     kept = {name: leaks[name].kept(test) for name, test in sets.items()}
-    provenance = {"versions": versions(), **panel.overridden, **leak_record(sets, leaks, guards)}
+    provenance: dict[str, Any] = {"versions": versions(), **panel.overridden, **leak_record(sets, leaks, guards)}
+    provenance |= panel.side_by_side(kept)
     scored = iter_scored(panel, model, kept, work_dir=Path(work_dir) if work_dir else None, bar=bar_of(bar))
     return panel.measurement.run(scored, provenance)
 
@@ -184,10 +186,20 @@ class LensPanel:
 
     @property
     def measurement(self) -> Measurement:
-        """How they become a run."""
-        first = self.lenses[0]
-        title = f"{first.model['name']}: {first.name}"
-        return Measurement(title, first.record(), self.predict, self.trained_on, self.view)
+        """How they become a run: its title, its record and its words are those of the lens that is looked at."""
+        lens = self.lenses[self.looked]
+        title = f"{lens.model['name']}: {lens.name}"
+        return Measurement(title, lens.record(), self.predict, self.trained_on, self.view)
+
+    def side_by_side(self, sets: Mapping[str, Sequence[Question]]) -> dict[str, list[dict[str, Any]]]:
+        """Return for each of several lenses how far it is believed on test sets; nothing of one, whose record says it."""
+        if len(self.lenses) == 1:
+            return {}
+        reaches = [
+            reach_of(lens.record(), [set_ for set_, test in sets.items() if is_own(lens, test)], row)
+            for row, lens in zip(self.names, self.lenses, strict=True)
+        ]
+        return {SIDE_BY_SIDE: [reach.to_json() for reach in reaches]}
 
     @property
     def places(self) -> tuple[StatePlace, ...]:
@@ -209,19 +221,26 @@ class LensPanel:
         return view.layers if size <= VIEW_BYTES else ()
 
     def predict(self, test: QuestionSet) -> dict[str, Predictions]:
-        """Return base, temperature and the rows of each lens."""
-        rows: dict[str, Predictions] = {}
-        for name, lens in zip(self.names, self.lenses, strict=True):
-            predictions = lens.predictions_on(test.states)
-            rows |= {"base": predictions["base"], "temperature": predictions["temperature"]}
+        """Return base, temperature and the rows of each lens.
+
+        Temperature is that of the lens that is looked at. Another lens, which may be from other questions, has its own row of it
+        where it differs.
+        """
+        found = [lens.predictions_on(test.states) for lens in self.lenses]
+        rows = {name: found[self.looked][name] for name in ("base", "temperature")}
+        for name, lens, predictions in zip(self.names, self.lenses, found, strict=True):
             for method in dict.fromkeys((lens.plain_method, lens.method)):
                 row = method.replace(lens.plain_method, name)
                 rows[row] = predictions[method].renamed(row)
+        for name, predictions in zip(self.names, found, strict=True):
+            own = predictions["temperature"].renamed(temperature_of(name))
+            if not np.array_equal(own.probs, rows["temperature"].probs):
+                rows[own.method] = own
         return rows
 
     def trained_on(self, test: QuestionSet) -> bool:
-        """Whether any of them was fitted on the task of a test set."""
-        return any(bool(lens.is_home(test.states.questions).any()) for lens in self.lenses)
+        """Whether the lens that is looked at was fitted on the task of a test set."""
+        return is_own(self.lenses[self.looked], test.states.questions)
 
     def view(self, test: QuestionSet) -> View:
         """Return what a lens saw in the questions of a test set."""
@@ -230,6 +249,11 @@ class LensPanel:
         layers = layers if set(layers) <= set(states.layers) else ()
         changes = lens.view.changes(states, p) if lens.view and layers else np.zeros((0, len(p)))
         return View(lens.method.replace(lens.plain_method, name), lens.layers, layers, changes, lens.shifts(states))
+
+
+def is_own(lens: Lens, questions: Sequence[Question]) -> bool:
+    """Return whether a test set is of a task that a lens was fitted on."""
+    return bool(lens.is_home(questions).any())
 
 
 def iter_scored(

@@ -19,6 +19,8 @@ SUBJECTS = ("listwise tempered", "listwise", "coral tempered", "coral", "coral r
 """The method that is compared with the controls: the first of these that a run has, else its first lens."""
 UNSTEERED = ("base", "0-shot", "temperature")
 """Rows in which no lens has a part."""
+OF_ANOTHER = "temperature ("
+"""With this begins the row of a temperature that was fitted on the questions of another lens (`temperature_of`)."""
 CONTROLS = ("base", "temperature", "coral", "coral ridge")
 """What a gain is measured against: the unsteered model, the plain remedy that looks at no hidden state, the paper's lens."""
 ENOUGH = 1000
@@ -176,8 +178,13 @@ def in_order(run: Run) -> list[Evaluation]:
 def subject_of(methods: Iterable[str]) -> str | None:
     """Return the method that a table is about, or None where there is no lens in it."""
     known = list(methods)
-    lenses = [m for m in (*SUBJECTS, *known) if m in known and m not in UNSTEERED]
+    lenses = [m for m in (*SUBJECTS, *known) if m in known and m not in UNSTEERED and not m.startswith(OF_ANOTHER)]
     return lenses[0] if lenses else None
+
+
+def temperature_of(lens: str) -> str:
+    """Return the row of temperature scaling on the questions that the lens of a row was fitted on."""
+    return f"{OF_ANOTHER}{lens})"
 
 
 def with_controls(methods: Iterable[str]) -> list[tuple[str, str]]:

@@ -11,7 +11,7 @@ import pytest
 from support.planted import PlantedStore
 from support.questions import toy_questions
 
-from coral_lens.cli.printing import print_curve, print_fit, show_run
+from coral_lens.cli.printing import enough_line, more_line, print_curve, print_fit, show_run
 from coral_lens.lens.artefact import Lens
 from coral_lens.lens.fit import fit_store
 from coral_lens.lens.settings import FitSettings
@@ -89,6 +89,19 @@ def test_a_curve_worked_by_hand(capsys: pytest.CaptureFixture[str]) -> None:
     point = CurvePoint(7, {"accuracy": 0.5, "ece": 0.1234, "brier": 0.75, "nll": 1.5})
     print_curve(LearningCurve((point,), 7))
     assert "7                   50.0      12.3  75.0   150.0" in capsys.readouterr().out
+
+
+def test_it_says_how_many_more_labels_are_worth_it() -> None:
+    points = tuple(CurvePoint(n, {"brier": 0.7}) for n in (0, 5, 20))
+    short, long = LearningCurve(points, 5, 40), LearningCurve(points, 20, 0)
+    assert enough_line(short) == "5 labels would have been enough: 20 gain less than a standard error over them."
+    assert enough_line(long).startswith("Not fewer than 20 labels would have been enough")
+    assert more_line(short, 50) == "If the curve goes on so, about 40 labels more would gain 0.5 (Brier score × 100)."
+    assert more_line(long, 50) == (
+        "More labels are hardly worth it: ten times the 50 would gain less than 0.5 (Brier score × 100)."
+    )
+    assert "cannot tell" in more_line(LearningCurve(points, 5), 50)
+    assert LearningCurve.from_json(long.to_json()) == long
 
 
 def test_a_run_is_printed_and_its_report_written_only_with_a_folder(

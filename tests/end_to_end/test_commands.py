@@ -14,7 +14,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -405,6 +405,10 @@ def test_questions_that_the_user_says_are_of_the_same_kind_are_at_home(
     trust = load_lens(lens).trust
     assert trust is not None
     assert trust.everywhere
+    few = write(tmp_path / "few.jsonl", rows(toy_questions(12, seed=9)))
+    at_home = coral("adapt", "--lens", lens, "--questions", few, "--out", tmp_path / "forgetful")
+    assert at_home.code == 0, at_home.err
+    assert "adapting makes it forget that task, and the lens as it was fitted is better there" in at_home.err
 
 
 def test_adapt_makes_a_lens_of_a_task_from_a_few_labels(work: Work, coral: Coral, tmp_path: Path) -> None:
@@ -418,6 +422,7 @@ def test_adapt_makes_a_lens_of_a_task_from_a_few_labels(work: Work, coral: Coral
     assert str(adapted.adaptation) in said
     assert "better than temperature alone by" in said
     assert "labels would have been enough" in said
+    assert "makes it forget" not in outcome.err, "it is another task"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["adapted", "few.jsonl"]
     asked = write(tmp_path / "new.jsonl", rows(toy_questions(6, seed=4, labelled=False)))
     predicted = coral("predict", "--lens", out, "--questions", asked, "--out", tmp_path / "answers.jsonl")
@@ -430,6 +435,19 @@ def test_adapt_makes_a_lens_of_a_task_from_a_few_labels(work: Work, coral: Coral
         ).complaint
     )
     assert "is not a lens" in coral("adapt", "--lens", work.lens, "--questions", few, "--out", tmp_path).complaint
+    short = ("--questions", few, "--out", tmp_path / "short", "--limit", "9", "--learning-curve")
+    assert "needs at least 10 labelled questions" in coral("adapt", "--lens", work.lens, *short).complaint
+
+
+def test_a_lens_is_adapted_on_another_model_only_where_that_is_said(work: Work, coral: Coral, tmp_path: Path) -> None:
+    fitted = load_lens(work.lens)
+    replace(fitted, model=fitted.model | {"weights": "0" * 64}).save(tmp_path / "lens")
+    few = write(tmp_path / "few.jsonl", rows(toy_questions(12, seed=8)))
+    asked = ("adapt", "--lens", tmp_path / "lens", "--questions", few, "--out", tmp_path / "adapted")
+    assert "is another model" in coral(*asked).complaint
+    outcome = coral(*asked, "--other-model")
+    assert outcome.code == 0, outcome.err
+    assert "in spite of other weights" in load_lens(tmp_path / "adapted").training.overrides[0]
 
 
 def test_calibrating_on_training_or_unlabelled_questions_is_refused(work: Work, coral: Coral, tmp_path: Path) -> None:

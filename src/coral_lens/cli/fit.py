@@ -10,7 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from coral_lens.cli.ask import gather_open
-from coral_lens.cli.options import Asking, LensModelChoice, ModelChoice, beside, flat, refuse_unwritable, work_for
+from coral_lens.cli.options import (
+    AnyModelChoice,
+    Asking,
+    LensModelChoice,
+    ModelChoice,
+    beside,
+    flat,
+    refuse_unwritable,
+    work_for,
+)
 from coral_lens.engine.settings import Sampling
 from coral_lens.errors import CoralError
 from coral_lens.lens.settings import FitSettings, Guarantees
@@ -21,6 +30,7 @@ if TYPE_CHECKING:
     from coral_lens.data.open_questions import OpenQuestion
     from coral_lens.engine.model import Model
     from coral_lens.lens.artefact import Lens
+    from coral_lens.records import Question
 
 app = typer.Typer()
 
@@ -199,7 +209,7 @@ def adapt(
     ] = False,
     *,
     asking: Asking,
-    model: LensModelChoice,
+    model: AnyModelChoice,
 ) -> None:
     """Adapt a lens to a task that it was not fitted on: some tens of labels say how far it is to be believed there.
 
@@ -207,7 +217,7 @@ def adapt(
     Example: `coral adapt --lens my-lens --questions few.jsonl --out my-lens-for-it`
     """
     from coral_lens.cli.printing import print_adaptation
-    from coral_lens.lens.adapt import adapt_on
+    from coral_lens.lens.adapt import adapt_on, refuse_few
     from coral_lens.lens.calibrate import fresh_of
     from coral_lens.lens.folder import load_lens, refuse_other_folder
     from coral_lens.storage.progress import questions_bar
@@ -217,7 +227,10 @@ def adapt(
     fitted = load_lens(lens)
     loaded = model.opener(fitted.model)
     labelled = asking.gather(questions, chat=loaded if fitted.style.chat else None)
-    fresh_of(fitted, labelled, to="adapt")
+    fresh = fresh_of(fitted, labelled, to="adapt")
+    refuse_few(int(fresh.sum()), with_curve=learning_curve)
+    warn_of_home(fitted, labelled)
+    fitted = model.settled(fitted, loaded)
     with work_for(beside(out), fitted, loaded(), labelled) as work:
         with (
             questions_bar("adapting", len(labelled)) as advance,
@@ -227,6 +240,18 @@ def adapt(
         adapted.save(out)
     print_adaptation(adapted)
     typer.echo(f"Lens in {out}, for questions of this task alone.")
+
+
+def warn_of_home(lens: Lens, questions: list[Question]) -> None:
+    """Say that labels of a task that the lens was fitted on make it worse there: adapted, it has no home any more."""
+    from coral_lens.lens.home import have_keys
+
+    if (lens.is_home(questions) & ~have_keys(lens, questions, lens.seen)).any():
+        typer.echo(
+            "Some of these questions are of a task that the lens was fitted on: adapting makes it forget that task, and the "
+            "lens as it was fitted is better there.",
+            err=True,
+        )
 
 
 @app.command()

@@ -384,18 +384,28 @@ class LensModelChoice(Settings):
 
 
 @dataclass(frozen=True)
-class OtherModelChoice(LensModelChoice):
+class AnyModelChoice(LensModelChoice):
     """The model of a lens, or another one."""
 
     other_model: bool = False
     """Use a lens on a model of other fingerprints; this is recorded."""
+
+    def settled(self, lens: Lens, loaded: Callable[[], Model]) -> Lens:
+        """Return a lens as it is to be used: on its own model, or on another one."""
+        return lens.adopted(loaded()) if self.other_model else lens
+
+
+@dataclass(frozen=True)
+class OtherModelChoice(AnyModelChoice):
+    """The model of a lens, or another one."""
+
     home: bool = False
     """The questions are of the kind that the lens was fitted on. Say so for files of your own, which name no task: without it
     they count as a new task, on which the lens is trusted less and the model's own answer more."""
 
     def settled(self, lens: Lens, loaded: Callable[[], Model]) -> Lens:
         """Return a lens as it is to be used: on another model, or at home."""
-        lens = lens.adopted(loaded()) if self.other_model else lens
+        lens = super().settled(lens, loaded)
         return lens.at_home() if self.home else lens
 
 

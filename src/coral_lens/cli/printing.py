@@ -19,7 +19,7 @@ from coral_lens.analysis.probes import GammaRow, ProbeAnalysis, ProbeRow
 from coral_lens.analysis.scores import SHOWN
 from coral_lens.lens.artefact import Lens
 from coral_lens.lens.publish import answer_sentences
-from coral_lens.lens.trace import LearningCurve
+from coral_lens.lens.trace import WORTH, LearningCurve
 from coral_lens.metrics.comparisons import Difference
 from coral_lens.metrics.scores import Score
 from coral_lens.report.figures.confidence import confidence_findings
@@ -95,9 +95,27 @@ def print_adaptation(lens: Lens) -> None:
         for point in found.curve.points:
             table.add_row(str(point.questions), f"{100 * point.scores['brier']:.1f}")
         plain_console().print(table)
-        most = found.curve.points[-1].questions
-        more = "more may still help" if found.curve.enough == most else "more gain less than a standard error"
-        typer.echo(f"{found.curve.enough} labels would have been enough: {more}.")
+        typer.echo(f"{enough_line(found.curve)} {more_line(found.curve, found.n_questions)}")
+
+
+def enough_line(curve: LearningCurve) -> str:
+    """Say whether fewer labels would have given as much, as far as the curve goes: half of the labels are its judges."""
+    most = curve.points[-1].questions
+    if curve.enough == most:
+        return (
+            f"Not fewer than {most} labels would have been enough: {most} gain more than a standard error over fewer."
+        )
+    return f"{curve.enough} labels would have been enough: {most} gain less than a standard error over them."
+
+
+def more_line(curve: LearningCurve, n_labels: int) -> str:
+    """Say how many more labels are worth it, if the curve goes on as it has begun."""
+    gain = f"{100 * WORTH:.1f} (Brier score × 100)"
+    if curve.more is None:
+        return "Whether more labels are worth it, so few of them cannot tell."
+    if curve.more == 0:
+        return f"More labels are hardly worth it: ten times the {n_labels} would gain less than {gain}."
+    return f"If the curve goes on so, about {curve.more} labels more would gain {gain}."
 
 
 # ------------------------------------------------------------------------------------------------------ runs and studies

@@ -200,7 +200,10 @@ class Interview:
         label = f"{name}-{f'{1 + len(others)}-wordings' if others else first}-{temperature}"
         answers: list[list[Generated]] = load_or_generate(self.context, prompts, label, settings=settings)
         options = [option_texts(q) for q in questions] * len(plans)
-        samples = [[read_answer(text.text, o) for text in texts] for o, texts in zip(options, answers, strict=True)]
+        samples = [
+            [read_answer(text.text, o, finished=text.finished) for text in texts]
+            for o, texts in zip(options, answers, strict=True)
+        ]
         asked = Asked(prompts, options, answers, samples, label)
         again = self.ask_again(asked, settings) if self.settings.ask_again else []
         found = []
@@ -219,12 +222,12 @@ class Interview:
         ]
         if not places:
             return []
-        begun = [f"{asked.answers[i][j].text.rstrip()}\n{ANSWER_LINE}" for i, j in places]
-        prompts = [f"{asked.prompts[i]}{text}" for (i, _), text in zip(places, begun, strict=True)]
+        prompts = [f"{asked.prompts[i]}{asked.answers[i][j].text.rstrip()}\n{ANSWER_LINE}" for i, j in places]
         once = replace(settings, n_samples=1, max_new_tokens=ANSWER_TOKENS)
         ended = load_or_generate(self.context, prompts, f"{asked.label}-again", settings=once)
-        for (i, j), text, (more,) in zip(places, begun, ended, strict=True):
-            asked.samples[i][j] = read_answer(f"{text}{more.text}", asked.options[i])
+        for (i, j), (more,) in zip(places, ended, strict=True):
+            # the cut text was not readable: only what was written now is read, so that half a number stays unread
+            asked.samples[i][j] = read_answer(f"{ANSWER_LINE}{more.text}", asked.options[i], finished=more.finished)
         return [i for i, _ in places]
 
 

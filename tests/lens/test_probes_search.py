@@ -307,6 +307,7 @@ def test_a_grid_takes_the_values_that_were_asked_for_and_keeps_the_others() -> N
         (3.0, penalty, rate) for penalty in (0.0, 0.1, 0.5) for rate in (0.1, 0.2)
     ]
     assert {(g.dropout, g.hidden, g.max_epochs, g.patience) for g in points} == {(0.5, (4, 2), 7, 10)}
+    assert grid_of(replace(asked, learning_rate=(0.1, 0.2, 0.1)), (4, 2)) == points, "each point once"
     paper = grid_of(replace(asked, grid="paper"))
     assert len(paper) == 10
     assert {(g.hidden, g.patience) for g in paper} == {(HIDDEN, 30)}

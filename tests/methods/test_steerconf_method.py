@@ -381,6 +381,53 @@ def test_a_way_that_nobody_can_read_is_not_chosen_for_being_calibrated(tmp_path:
     assert chosen.prompt == "vanilla"
 
 
+def test_what_is_named_twice_is_asked_once(tmp_path: Path) -> None:
+    asked.clear()
+    questions = [Question(str(i), str(i), "Which?", ("a", "b", "c", "d"), 0) for i in range(40)]
+    context = FitContext(lambda: pytest.fail("loaded"), NOBODY, FitSettings(), tmp_path)
+    settings = SteerConfSettings(
+        prompts=("vanilla", "cautious", "vanilla"),
+        thinking=(False, False),
+        temperatures=(0.7, 0.5, 0.7),
+        samples=(1, 1),
+        aggregations=("mean", "mean"),
+    )
+    choose_interview(Scripted(context, settings), questions, judge_of(questions, "ece"))
+    assert len(asked) == 2 + 2
+    tried = json.loads((tmp_path / "choice.json").read_text("utf-8"))["tried"]
+    assert len(tried) == 2 + 2
+
+
+class Wrong(Interview):
+    """A model that answers every question wrongly unless it is asked cautiously."""
+
+    def ask_all(self, questions: Sequence[Question], name: str, plans: Sequence[InterviewPlan]) -> list[Replies]:
+        return [
+            Replies(
+                [
+                    [StatedAnswer(q.answer if plan.prompt == "cautious" and i % 2 else 1 - q.answer, 0.9)]
+                    * plan.samples
+                    for i, q in enumerate(questions)
+                ],
+                0,
+            )
+            for plan in plans
+        ]
+
+
+def test_a_way_of_asking_without_a_score_comes_last_and_if_all_are_so_that_is_said(tmp_path: Path) -> None:
+    """AUROC of answers that are all wrong is no number, and would win wherever it came first."""
+    questions = [Question(str(i), str(i), "Which?", ("a", "b"), 0) for i in range(40)]
+    context = FitContext(lambda: pytest.fail("loaded"), NOBODY, FitSettings(), tmp_path)
+    settings = SteerConfSettings(prompts=("vanilla", "cautious"), criterion="auroc", samples=(1,))
+    judge = judge_of(questions, "auroc")
+    assert choose_interview(Wrong(context, settings), questions, judge).prompt == "cautious"
+    tried = json.loads((tmp_path / "choice.json").read_text("utf-8"))["tried"]
+    assert tried[0]["auroc"] is None
+    with pytest.raises(CoralError, match=r"auroc does not exist on the 40 validation questions.*choose by brier or ece"):
+        choose_interview(Wrong(context, replace(settings, prompts=("vanilla",))), questions, judge)
+
+
 def test_everything_is_crossed_only_if_asked_for(tmp_path: Path) -> None:
     asked.clear()
     questions = [Question(str(i), str(i), "Which?", ("a", "b"), 0) for i in range(8)]

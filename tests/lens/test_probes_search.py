@@ -328,6 +328,32 @@ def test_nonsense_is_refused_with_what_was_found(call: Callable[[], object], sen
         call()
 
 
+WILD = replace(SMALL, weight_decay=1e30, learning_rate=1e30)
+
+
+@pytest.mark.parametrize("budget", [BUDGET, BUDGETS["grid"]])
+def test_a_setting_that_diverges_at_once_ends_no_search(
+    budget: SearchBudget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wild(journal: Path | None = None) -> SearchOutcome:
+        return search_mlp(layer_data, LAYERS, (*SETTINGS[:2], WILD), seed=0, budget=budget, journal=journal)
+
+    found = wild()
+    assert (found.best.layer, found.best.settings) == (PLANTED, SETTINGS[0])
+    assert [(t.epochs, t.r2) for t in found.trials if t.settings == WILD] == [(1, -np.inf)] * len(LAYERS)
+    assert same_bytes(wild(tmp_path / "search.jsonl"), found)
+    steps = count_epochs(monkeypatch)
+    assert same_bytes(wild(tmp_path / "search.jsonl"), found)
+    assert not steps, "what diverged is not tried again"
+
+
+def test_a_search_in_which_everything_diverges_says_so_at_its_first_layer_and_again(tmp_path: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(CoralError, match=r"diverged in its first epoch, at learning rates from 1e\+30.*smaller"):
+            search_mlp(layer_data, LAYERS, (WILD,), seed=0, budget=BUDGET, journal=tmp_path / "search.jsonl")
+    assert (tmp_path / "search.jsonl").read_bytes().count(b"\n") <= 1 + 2
+
+
 def test_equal_residuals_are_refused() -> None:
     def flat(layer: int) -> LayerData:
         data = layer_data(layer)

@@ -424,7 +424,9 @@ def test_a_way_of_asking_without_a_score_comes_last_and_if_all_are_so_that_is_sa
     assert choose_interview(Wrong(context, settings), questions, judge).prompt == "cautious"
     tried = json.loads((tmp_path / "choice.json").read_text("utf-8"))["tried"]
     assert tried[0]["auroc"] is None
-    with pytest.raises(CoralError, match=r"auroc does not exist on the 40 validation questions.*choose by brier or ece"):
+    with pytest.raises(
+        CoralError, match=r"auroc does not exist on the 40 validation questions.*choose by brier or ece"
+    ):
         choose_interview(Wrong(context, replace(settings, prompts=("vanilla",))), questions, judge)
 
 

@@ -218,10 +218,13 @@ class Search:
         self.progress(epochs * (most - len(alive) + len(self.standings[rung])))
         left = [trial for trial in sorted(alive) if trial not in done]
         before, self.paused = self.paused, self.empty_pause(rung, len(alive))
+        for place in range(len(self.layers)):
+            self.refuse_diverged(place)
         with closing(self.train(left, rung, before, pool)) as trained:
             for trial, training in trained:
                 self.note(trial, rung, training)
                 self.progress(epochs)
+                self.refuse_diverged(self.place(trial))
 
     def train(
         self, trials: Sequence[int], rung: int, before: PausedTrials | None, pool: ThreadPoolExecutor
@@ -248,6 +251,17 @@ class Search:
         finally:
             for _, future in waiting:
                 future.cancel()
+
+    def refuse_diverged(self, place: int) -> None:
+        """Refuse a layer all of whose trials diverged in their first epoch: it has no probe."""
+        n = len(self.grid)
+        own = [self.standings[0].get(trial) for trial in range(place * n, (place + 1) * n)]
+        if all(standing is not None and standing.r2 == -math.inf for standing in own):
+            raise CoralError(
+                "Every network of a layer diverged in its first epoch, at learning rates from "
+                f"{min(point.learning_rate for point in self.grid):g} and weight decays from "
+                f"{min(point.weight_decay for point in self.grid):g}; make either smaller."
+            )
 
     def begin(self, trial: int, data: LayerData) -> MlpTraining:
         """Return a trial that has not been trained yet."""
@@ -302,15 +316,16 @@ class Search:
     # ---------------------------------------------------------------------------------------------------- choosing
 
     def going_on(self, r2: Mapping[int, float], rung: int, n: int) -> list[int]:
-        """Return those of n trials that go on after a rung, the most promising first.
+        """Return those of n trials that go on after a rung, the most promising first; none that diverged.
 
         Of some of them it returns all that may go on, whatever the others reach: which layers are best is not known yet.
         """
-        ranked, last = sorted(r2, key=lambda trial: (-r2[trial], trial)), rung + 1 == len(self.budget.rungs)
+        sound = [trial for trial in r2 if r2[trial] > -math.inf]
+        ranked, last = sorted(sound, key=lambda trial: (-r2[trial], trial)), rung + 1 == len(self.budget.rungs)
         chosen = in_turns(ranked, nothing if last else self.speed)[: self.budget.survivors(n)]
         if not last:
             chosen += first_of_each(ranked, self.place)
-        return list(dict.fromkeys(chosen + self.slow_ones(ranked, last=last and len(ranked) == n)))
+        return list(dict.fromkeys(chosen + self.slow_ones(ranked, last=last and len(r2) == n)))
 
     def speed(self, trial: int) -> Hashable:
         """Return what makes a trial start fast or slowly."""

@@ -24,6 +24,7 @@ from coral_lens.lens.artefact import Lens
 from coral_lens.lens.choose import Recipe, choose_candidate, predict_rounds
 from coral_lens.lens.fit import check_questions, fit, fit_store, training_data
 from coral_lens.lens.probes import mlp, ridge
+from coral_lens.lens.probes import search as search_module
 from coral_lens.lens.probes.listwise import DECAYS
 from coral_lens.lens.probes.mlp import MlpSettings
 from coral_lens.lens.probes.registry import AUTO, LENSES
@@ -472,6 +473,24 @@ def test_searches_of_other_layers_or_depths_in_one_work_folder_do_not_meet(tmp_p
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before, (
         "the same search goes on with its own journal"
     )
+
+
+def test_searches_of_other_states_or_with_another_torch_in_one_work_folder_do_not_meet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another read-out has other states of the same questions and the same scores, and no file that a user could name."""
+    store, other, journal = Planted(100, strength=2.0), Planted(100, strength=2.0), tmp_path / "search.jsonl"
+    other.states = {layer: states[::-1].copy() for layer, states in other.states.items()}
+    settings = FitSettings(lens="mlp", layers=(1, SIGNAL), network=one_network())
+    alone = fit_store(other, settings)
+    fit_store(store, settings, journal=journal)
+    lens = fit_store(other, settings, journal=journal)
+    assert lens.apply(other)["coral"].tobytes() == alone.apply(other)["coral"].tobytes()
+    assert len(list(tmp_path.glob("*.jsonl"))) == 2
+    usual = search_module.versions()
+    monkeypatch.setattr(search_module, "versions", lambda: usual | {"torch": "99.0"})
+    fit_store(store, settings, journal=journal)
+    assert len(list(tmp_path.glob("*.jsonl"))) == 3
 
 
 @pytest.mark.parametrize(

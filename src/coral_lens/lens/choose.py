@@ -6,8 +6,9 @@ A recipe says how a correction is fitted; a candidate is a recipe with what its 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -15,9 +16,9 @@ from jaxtyping import Bool, Float
 from coral_lens.errors import CoralError
 from coral_lens.lens.correction import Correction, average
 from coral_lens.lens.probes.grid import grid_of
-from coral_lens.lens.probes.mlp import LayerData, MlpSettings
+from coral_lens.lens.probes.mlp import LayerData
 from coral_lens.lens.probes.registry import LENSES, LensKind, Setting, setting_of
-from coral_lens.lens.probes.search import BUDGETS, SearchBudget, planned_epochs, search_mlp
+from coral_lens.lens.probes.search import BUDGETS, Search, planned_epochs, search_mlp
 from coral_lens.lens.probes.standardise import Standardiser, r_squared
 from coral_lens.lens.rules import RULES, ProbeScores, Rule, log_of
 from coral_lens.lens.settings import FitSettings
@@ -300,7 +301,8 @@ def search_networks(
 
     grid, budget = grid_of(settings.network, settings.hidden_of(name)), BUDGETS[settings.network.search]
     recipes = [Recipe(name, group, inputs, (), settings.seed) for group in groups]
-    journal = journal_of(data, recipes, (grid, budget), work.journal) if work.journal else None
+    search = Search(layer_data, tuple(range(len(groups))), grid, settings.seed, budget)
+    journal = journal_of(data, recipes, search.identity(), work.journal) if work.journal else None
     with work.bar("training networks", planned_epochs(len(groups), grid, budget), "epochs") as advance:
         outcome = search_mlp(
             layer_data,
@@ -322,21 +324,17 @@ def search_networks(
     return candidates
 
 
-def journal_of(
-    data: TrainingData, recipes: Sequence[Recipe], search: tuple[Sequence[MlpSettings], SearchBudget], journal: Path
-) -> Path:
+def journal_of(data: TrainingData, recipes: Sequence[Recipe], search: dict[str, Any], journal: Path) -> Path:
     """Return the journal of this very search, in a folder where other searches may have kept theirs.
 
-    The search knows its layers by number only, so which ones they are must be in the name.
+    The name holds all that the search itself compares with its journal: it would refuse one of other states or of another
+    version of torch, and nobody can name another file here. It knows its layers by number only, so which ones they are is
+    in the name too.
     """
-    grid, budget = search
     identity = {
+        "search": search,
         "layers": [list(recipe.layers) for recipe in recipes],
         "inputs": list(recipes[0].inputs),
-        "grid": [asdict(point) for point in grid],
-        "budget": asdict(budget),
-        "device": data.device,
-        "seed": recipes[0].seed,
         "data": digest_bytes(data.r.tobytes() + data.rounds[0].tobytes()),
     }
     return journal.with_name(f"{journal.stem}-{digest(identity)[:12]}{journal.suffix}")

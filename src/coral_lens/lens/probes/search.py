@@ -183,7 +183,7 @@ class Search:
     grid: tuple[MlpSettings, ...]
     seed: int
     budget: SearchBudget
-    progress: Callable[[int], None]
+    progress: Callable[[int], None] = lambda _: None
     workers: int = field(default_factory=lambda: min(torch.get_num_threads(), MOST_SIDE_BY_SIDE))
     journal: SearchJournal | None = None
     standings: list[dict[int, Standing]] = field(default_factory=list)

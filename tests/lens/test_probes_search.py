@@ -328,6 +328,52 @@ def test_nonsense_is_refused_with_what_was_found(call: Callable[[], object], sen
         call()
 
 
+EVERY = replace(BUDGET, every_layer=True)
+
+
+def test_the_best_of_every_layer_is_trained_to_its_end_where_layers_are_shown() -> None:
+    """A network of three epochs once stood beside finished ones in the figure of layers."""
+    assert not all(trial.finished for trial, _ in whole().layers.values())
+    found = search(budget=EVERY)
+    assert found.best == whole().best
+    torch.set_num_threads(1)
+    for layer, (trial, probe) in found.layers.items():
+        assert trial.finished
+        assert trial.r2 == max(t.r2 for t in found.trials if t.layer == layer and t.finished)
+        alone = fit_mlp(layer_data(layer), trial.settings, seed=0)
+        assert all(torch.equal(t, probe.tensors()[name]) for name, t in alone.tensors().items())
+
+
+@pytest.mark.parametrize("left", [1, 5, 12])
+def test_a_search_that_is_killed_while_it_finishes_layers_goes_on_there(
+    left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undisturbed, told = search(budget=EVERY), list[int]()
+    with monkeypatch.context() as counting:
+        steps = count_epochs(counting)
+        search(budget=EVERY)
+    with monkeypatch.context() as killing:
+        count_epochs(killing, killed_after=len(steps) - left)
+        with pytest.raises(KeyboardInterrupt):
+            search(budget=EVERY, journal=tmp_path / "search.jsonl")
+    written = (tmp_path / "search.jsonl").read_bytes()
+    found = search_mlp(
+        layer_data,
+        LAYERS,
+        SETTINGS,
+        seed=0,
+        budget=EVERY,
+        journal=tmp_path / "search.jsonl",
+        progress=told.append,
+    )
+    assert same_bytes(found, undisturbed)
+    assert (tmp_path / "search.jsonl").read_bytes().startswith(written)
+    assert sum(told) == planned_epochs(len(LAYERS), SETTINGS, EVERY) == 94 + len(LAYERS) * 12
+    again = count_epochs(monkeypatch)
+    assert same_bytes(search(budget=EVERY, journal=tmp_path / "search.jsonl"), undisturbed)
+    assert not again
+
+
 WILD = replace(SMALL, weight_decay=1e30, learning_rate=1e30)
 
 

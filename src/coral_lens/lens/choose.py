@@ -77,8 +77,6 @@ class Candidate:
     """Validation scores at every strength of its rule."""
     correction: Correction | None = field(repr=False, default=None)
     """The fit itself where there is one round only; of a network that of the first round."""
-    finished: bool = True
-    """Whether it was trained to its end."""
 
     def best(self, criterion: str) -> GammaPoint:
         """Return the best gamma with its scores; among equal ones the smallest, which changes the model least."""
@@ -258,9 +256,7 @@ def choose_network(
         # a network that is screened for knows two layers of its own; which are the best, its screening lens says
         names = ranked if len(ranked) >= settings.top_layers else screened(data, name, settings, work)
         (chosen,) = fit(data, name, [top_layers(names, settings)], settings, work)
-    known = chosen.correction if chosen.finished else None
-    whole = predict_rounds(data, chosen.recipe, settings.criterion, known=known)
-    return whole, [whole if c is chosen and len(data.rounds) == 1 else c for c in singles]
+    return predict_rounds(data, chosen.recipe, settings.criterion, known=chosen.correction), singles
 
 
 def screened(data: TrainingData, name: str, settings: FitSettings, work: Work) -> list[Candidate]:
@@ -288,7 +284,10 @@ def fit_screened(
 def search_networks(
     data: TrainingData, name: str, groups: Sequence[tuple[int, ...]], settings: FitSettings, work: Work
 ) -> list[Candidate]:
-    """Search the grid for the network with the best validation R2 (the paper's rule) on each group of layers."""
+    """Search the grid for the network with the best validation R2 (the paper's rule) on each group of layers.
+
+    All are trained to their end, also where the search drops the layer early: they are compared by steering, and shown.
+    """
     kind = LENSES[name]
     inputs = inputs_of(kind, settings)
     standardisers: dict[int, Standardiser] = {}
@@ -299,7 +298,8 @@ def search_networks(
         train, validation = (data.sample(features, m, standardisers[i]) for m in (~data.rounds[0], data.rounds[0]))
         return LayerData(train.z, train.r, validation.z, validation.r, data.device)
 
-    grid, budget = grid_of(settings.network, settings.hidden_of(name)), BUDGETS[settings.network.search]
+    grid = grid_of(settings.network, settings.hidden_of(name))
+    budget = replace(BUDGETS[settings.network.search], every_layer=True)
     recipes = [Recipe(name, group, inputs, (), settings.seed) for group in groups]
     search = Search(layer_data, tuple(range(len(groups))), grid, settings.seed, budget)
     journal = journal_of(data, recipes, search.identity(), work.journal) if work.journal else None
@@ -319,8 +319,8 @@ def search_networks(
             layer_data(i)
         recipe = replace(recipes[i], settings=(setting_of(trial.settings),))
         correction = Correction(kind.rule, recipe.layers, inputs, standardisers[i], probe)
-        candidate = predict_rounds(data, recipe, settings.criterion, known=correction, n_rounds=1)
-        candidates.append(replace(candidate, finished=trial.finished))
+        assert trial.finished, "the budget says so"
+        candidates.append(predict_rounds(data, recipe, settings.criterion, known=correction, n_rounds=1))
     return candidates
 
 

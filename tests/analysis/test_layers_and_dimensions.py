@@ -40,6 +40,7 @@ from coral_lens.analysis.network_layers import NetworkLayers, NetworkProbes
 from coral_lens.analysis.scores import r2_scores, scores_of
 from coral_lens.analysis.settings import DimensionSettings, LayerPlan
 from coral_lens.errors import CoralError
+from coral_lens.lens import choose
 from coral_lens.lens.probes.grid import grid_of
 from coral_lens.lens.probes.mlp import LayerData, fit_mlp
 from coral_lens.lens.probes.ridge import PENALTIES, ridge_of
@@ -365,6 +366,17 @@ def test_networks_are_trained_chosen_and_tested_on_separate_questions(deep: Deep
     assert found.rows[1].gamma == gamma[:2].mean()
     scores = scores_of(folds.predictions("", expected.probs(folds)))
     assert found.rows[1].chosen["brier"].value == pytest.approx(scores["brier"].value, abs=1e-9)
+
+
+def test_the_networks_of_a_layer_figure_are_all_trained_to_their_end(
+    deep: Deep, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, found = choose.search_mlp, list[Any]()
+    monkeypatch.setattr(choose, "search_mlp", lambda *a, **k: (found.append(real(*a, **k)), found[-1])[1])
+    network = replace(NETWORKS.network, weight_decay=(1.0, 5.0, 10.0), learning_rate=(1e-2, 1e-3))
+    analyse_layers(deep, divide_into_folds(deep), replace(NETWORKS, layers=(1, 2, 3), tested_folds=1, network=network))
+    assert any(not trial.finished for trial in found[0].trials), "most are dropped early"
+    assert all(trial.finished for outcome in found for trial, _ in outcome.layers.values())
 
 
 def test_networks_read_layers_side_by_side_and_a_killed_analysis_goes_on(

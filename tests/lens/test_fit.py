@@ -24,6 +24,7 @@ from coral_lens.lens.artefact import Lens
 from coral_lens.lens.choose import Recipe, choose_candidate, predict_rounds
 from coral_lens.lens.fit import check_questions, fit, fit_store, training_data
 from coral_lens.lens.probes import mlp, ridge
+from coral_lens.lens.probes import search as search_module
 from coral_lens.lens.probes.listwise import DECAYS
 from coral_lens.lens.probes.mlp import MlpSettings
 from coral_lens.lens.probes.registry import AUTO, LENSES
@@ -366,14 +367,12 @@ def test_the_layers_of_a_network_are_those_of_its_own_probe(search: str) -> None
     for trial in lens.trace.layers:
         recipe = Recipe("mlp", (trial.layer,), (), (trial.setting,), settings.seed)
         alone = predict_rounds(data, recipe, "brier")
-        if search == "grid":  # every network was trained to its end
-            assert trial.r2 == pytest.approx(alone.r2, abs=1e-9)
-            assert trial.best.scores == pytest.approx(alone.best("brier").scores, abs=1e-9)
+        assert trial.r2 == pytest.approx(alone.r2, abs=1e-9), "every network was trained to its end"
+        assert trial.best.scores == pytest.approx(alone.best("brier").scores, abs=1e-9)
         assert alone.correction is not None
         assert lens.view is not None
         view = next(c for c in lens.view.corrections if c.layers == (trial.layer,))
-        if search == "grid" or trial.layer == SIGNAL:
-            assert view.outputs(store.layer(trial.layer))[rows] == pytest.approx(alone.predicted.scores[rows], abs=2e-3)
+        assert view.outputs(store.layer(trial.layer))[rows] == pytest.approx(alone.predicted.scores[rows], abs=2e-3)
     chosen = next(trial for trial in lens.trace.layers if trial.layer == SIGNAL)
     assert chosen.best.scores["brier"] == min(point.scores["brier"] for point in lens.trace.gammas)
 
@@ -398,20 +397,12 @@ def test_layers_by_r2_are_also_a_choice_of_closed_forms() -> None:
 
 
 def test_the_network_that_is_kept_is_trained_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Halving may stop the network of the layer that steering prefers: it is then trained as it would be alone."""
+    """Halving may stop the network of the layer that steering prefers: it is still trained as it would be alone."""
     monkeypatch.setitem(
         choosing.BUDGETS, "halving", SearchBudget(rungs=(1, 2), keep=0.01, finalists=1, slow_layers=0.01)
     )
     store, settings = Planted(200, strength=2.0), FitSettings(lens="mlp", network=replace(GRID, search="halving"))
     data, _ = training_data(store, settings)
-    real = choosing.search_mlp
-
-    def unfinished(*args: Any, **rest: Any) -> Any:
-        outcome = real(*args, **rest)
-        cut = {layer: (replace(t, finished=False), probe) for layer, (t, probe) in outcome.layers.items()}
-        return replace(outcome, layers=cut)
-
-    monkeypatch.setattr(choosing, "search_mlp", unfinished)
     lens = fit_store(store, settings)
     recipe = Recipe("mlp", lens.layers, (), lens.trace.chosen.settings, settings.seed)
     alone = predict_rounds(data, recipe, "brier").correction
@@ -472,6 +463,24 @@ def test_searches_of_other_layers_or_depths_in_one_work_folder_do_not_meet(tmp_p
     assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == before, (
         "the same search goes on with its own journal"
     )
+
+
+def test_searches_of_other_states_or_with_another_torch_in_one_work_folder_do_not_meet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another read-out has other states of the same questions and the same scores, and no file that a user could name."""
+    store, other, journal = Planted(100, strength=2.0), Planted(100, strength=2.0), tmp_path / "search.jsonl"
+    other.states = {layer: states[::-1].copy() for layer, states in other.states.items()}
+    settings = FitSettings(lens="mlp", layers=(1, SIGNAL), network=one_network())
+    alone = fit_store(other, settings)
+    fit_store(store, settings, journal=journal)
+    lens = fit_store(other, settings, journal=journal)
+    assert lens.apply(other)["coral"].tobytes() == alone.apply(other)["coral"].tobytes()
+    assert len(list(tmp_path.glob("*.jsonl"))) == 2
+    usual = search_module.versions()
+    monkeypatch.setattr(search_module, "versions", lambda: usual | {"torch": "99.0"})
+    fit_store(store, settings, journal=journal)
+    assert len(list(tmp_path.glob("*.jsonl"))) == 3
 
 
 @pytest.mark.parametrize(

@@ -307,6 +307,7 @@ def test_a_grid_takes_the_values_that_were_asked_for_and_keeps_the_others() -> N
         (3.0, penalty, rate) for penalty in (0.0, 0.1, 0.5) for rate in (0.1, 0.2)
     ]
     assert {(g.dropout, g.hidden, g.max_epochs, g.patience) for g in points} == {(0.5, (4, 2), 7, 10)}
+    assert grid_of(replace(asked, learning_rate=(0.1, 0.2, 0.1)), (4, 2)) == points, "each point once"
     paper = grid_of(replace(asked, grid="paper"))
     assert len(paper) == 10
     assert {(g.hidden, g.patience) for g in paper} == {(HIDDEN, 30)}
@@ -325,6 +326,78 @@ def test_a_grid_takes_the_values_that_were_asked_for_and_keeps_the_others() -> N
 def test_nonsense_is_refused_with_what_was_found(call: Callable[[], object], sentence: str) -> None:
     with pytest.raises(CoralError, match=sentence):
         call()
+
+
+EVERY = replace(BUDGET, every_layer=True)
+
+
+def test_the_best_of_every_layer_is_trained_to_its_end_where_layers_are_shown() -> None:
+    """A network of three epochs once stood beside finished ones in the figure of layers."""
+    assert not all(trial.finished for trial, _ in whole().layers.values())
+    found = search(budget=EVERY)
+    assert found.best == whole().best
+    torch.set_num_threads(1)
+    for layer, (trial, probe) in found.layers.items():
+        assert trial.finished
+        assert trial.r2 == max(t.r2 for t in found.trials if t.layer == layer and t.finished)
+        alone = fit_mlp(layer_data(layer), trial.settings, seed=0)
+        assert all(torch.equal(t, probe.tensors()[name]) for name, t in alone.tensors().items())
+
+
+@pytest.mark.parametrize("left", [1, 5, 12])
+def test_a_search_that_is_killed_while_it_finishes_layers_goes_on_there(
+    left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undisturbed, told = search(budget=EVERY), list[int]()
+    with monkeypatch.context() as counting:
+        steps = count_epochs(counting)
+        search(budget=EVERY)
+    with monkeypatch.context() as killing:
+        count_epochs(killing, killed_after=len(steps) - left)
+        with pytest.raises(KeyboardInterrupt):
+            search(budget=EVERY, journal=tmp_path / "search.jsonl")
+    written = (tmp_path / "search.jsonl").read_bytes()
+    found = search_mlp(
+        layer_data,
+        LAYERS,
+        SETTINGS,
+        seed=0,
+        budget=EVERY,
+        journal=tmp_path / "search.jsonl",
+        progress=told.append,
+    )
+    assert same_bytes(found, undisturbed)
+    assert (tmp_path / "search.jsonl").read_bytes().startswith(written)
+    assert sum(told) == planned_epochs(len(LAYERS), SETTINGS, EVERY) == 94 + len(LAYERS) * 12
+    again = count_epochs(monkeypatch)
+    assert same_bytes(search(budget=EVERY, journal=tmp_path / "search.jsonl"), undisturbed)
+    assert not again
+
+
+WILD = replace(SMALL, weight_decay=1e30, learning_rate=1e30)
+
+
+@pytest.mark.parametrize("budget", [BUDGET, BUDGETS["grid"]])
+def test_a_setting_that_diverges_at_once_ends_no_search(
+    budget: SearchBudget, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wild(journal: Path | None = None) -> SearchOutcome:
+        return search_mlp(layer_data, LAYERS, (*SETTINGS[:2], WILD), seed=0, budget=budget, journal=journal)
+
+    found = wild()
+    assert (found.best.layer, found.best.settings) == (PLANTED, SETTINGS[0])
+    assert [(t.epochs, t.r2) for t in found.trials if t.settings == WILD] == [(1, -np.inf)] * len(LAYERS)
+    assert same_bytes(wild(tmp_path / "search.jsonl"), found)
+    steps = count_epochs(monkeypatch)
+    assert same_bytes(wild(tmp_path / "search.jsonl"), found)
+    assert not steps, "what diverged is not tried again"
+
+
+def test_a_search_in_which_everything_diverges_says_so_at_its_first_layer_and_again(tmp_path: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(CoralError, match=r"diverged in its first epoch, at learning rates from 1e\+30.*smaller"):
+            search_mlp(layer_data, LAYERS, (WILD,), seed=0, budget=BUDGET, journal=tmp_path / "search.jsonl")
+    assert (tmp_path / "search.jsonl").read_bytes().count(b"\n") <= 1 + 2
 
 
 def test_equal_residuals_are_refused() -> None:

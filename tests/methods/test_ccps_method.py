@@ -30,6 +30,7 @@ from coral_lens.methods.ccps.method import (
     n_steps,
     read_features,
     split_options,
+    trained_on,
 )
 from coral_lens.methods.ccps.perturbation import RADII, option_features
 from coral_lens.methods.entry import MethodEntry
@@ -37,6 +38,8 @@ from coral_lens.methods.interface import FitContext, QuestionSet
 from coral_lens.methods.registry import read_method
 from coral_lens.records import Question
 from coral_lens.storage.files import read_record
+from coral_lens.study.config import Study
+from coral_lens.study.run import prepare_study
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -194,6 +197,39 @@ def test_it_may_be_trained_on_one_task_of_the_mixture_alone(
         assert part.y.tolist() == correct_rows(context.data.table)[options.rows(one & mask)].tolist()
     with pytest.raises(CoralError, match=r"trained on ones, and the mixture has questions of one, other only.*'one'"):
         fit_ccps(context, replace(QUICK, train_on=("ones",)))
+
+
+def test_a_task_that_the_mixture_has_not_is_refused_before_a_model_is_loaded() -> None:
+    """Questions that are only tested do not count."""
+    study = Study.model_validate(
+        {
+            "name": "s",
+            "models": ("smollm2",),
+            "mixture": ({"name": "m", "sources": ({"task": "arc_easy", "split": "validation", "n": 40, "shots": 0},)},),
+            "test": ({"task": "arc_challenge", "split": "validation", "n": 10, "shots": 0},),
+            "method": ({"kind": "ccps", "train_on": ("arc_challenge",)},),
+        }
+    )
+    with pytest.raises(CoralError, match="trained on arc_challenge, and the mixture has questions of arc_easy only"):
+        prepare_study(study, None)
+
+
+def test_a_group_stands_for_the_tasks_that_its_questions_are_named_after() -> None:
+    mixture = [replace(q, task=t) for q, t in zip(TRAIN, ("mmlu_anatomy", "mmlu_virology", "arc_easy"), strict=False)]
+    assert trained_on(mixture, replace(QUICK, train_on=("mmlu",))).tolist() == [True, True, False]
+    assert trained_on(mixture, replace(QUICK, train_on=("mmlu_virology",))).tolist() == [False, True, False]
+    assert trained_on(mixture, QUICK).all()
+    with pytest.raises(CoralError, match="trained on commonsense_qa, and the mixture"):
+        trained_on(mixture, replace(QUICK, train_on=("commonsense_qa",)))
+
+
+def test_another_division_of_the_questions_makes_another_choice(tiny: Model, tmp_path: Path) -> None:
+    context, chosen = context_of(tiny, tmp_path), []
+    for stratified in (True, False, True):
+        one = replace(context, common=replace(context.common, stratified=stratified))
+        fit_ccps(one, replace(QUICK, search=False))
+        chosen.append((context.folder / "ccps.json").read_bytes())
+    assert chosen[0] == chosen[2] != chosen[1]
 
 
 @pytest.mark.parametrize(

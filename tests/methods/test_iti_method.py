@@ -37,7 +37,7 @@ from coral_lens.methods.iti.method import (
 )
 from coral_lens.methods.registry import read_method
 from coral_lens.records import Prompt, Question
-from coral_lens.storage.files import read_record
+from coral_lens.storage.files import digest, read_record
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -189,6 +189,16 @@ def test_another_share_of_validation_questions_makes_another_choice_in_the_same_
     for share, n in ((0.2, 8), (0.5, 20), (0.2, 8)):
         fit_iti(replace(context, common=replace(context.common, validation=share)), settings)
         assert json.loads((context.folder / "iti.json").read_text("utf-8"))["validation_questions"] == n
+
+
+def test_another_division_of_the_questions_makes_another_choice(tiny: Model, tmp_path: Path) -> None:
+    questions = tuple(replace(q, task=f"task {i % 3}") for i, q in enumerate(TRAIN))
+    context, settings = context_of(tiny, tmp_path, questions), ItiSettings(heads=(2,), alphas=(3.0,))
+    fit_iti(context, settings)
+    first = read_record(context.folder / "iti.json")
+    assert first["key"] == digest([context.train.states.manifest, "token", 0.2, 0]), "as earlier versions named it"
+    fit_iti(replace(context, common=replace(context.common, stratified=False)), settings)
+    assert read_record(context.folder / "iti.json")["key"] != first["key"]
 
 
 # ---------------------------------------------------------------------------------------------------------- mistakes

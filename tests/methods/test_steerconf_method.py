@@ -144,6 +144,73 @@ def test_what_is_not_clear_is_not_guessed(text: str) -> None:
     assert read_answer(text, OPTIONS) is None
 
 
+NUMBERS = ("12", "15", "18", "20")
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("Answer: B. 15", NUMBERS),
+        ("Answer: B 15", NUMBERS),
+        ("Answer: B, 15", NUMBERS),
+        ("Answer and Confidence (0-100): B. 15", NUMBERS),
+        ("Answer and Confidence (0-100): B 15", NUMBERS),
+        ("Answer and Confidence (0-100): B. 18", NUMBERS),
+        ("Answer and Confidence (0-100): B. 15\nC. 18", NUMBERS),
+        ("Explanation: the options are\nA. 12\nB. 15\nC. 18\nD.", NUMBERS),
+        ("Explanation: A. 12, B. 15, C. 18", NUMBERS),
+        ("A) Dogs live about 12", NUMBERS),
+        ("A) Dogs live about 12", OPTIONS),
+        ("A) Air is nitrogen, cats and 12", OPTIONS),
+        ("A. Oxygen makes up about 21%", OPTIONS),
+        ("D. 20", NUMBERS),
+        ("D. 20", OPTIONS),
+        ("Answer: B. about 15 km", ("about 12 km", "about 15 km")),
+        ("Answer: B. 15", ("12 km", "15 km")),
+        ("Answer: B. Dogs live 12 to 15", ("cats", "Dogs live 12 to 15")),
+        ("Answer: B. 15%", ("12%", "15%")),
+        ("Answer and Confidence (0-100): B. 15%", ("12%", "15%")),
+        ("Answer and Confidence (0-100): A. 15%", ("12%", "15%")),
+        ("Explanation: A. 12%\nB. 15%", ("12%", "15%")),
+        ("Answer: B. $15", ("$12", "$15")),
+    ],
+)
+def test_the_number_of_an_option_is_no_confidence(text: str, options: tuple[str, ...]) -> None:
+    assert read_answer(text, options) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "option", "confidence"),
+    [
+        ("Answer and Confidence (0-100): B. 15, 90%", NUMBERS, 1, 0.9),
+        ("Answer and Confidence (0-100): B. 15, 90", NUMBERS, 1, 0.9),
+        ("Answer and Confidence (0-100): 15, 90", NUMBERS, 1, 0.9),
+        ("Answer and Confidence (0-100): B, 90", NUMBERS, 1, 0.9),
+        ("Answer and Confidence (0-100): B. 15\n90", NUMBERS, 1, 0.9),
+        ("Answer: B. 15\nConfidence: 20", NUMBERS, 1, 0.2),
+        ("Answer and Confidence (0-100): B. 15%, 90%", ("12%", "15%"), 1, 0.9),
+        ("Answer and Confidence (0-100): B, 90%", ("80%", "85%", "90%"), 1, 0.9),
+        ("B, 85", OPTIONS, 1, 0.85),
+        ("B. a cold front, 85", OPTIONS, 1, 0.85),
+        ("B with confidence 85", OPTIONS, 1, 0.85),
+        ("Answer: B, 85", OPTIONS, 1, 0.85),
+    ],
+)
+def test_a_confidence_behind_the_number_of_an_option_is_read(
+    text: str, options: tuple[str, ...], option: int, confidence: float
+) -> None:
+    assert read_answer(text, options) == StatedAnswer(option, confidence)
+
+
+@pytest.mark.parametrize("end", ["9", "90", "0.", "0.8", "80-9", "85/1"])
+def test_a_number_at_the_end_of_a_cut_text_is_not_read(end: str) -> None:
+    text = f"Answer and Confidence (0-100): B, {end}"
+    assert read_answer(text, OPTIONS, finished=False) is None
+    assert read_answer(f"{text}%", OPTIONS, finished=False) == read_answer(f"{text}%", OPTIONS)
+    assert read_answer("Answer and Confidence (0-100): B, 90\n", OPTIONS, finished=False) == StatedAnswer(1, 0.9)
+    assert read_answer("Answer and Confidence (0-100): B, 90", OPTIONS) == StatedAnswer(1, 0.9)
+
+
 def test_at_least_forty_varied_outputs_are_tried() -> None:
     assert len(READABLE) + len(UNREADABLE) >= 40
 
@@ -314,6 +381,55 @@ def test_a_way_that_nobody_can_read_is_not_chosen_for_being_calibrated(tmp_path:
     assert chosen.prompt == "vanilla"
 
 
+def test_what_is_named_twice_is_asked_once(tmp_path: Path) -> None:
+    asked.clear()
+    questions = [Question(str(i), str(i), "Which?", ("a", "b", "c", "d"), 0) for i in range(40)]
+    context = FitContext(lambda: pytest.fail("loaded"), NOBODY, FitSettings(), tmp_path)
+    settings = SteerConfSettings(
+        prompts=("vanilla", "cautious", "vanilla"),
+        thinking=(False, False),
+        temperatures=(0.7, 0.5, 0.7),
+        samples=(1, 1),
+        aggregations=("mean", "mean"),
+    )
+    choose_interview(Scripted(context, settings), questions, judge_of(questions, "ece"))
+    assert len(asked) == 2 + 2
+    tried = json.loads((tmp_path / "choice.json").read_text("utf-8"))["tried"]
+    assert len(tried) == 2 + 2
+
+
+class Wrong(Interview):
+    """A model that answers every question wrongly unless it is asked cautiously."""
+
+    def ask_all(self, questions: Sequence[Question], name: str, plans: Sequence[InterviewPlan]) -> list[Replies]:
+        return [
+            Replies(
+                [
+                    [StatedAnswer(q.answer if plan.prompt == "cautious" and i % 2 else 1 - q.answer, 0.9)]
+                    * plan.samples
+                    for i, q in enumerate(questions)
+                ],
+                0,
+            )
+            for plan in plans
+        ]
+
+
+def test_a_way_of_asking_without_a_score_comes_last_and_if_all_are_so_that_is_said(tmp_path: Path) -> None:
+    """AUROC of answers that are all wrong is no number, and would win wherever it came first."""
+    questions = [Question(str(i), str(i), "Which?", ("a", "b"), 0) for i in range(40)]
+    context = FitContext(lambda: pytest.fail("loaded"), NOBODY, FitSettings(), tmp_path)
+    settings = SteerConfSettings(prompts=("vanilla", "cautious"), criterion="auroc", samples=(1,))
+    judge = judge_of(questions, "auroc")
+    assert choose_interview(Wrong(context, settings), questions, judge).prompt == "cautious"
+    tried = json.loads((tmp_path / "choice.json").read_text("utf-8"))["tried"]
+    assert tried[0]["auroc"] is None
+    with pytest.raises(
+        CoralError, match=r"auroc does not exist on the 40 validation questions.*choose by brier or ece"
+    ):
+        choose_interview(Wrong(context, replace(settings, prompts=("vanilla",))), questions, judge)
+
+
 def test_everything_is_crossed_only_if_asked_for(tmp_path: Path) -> None:
     asked.clear()
     questions = [Question(str(i), str(i), "Which?", ("a", "b"), 0) for i in range(8)]
@@ -373,12 +489,13 @@ def test_a_model_that_never_answers_is_counted_and_gets_even_probabilities(
 def test_a_cut_answer_is_asked_for_once_more_and_only_if_that_was_wanted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two samples of each of three questions: whole, cut before its answer, cut after it."""
+    """Two samples of each of three questions: whole, cut before its answer, cut after it, cut within its number."""
     line = "Answer and Confidence (0-100):"
+    half = f"{line} B, 9"
     first = [
         [Generated(f"Because.\n{line} A, 90%", (1,), True), Generated("Because it is", (1,), False)],
         [Generated(f"{line} B, 40%\nAnd so", (1,), False), Generated("It says C but", (1,), False)],
-        [Generated("I do not know.", (1,), True), Generated(f"{line} B, 60%", (1,), True)],
+        [Generated("I do not know.", (1,), True), Generated(half, (1,), False)],
     ]
     prompts: list[list[str]] = []
 
@@ -387,7 +504,11 @@ def test_a_cut_answer_is_asked_for_once_more_and_only_if_that_was_wanted(
         if not label.endswith("-again"):
             return first
         assert (settings.n_samples, settings.temperature) == (1, 0.7)
-        return [[Generated(" B, 70%```", (1,), True)], [Generated(" none", (1,), False)]]
+        return [
+            [Generated(" B, 70%```", (1,), True)],
+            [Generated(" none", (1,), False)],
+            [Generated(" B, 90%", (1,), True)],
+        ]
 
     monkeypatch.setattr(method_module, "load_or_generate", written)
     questions = [Question(str(i), str(i), "Which?", ("a", "b", "c"), 0) for i in range(3)]
@@ -401,14 +522,15 @@ def test_a_cut_answer_is_asked_for_once_more_and_only_if_that_was_wanted(
     assert again.samples == [
         [StatedAnswer(0, 0.9), StatedAnswer(1, 0.7)],
         [StatedAnswer(1, 0.4), None],
-        [None, StatedAnswer(1, 0.6)],
+        [None, StatedAnswer(1, 0.9)],
     ]
     assert prompts[2] == [
         f"{prompts[1][0]}Because it is\n{line}",
         f"{prompts[1][1]}It says C but\n{line}",
+        f"{prompts[1][2]}{half}\n{line}",
     ]
-    assert again.asked_again == 2
-    assert again.failures(2)["samples asked for their answer again"] == 2
+    assert again.asked_again == 3
+    assert again.failures(2)["samples asked for their answer again"] == 3
     assert "samples asked for their answer again" not in plain.failures(2)
 
 

@@ -184,9 +184,15 @@ def all_configs() -> list[str]:
 
 def test_there_are_the_papers_three_studies_and_their_small_versions_and_studies_of_the_baselines() -> None:
     assert all_configs() == sorted(
-        [*READY, "corrsteer", *(f"{name}-small" for name in (*READY, "baselines", "steerconf", "corrsteer"))]
+        [
+            *READY,
+            "corrsteer",
+            "steerconf-chat",
+            *(f"{name}-small" for name in (*READY, "baselines", "steerconf", "corrsteer")),
+        ]
     )
     assert config("corrsteer").models == PAPER[2:]
+    assert config("steerconf-chat").models == ("Qwen/Qwen2.5-Coder-1.5B-Instruct",)
     assert config("corrsteer").mixture == config("probe2").mixture
     for name in READY:
         assert config(name).models == PAPER

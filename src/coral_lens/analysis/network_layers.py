@@ -68,7 +68,8 @@ class NetworkLayers:
 
     def steered(self, k: int, groups: Sequence[tuple[int, ...]]) -> dict[str, np.ndarray]:
         """Return what a network on each group of layers predicts of a fold, with its gamma and its cost on other questions."""
-        key = [self.probes.settings.record(), self.probes.device, k, [list(group) for group in groups]]
+        # what was kept before all networks were trained to their end does not stand beside what is
+        key = [self.probes.settings.record(), self.probes.device, k, [list(group) for group in groups], "finished"]
         return self.arrays.arrays(key, partial(self.steer, k, groups))
 
     def steer(self, k: int, groups: Sequence[tuple[int, ...]]) -> dict[str, np.ndarray]:

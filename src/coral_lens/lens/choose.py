@@ -6,8 +6,9 @@ A recipe says how a correction is fitted; a candidate is a recipe with what its 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -15,9 +16,9 @@ from jaxtyping import Bool, Float
 from coral_lens.errors import CoralError
 from coral_lens.lens.correction import Correction, average
 from coral_lens.lens.probes.grid import grid_of
-from coral_lens.lens.probes.mlp import LayerData, MlpSettings
+from coral_lens.lens.probes.mlp import LayerData
 from coral_lens.lens.probes.registry import LENSES, LensKind, Setting, setting_of
-from coral_lens.lens.probes.search import BUDGETS, SearchBudget, planned_epochs, search_mlp
+from coral_lens.lens.probes.search import BUDGETS, Search, planned_epochs, search_mlp
 from coral_lens.lens.probes.standardise import Standardiser, r_squared
 from coral_lens.lens.rules import RULES, ProbeScores, Rule, log_of
 from coral_lens.lens.settings import FitSettings
@@ -76,8 +77,6 @@ class Candidate:
     """Validation scores at every strength of its rule."""
     correction: Correction | None = field(repr=False, default=None)
     """The fit itself where there is one round only; of a network that of the first round."""
-    finished: bool = True
-    """Whether it was trained to its end."""
 
     def best(self, criterion: str) -> GammaPoint:
         """Return the best gamma with its scores; among equal ones the smallest, which changes the model least."""
@@ -257,9 +256,7 @@ def choose_network(
         # a network that is screened for knows two layers of its own; which are the best, its screening lens says
         names = ranked if len(ranked) >= settings.top_layers else screened(data, name, settings, work)
         (chosen,) = fit(data, name, [top_layers(names, settings)], settings, work)
-    known = chosen.correction if chosen.finished else None
-    whole = predict_rounds(data, chosen.recipe, settings.criterion, known=known)
-    return whole, [whole if c is chosen and len(data.rounds) == 1 else c for c in singles]
+    return predict_rounds(data, chosen.recipe, settings.criterion, known=chosen.correction), singles
 
 
 def screened(data: TrainingData, name: str, settings: FitSettings, work: Work) -> list[Candidate]:
@@ -287,7 +284,10 @@ def fit_screened(
 def search_networks(
     data: TrainingData, name: str, groups: Sequence[tuple[int, ...]], settings: FitSettings, work: Work
 ) -> list[Candidate]:
-    """Search the grid for the network with the best validation R2 (the paper's rule) on each group of layers."""
+    """Search the grid for the network with the best validation R2 (the paper's rule) on each group of layers.
+
+    All are trained to their end, also where the search drops the layer early: they are compared by steering, and shown.
+    """
     kind = LENSES[name]
     inputs = inputs_of(kind, settings)
     standardisers: dict[int, Standardiser] = {}
@@ -298,9 +298,11 @@ def search_networks(
         train, validation = (data.sample(features, m, standardisers[i]) for m in (~data.rounds[0], data.rounds[0]))
         return LayerData(train.z, train.r, validation.z, validation.r, data.device)
 
-    grid, budget = grid_of(settings.network, settings.hidden_of(name)), BUDGETS[settings.network.search]
+    grid = grid_of(settings.network, settings.hidden_of(name))
+    budget = replace(BUDGETS[settings.network.search], every_layer=True)
     recipes = [Recipe(name, group, inputs, (), settings.seed) for group in groups]
-    journal = journal_of(data, recipes, (grid, budget), work.journal) if work.journal else None
+    search = Search(layer_data, tuple(range(len(groups))), grid, settings.seed, budget)
+    journal = journal_of(data, recipes, search.identity(), work.journal) if work.journal else None
     with work.bar("training networks", planned_epochs(len(groups), grid, budget), "epochs") as advance:
         outcome = search_mlp(
             layer_data,
@@ -317,26 +319,22 @@ def search_networks(
             layer_data(i)
         recipe = replace(recipes[i], settings=(setting_of(trial.settings),))
         correction = Correction(kind.rule, recipe.layers, inputs, standardisers[i], probe)
-        candidate = predict_rounds(data, recipe, settings.criterion, known=correction, n_rounds=1)
-        candidates.append(replace(candidate, finished=trial.finished))
+        assert trial.finished, "the budget says so"
+        candidates.append(predict_rounds(data, recipe, settings.criterion, known=correction, n_rounds=1))
     return candidates
 
 
-def journal_of(
-    data: TrainingData, recipes: Sequence[Recipe], search: tuple[Sequence[MlpSettings], SearchBudget], journal: Path
-) -> Path:
+def journal_of(data: TrainingData, recipes: Sequence[Recipe], search: dict[str, Any], journal: Path) -> Path:
     """Return the journal of this very search, in a folder where other searches may have kept theirs.
 
-    The search knows its layers by number only, so which ones they are must be in the name.
+    The name holds all that the search itself compares with its journal: it would refuse one of other states or of another
+    version of torch, and nobody can name another file here. It knows its layers by number only, so which ones they are is
+    in the name too.
     """
-    grid, budget = search
     identity = {
+        "search": search,
         "layers": [list(recipe.layers) for recipe in recipes],
         "inputs": list(recipes[0].inputs),
-        "grid": [asdict(point) for point in grid],
-        "budget": asdict(budget),
-        "device": data.device,
-        "seed": recipes[0].seed,
         "data": digest_bytes(data.r.tobytes() + data.rounds[0].tobytes()),
     }
     return journal.with_name(f"{journal.stem}-{digest(identity)[:12]}{journal.suffix}")

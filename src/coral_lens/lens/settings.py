@@ -79,7 +79,7 @@ class NetworkSearch(Settings):
 
     search: Literal["halving", "grid"] = "halving"
     """`grid` trains every setting at every layer to its end, as the paper does. `halving` drops the worse ones early: several
-    times faster, and every layer still gets a network of its own."""
+    times faster, and every layer still gets a network of its own, trained to its end."""
     grid: Literal["coarse", "paper"] = "coarse"
     """The settings that are tried: 24 points, or the 80 of the authors' code over the same range."""
     weight_decay: Annotated[tuple[NotNegative, ...], Numbers] = ()

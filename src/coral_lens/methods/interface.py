@@ -85,6 +85,12 @@ class FitContext:
             return numbers
         return np.sort(np.random.default_rng(self.common.seed).choice(numbers, n, replace=False))
 
+    @property
+    def division(self) -> list[Any]:
+        """What decides which questions validate, for the name of what was chosen on them."""
+        # earlier versions always drew the same share of every task, and said nothing of it
+        return [self.common.validation, self.common.seed, *([] if self.common.stratified else ["not stratified"])]
+
     def score(self, questions: Sequence[Question], name: str, *, edited: Edited | None = None) -> ActivationStore:
         """Score questions that are asked in another way, or with edits on the way; no states are kept.
 
@@ -134,6 +140,10 @@ def accept(_: Sequence[Question], __: Style, ___: Any) -> None:
     """Accept all questions."""
 
 
+def accept_training(_: Sequence[Question], __: Any) -> None:
+    """Accept all questions of a mixture."""
+
+
 @dataclass(frozen=True)
 class Method:
     """One row of the table of methods."""
@@ -143,6 +153,8 @@ class Method:
     fit: Callable[[FitContext, Any], Predict]
     check: Callable[[Sequence[Question], Style, Any], None] = accept
     """Refuses questions of a mixture or a test, given with prompts, that it cannot be used on; before a model is loaded."""
+    check_training: Callable[[Sequence[Question], Any], None] = accept_training
+    """Refuses questions of a mixture, tests left out, that it cannot be trained on; before a model is loaded."""
     from_scores: bool = True
     """Whether it starts from the scores and states that all methods share, which its cost per question then includes. A
     method that asks or scores in its own way, and needs no others, says False."""

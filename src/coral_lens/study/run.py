@@ -98,6 +98,7 @@ def prepare_study(study: Study, data: Path | None) -> Prepared:
         check_questions(trained)
         for entry, settings in methods:
             METHODS[entry.kind].check([*trained, *tested], style, settings)
+            METHODS[entry.kind].check_training(trained, settings)
     return Prepared(study, methods, load, plan)
 
 

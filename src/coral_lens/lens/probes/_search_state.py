@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -84,14 +85,17 @@ class SearchJournal:
             if claimed != digest(entry):
                 return False
             rung, trial, epochs, r2, probe = entry
-            self.entries.setdefault(int(rung), {})[int(trial)] = Standing(int(epochs), float(r2), str(probe))
+            reached = -math.inf if r2 is None else float(r2)
+            self.entries.setdefault(int(rung), {})[int(trial)] = Standing(int(epochs), reached, str(probe))
         except (ValueError, TypeError):
             return False
         return True
 
     def add(self, rung: int, trial: int, standing: Standing) -> None:
         """Write a line."""
-        entry = [rung, trial, standing.epochs, standing.r2, standing.probe]
+        # JSON has no -inf, which is the R2 of a trial that diverged
+        r2 = standing.r2 if math.isfinite(standing.r2) else None
+        entry = [rung, trial, standing.epochs, r2, standing.probe]
         append_line(self.path, (canonical([*entry, digest(entry)]) + "\n").encode())
 
     def probe_path(self, place: int) -> Path:

@@ -28,9 +28,9 @@ GRIDS = {
 
 
 def grid_of(network: NetworkSearch, hidden: tuple[int, ...] = HIDDEN) -> tuple[MlpSettings, ...]:
-    """Return the points that a search tries: those of the grid, with other values where some were asked for."""
+    """Return the points that a search tries, each once: those of the grid, with other values where some were asked for."""
     axes = GRIDS[network.grid]
-    return tuple(
+    points = (
         MlpSettings(
             weight_decay=decay,
             output_penalty=penalty,
@@ -46,6 +46,7 @@ def grid_of(network: NetworkSearch, hidden: tuple[int, ...] = HIDDEN) -> tuple[M
             network.learning_rate or axes.learning_rate,
         )
     )
+    return tuple(dict.fromkeys(points))
 
 
 GRID, PAPER_GRID = (grid_of(NetworkSearch(grid=name)) for name in ("coarse", "paper"))

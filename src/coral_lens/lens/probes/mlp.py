@@ -162,7 +162,8 @@ class MlpTraining:
     """A fit of the paper's probe that can pause after any epoch and go on later, as if it had never paused.
 
     What it keeps is a copy of the state with the best validation loss, not the last one. The randomness of an epoch
-    depends on the seed and the epoch's number alone: on no global generator and on no other fit.
+    depends on the seed and the epoch's number alone: on no global generator and on no other fit. One that diverges in its
+    first epoch is finished with an R2 of -inf, and has no state worth keeping.
     """
 
     def __init__(self, width: int, settings: MlpSettings, *, seed: int, device: str = "cpu") -> None:
@@ -202,13 +203,8 @@ class MlpTraining:
             self.best_loss, self.r2, self.stale = loss, r_squared(data.r_val, r_hat), 0
             for best, now in zip(self.best_state.values(), self.network.state_dict().values(), strict=True):
                 best.copy_(now)
-        elif not math.isfinite(loss) and math.isfinite(self.best_loss):
-            self.stale = self.settings.patience  # it diverged, and what came before stands
         elif not math.isfinite(loss):
-            raise CoralError(
-                f"The MLP diverged in its first epoch at learning rate {self.settings.learning_rate:g} and weight decay "
-                f"{self.settings.weight_decay:g}; make either smaller."
-            )
+            self.stale = self.settings.patience  # it diverged, and what came before stands, if anything did
 
     def probe(self) -> NetworkProbe:
         """Return the probe with the best validation loss so far."""
@@ -246,4 +242,9 @@ def fit_mlp(
     """Train the paper's probe until its validation loss has stopped falling, and return its best state."""
     training = MlpTraining(data.z.shape[1], settings, seed=seed, device=data.device)
     training.advance(data, settings.max_epochs, on_epoch)
+    if training.r2 == -math.inf:
+        raise CoralError(
+            f"The MLP diverged in its first epoch at learning rate {settings.learning_rate:g} and weight decay "
+            f"{settings.weight_decay:g}; make either smaller."
+        )
     return training.probe()

@@ -52,6 +52,9 @@ class SearchBudget:
     """At least so many go on."""
     slow_layers: float = 0.6
     """Share of the layers, the best ones, at which a trial of the strongest weight decay is trained to its end."""
+    every_layer: bool = False
+    """Whether the best trial of every layer is trained to its end too: one more training per layer. Where layers are compared or
+    shown, one of two epochs must not stand beside one of fifty."""
     memory: int = 2**30
     """Bytes for the weights of paused trials. A survivor that finds no place there is trained again from its seed."""
 
@@ -143,6 +146,8 @@ def search_mlp(
             search.climb(alive, rung, pool)
             alive = search.going_on({trial: search.standings[rung][trial].r2 for trial in alive}, rung, len(alive))
         search.climb(alive, len(budget.rungs), pool)
+        if budget.rungs and budget.every_layer:
+            search.finish_layers(pool)
         return search.outcome()
 
 
@@ -151,13 +156,19 @@ def planned_epochs(n_layers: int, grid: Sequence[MlpSettings], budget: SearchBud
 
     All settings are taken to have the same `max_epochs`.
     """
-    return sum(n * epochs for n, epochs in planned_rungs(n_layers, grid, budget))
+    finishing = n_layers * longest(grid) if budget.rungs and budget.every_layer else 0
+    return finishing + sum(n * epochs for n, epochs in planned_rungs(n_layers, grid, budget))
+
+
+def longest(grid: Sequence[MlpSettings]) -> int:
+    """Return how many epochs a trial may have."""
+    return max(point.max_epochs for point in grid)
 
 
 def planned_rungs(n_layers: int, grid: Sequence[MlpSettings], budget: SearchBudget) -> list[tuple[int, int]]:
     """Return for each rung, and for what comes after them, how many trials there are at most, and epochs of each."""
     n, trained, rungs = n_layers * len(grid), 0, []
-    most = max(g.max_epochs for g in grid)
+    most = longest(grid)
     for i, epochs in enumerate((*budget.rungs, most)):
         rungs.append((n, max(0, min(epochs, most) - trained)))
         last = i + 1 >= len(budget.rungs)
@@ -183,7 +194,7 @@ class Search:
     grid: tuple[MlpSettings, ...]
     seed: int
     budget: SearchBudget
-    progress: Callable[[int], None]
+    progress: Callable[[int], None] = lambda _: None
     workers: int = field(default_factory=lambda: min(torch.get_num_threads(), MOST_SIDE_BY_SIDE))
     journal: SearchJournal | None = None
     standings: list[dict[int, Standing]] = field(default_factory=list)
@@ -218,10 +229,30 @@ class Search:
         self.progress(epochs * (most - len(alive) + len(self.standings[rung])))
         left = [trial for trial in sorted(alive) if trial not in done]
         before, self.paused = self.paused, self.empty_pause(rung, len(alive))
-        with closing(self.train(left, rung, before, pool)) as trained:
+        for place in range(len(self.layers)):
+            self.refuse_diverged(place)
+        self.go_through(left, rung, epochs, before, pool)
+
+    def finish_layers(self, pool: ThreadPoolExecutor) -> None:
+        """Train the best trial of every layer to its end, where it is not there yet."""
+        last, most = len(self.budget.rungs), longest(self.grid)
+        best = [self.best_trial(place) for place in range(len(self.layers))]
+        behind = [trial for trial, rung in best if not self.trial(trial, rung).finished]
+        done = self.journal.entries.get(last, {}) if self.journal else {}
+        self.standings[last] |= {trial: done[trial] for trial in behind if trial in done}
+        left = [trial for trial in behind if trial not in done]
+        self.progress(most * (len(best) - len(left)))
+        self.go_through(left, last, most, None, pool)
+
+    def go_through(
+        self, trials: Sequence[int], rung: int, epochs: int, before: PausedTrials | None, pool: ThreadPoolExecutor
+    ) -> None:
+        """Bring trials to the end of a rung and note each; it counts as so many epochs."""
+        with closing(self.train(trials, rung, before, pool)) as trained:
             for trial, training in trained:
                 self.note(trial, rung, training)
                 self.progress(epochs)
+                self.refuse_diverged(self.place(trial))
 
     def train(
         self, trials: Sequence[int], rung: int, before: PausedTrials | None, pool: ThreadPoolExecutor
@@ -248,6 +279,17 @@ class Search:
         finally:
             for _, future in waiting:
                 future.cancel()
+
+    def refuse_diverged(self, place: int) -> None:
+        """Refuse a layer all of whose trials diverged in their first epoch: it has no probe."""
+        n = len(self.grid)
+        own = [self.standings[0].get(trial) for trial in range(place * n, (place + 1) * n)]
+        if all(standing is not None and standing.r2 == -math.inf for standing in own):
+            raise CoralError(
+                "Every network of a layer diverged in its first epoch, at learning rates from "
+                f"{min(point.learning_rate for point in self.grid):g} and weight decays from "
+                f"{min(point.weight_decay for point in self.grid):g}; make either smaller."
+            )
 
     def begin(self, trial: int, data: LayerData) -> MlpTraining:
         """Return a trial that has not been trained yet."""
@@ -302,15 +344,16 @@ class Search:
     # ---------------------------------------------------------------------------------------------------- choosing
 
     def going_on(self, r2: Mapping[int, float], rung: int, n: int) -> list[int]:
-        """Return those of n trials that go on after a rung, the most promising first.
+        """Return those of n trials that go on after a rung, the most promising first; none that diverged.
 
         Of some of them it returns all that may go on, whatever the others reach: which layers are best is not known yet.
         """
-        ranked, last = sorted(r2, key=lambda trial: (-r2[trial], trial)), rung + 1 == len(self.budget.rungs)
+        sound = [trial for trial in r2 if r2[trial] > -math.inf]
+        ranked, last = sorted(sound, key=lambda trial: (-r2[trial], trial)), rung + 1 == len(self.budget.rungs)
         chosen = in_turns(ranked, nothing if last else self.speed)[: self.budget.survivors(n)]
         if not last:
             chosen += first_of_each(ranked, self.place)
-        return list(dict.fromkeys(chosen + self.slow_ones(ranked, last=last and len(ranked) == n)))
+        return list(dict.fromkeys(chosen + self.slow_ones(ranked, last=last and len(r2) == n)))
 
     def speed(self, trial: int) -> Hashable:
         """Return what makes a trial start fast or slowly."""
@@ -340,17 +383,22 @@ class Search:
         return SearchOutcome(layers, tuple(order.values()))
 
     def best_of(self, place: int) -> tuple[Trial, NetworkProbe]:
-        """Return the best trial of a layer and its probe; of equal ones the first in the grid."""
-        reached = self.reached(place)
-        trial = min(reached, key=lambda trial: (-reached[trial][1].r2, trial))
-        rung, standing = reached[trial]
-        probe = self.kept_probe(trial, rung, standing)
+        """Return the best trial of a layer and its probe: of those trained to their end, if every layer has one."""
+        trial, rung = self.best_trial(place, finished=self.budget.every_layer)
+        probe = self.kept_probe(trial, rung, self.standings[rung][trial])
         if probe is None:
             data = self.data(self.layers[place])
             training = self.begin(trial, data)
             training.advance(data, self.goal(trial, rung))
             probe = training.probe()
         return self.trial(trial, rung), probe
+
+    def best_trial(self, place: int, *, finished: bool = False) -> tuple[int, int]:
+        """Return the best trial of a layer, or of its finished ones, and its last rung; of equal ones the first in the grid."""
+        reached = self.reached(place)
+        among = [trial for trial, (rung, _) in reached.items() if not finished or self.trial(trial, rung).finished]
+        trial = min(among, key=lambda trial: (-reached[trial][1].r2, trial))
+        return trial, reached[trial][0]
 
     def kept_probe(self, trial: int, rung: int, standing: Standing) -> NetworkProbe | None:
         """Return the probe of a trial at a rung; None if it was not kept, or lost."""

@@ -18,6 +18,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 from torch import Tensor, nn
 
+from coral_lens.data.task_index import is_task, leaves
 from coral_lens.engine.planned import Extraction, Readings
 from coral_lens.errors import CoralError, nearest
 from coral_lens.lens.probes.standardise import Standardiser, fit_standardiser
@@ -78,8 +79,8 @@ class CcpsSettings(Settings):
     tune_embedding: bool = False
     """Whether the classifier's training moves the embedding network too."""
     train_on: Annotated[tuple[str, ...], LATER] = ()
-    """Tasks of the mixture whose questions it is trained and chosen on; by default all. The paper's table of transfer names
-    CommonsenseQA alone."""
+    """Tasks or groups of the mixture whose questions it is trained and chosen on; by default all. The paper's table of transfer
+    names CommonsenseQA alone."""
     adapt: bool = False
     """Whether a row ` adapted` is added for tests that say what may be adapted on: there the classifier goes on training for
     as many steps on those questions, while the embedding stays."""
@@ -253,17 +254,29 @@ def n_steps(settings: CcpsSettings) -> int:
 # ---------------------------------------------------------------------------------------------------------- the method
 
 
-def trained_on(context: FitContext, settings: CcpsSettings) -> Bool[np.ndarray, " question"]:
-    """Return which questions of the mixture the networks see; a task that it does not have is refused."""
-    tasks = [q.task for q in context.train.states.questions]
+def trained_on(questions: Sequence[Question], settings: CcpsSettings) -> Bool[np.ndarray, " question"]:
+    """Return which questions of the mixture the networks see; a task or a group of which it has none is refused."""
+    known = sorted({q.task for q in questions})
+    wanted: set[str] = set()
     for task in settings.train_on:
-        if task not in tasks:
-            known = sorted(set(tasks))
+        found = {task} & set(known) or tasks_of(task) & set(known)
+        if not found:
             raise CoralError(
                 f"CCPS is to be trained on {task}, and the mixture has questions of {', '.join(known)} only; name one of them."
                 f"{nearest(task, known)}"
             )
-    return np.array([not settings.train_on or task in settings.train_on for task in tasks])
+        wanted |= found
+    return np.array([not wanted or q.task in wanted for q in questions])
+
+
+def tasks_of(name: str) -> set[str]:
+    """Return the tasks of a group such as mmlu, whose questions have the names of its subjects; none of an unknown name."""
+    return {leaf.task for leaf in leaves(name)} if is_task(name) else set()
+
+
+def refuse_other_tasks(questions: Sequence[Question], settings: CcpsSettings) -> None:
+    """Refuse `train_on` that names what the mixture does not have."""
+    trained_on(questions, settings)
 
 
 def split_options(
@@ -285,9 +298,9 @@ def split_options(
 
 def load_or_fit_ccps(context: FitContext, settings: CcpsSettings) -> Ccps:
     """Return the networks in the method's folder if they were fitted on the same questions, else fit and keep them."""
-    mask = trained_on(context, settings)
+    mask = trained_on(context.train.states.questions, settings)
     path, tensors = context.folder / "ccps.json", context.folder / "ccps.safetensors"
-    key = digest([context.train.states.manifest, context.common.validation, context.common.seed])
+    key = digest([context.train.states.manifest, *context.division])
     record, data = kept_record(path), tensors.read_bytes() if tensors.exists() else b""
     # earlier versions kept no digest of the networks
     if record and data and record.get("key") == key and record.get("tensors", digest_bytes(data)) == digest_bytes(data):
@@ -348,4 +361,4 @@ def adapt_ccps(context: FitContext, fitted: Ccps, questions: Sequence[Question],
     return replace(fitted, confidence=confidence)
 
 
-CCPS = Method(options_of(CcpsSettings), fit_ccps, from_scores=False)
+CCPS = Method(options_of(CcpsSettings), fit_ccps, check_training=refuse_other_tasks, from_scores=False)

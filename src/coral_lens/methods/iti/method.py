@@ -251,7 +251,7 @@ def choose_intervention(context: FitContext, settings: ItiSettings) -> tuple[Int
 def load_or_choose(context: FitContext, settings: ItiSettings) -> Intervention:
     """Return the intervention in the method's folder if it was chosen on the same questions, else choose and keep one."""
     path, tensors = context.folder / "iti.json", context.folder / "iti.safetensors"
-    key = digest([context.train.states.manifest, context.common.base, context.common.validation, context.common.seed])
+    key = digest([context.train.states.manifest, context.common.base, *context.division])
     kept, data = kept_record(path), tensors.read_bytes() if tensors.exists() else b""
     # earlier versions kept no digest of the shift
     if kept and data and kept.get("key") == key and kept.get("tensors", digest_bytes(data)) == digest_bytes(data):

@@ -2,7 +2,8 @@
 
 An answer is looked for, in this order, after `Answer and Confidence (0-100):`, in lines `Answer: ...` and `Confidence: ...`, and
 in a line that is nothing but an answer and a confidence. The first place that can be read counts: what comes later is often
-a question that the model made up. An echo of the instructions cannot be read.
+a question that the model made up. An echo of the instructions cannot be read. A number without a percent sign is a confidence
+only behind a letter or an option's own text, and after `Answer and Confidence` or a comma: `B. 15` may be what B says.
 """
 
 from __future__ import annotations
@@ -22,6 +23,11 @@ NUMBER = r"(?<!\d)(?<!\d[.,])(\d{1,12}(?:[.,]\d{1,12})?)"
 RANGE = re.compile(rf"{NUMBER}\s*%?\s*(?:-|to)\s*(\d{{1,12}}(?:[.,]\d{{1,12}})?)\s*(?:%|percent)", re.IGNORECASE)
 MARKED = re.compile(rf"{NUMBER}\s*(?:%|percent\b|/\s*100\b|out of 100\b)", re.IGNORECASE)
 BARE = re.compile(rf"{NUMBER}(?![\d%])")
+ANY_NUMBER = re.compile(NUMBER)
+HALF_NUMBER = re.compile(r"\d[\d.,/-]*\Z")
+"""What may go on where a text was cut."""
+JOINED = re.compile(r",|\bconfidence\b", re.IGNORECASE)
+"""What leads over to a number without a percent sign that is a confidence."""
 WRAPPING = str.maketrans("", "", "*_`[]<>{}\"'$#|")
 LEAD = re.compile(r"^(?:the\s+)?(?:correct\s+)?(?:answer|option|choice|letter)\b\s*(?:is\b)?\s*[:=]?\s*", re.IGNORECASE)
 JOINING = {"with", "and", "my", "the", "confidence", "level", "of", "is", "about", "am", "at"}
@@ -40,45 +46,76 @@ class StatedAnswer:
     confidence: float
 
 
-def read_answer(text: str, options: Sequence[str]) -> StatedAnswer | None:
-    """Return what a model said about a question with these option texts, or None where that is not clear."""
-    for answer, confidence in answer_candidates(
-        unicodedata.normalize("NFKC", text).replace("–", "-").replace("—", "-")
-    ):
+def read_answer(text: str, options: Sequence[str], *, finished: bool = True) -> StatedAnswer | None:
+    """Return what a model said about a question with these option texts, or None where that is not clear.
+
+    The number at the end of a text that is not `finished` may be half a number (90% was cut to 9): it is not read.
+    """
+    text, options = unstyled(text), [unstyled(option).translate(WRAPPING) for option in options]
+    for answer, confidence in answer_candidates(text if finished else HALF_NUMBER.sub("", text), options):
         option, stated = read_option(answer, options), read_confidence(confidence)
         if option is not None and stated is not None:
             return StatedAnswer(option, stated)
     return None
 
 
-def answer_candidates(text: str) -> Iterator[tuple[str, str]]:
+def unstyled(text: str) -> str:
+    """Return a text with the usual forms of its letters, digits and dashes."""
+    return unicodedata.normalize("NFKC", text).replace("–", "-").replace("—", "-")
+
+
+def answer_candidates(text: str, options: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield pairs of strings in which an answer and a confidence may stand."""
     for match in BOTH.finditer(text):
         lines = [line for line in text[match.end() :].splitlines() if line.strip()]
         for n in (1, 2):  # an answer and a confidence, or each on a line of its own
             if len(lines) >= n:
-                yield from split_before_confidence(", ".join(lines[:n]))
+                yield from split_before_confidence(", ".join(lines[:n]), options, label="both")
     answers, confidences = ANSWER.findall(text), CONFIDENCE.findall(text)
     if confidences:
         # a reply often begins with the answer alone
         yield next(iter(answers), "") or text.strip().partition("\n")[0], confidences[0]
     for match in ANSWER.finditer(text):
-        yield from split_before_confidence(match[1])
+        yield from split_before_confidence(match[1], options, label="answer")
     for line in text.splitlines():
-        yield from split_before_confidence(line, alone=True)
+        yield from split_before_confidence(line, options, label="")
 
 
-def split_before_confidence(line: str, *, alone: bool = False) -> Iterator[tuple[str, str]]:
-    """Divide a line before its confidence, which has a percent sign or is its last number; `alone`: no word may follow."""
+def split_before_confidence(line: str, options: Sequence[str], *, label: str) -> Iterator[tuple[str, str]]:
+    """Divide a line before its confidence, which has a percent sign or is its last number; `label`: what the line was called.
+
+    An option's own text is passed over: `B. 15` and `B. about 15 km` state no confidence where that is what B says.
+    """
     line = line[:LONGEST].translate(WRAPPING)
-    match = RANGE.search(line) or MARKED.search(line)
+    start = after_own_text(line, options)
+    marked = RANGE.search(line, start) or MARKED.search(line, start)
+    match = marked or next(iter(reversed(list(BARE.finditer(line, start)))), None)
     if match is None:
-        numbers = list(BARE.finditer(line))
-        match = numbers[-1] if numbers else None
-    if match is not None and not (alone and re.search(r"\w", line[match.end() :])):
-        before = line[: match.start()]
+        return
+    before = line[: match.start()]
+    answer = without_joining(before)
+    loose = bool(label and marked)  # with a label and a percent sign, words may stand around the option and the number
+    clear = (loose and not start) or read_option(answer, options, whole=True) is not None
+    joined = JOINED.search(before, len(answer)) is not None
+    if label != "both" and not loose:
+        clear &= (joined or marked is not None) and not re.search(r"\w", line[match.end() :])
+    if not start and any(match[1] == known[1] for option in options for known in ANY_NUMBER.finditer(option)):
+        clear &= joined and marked is not None  # the number of an option: only in the form that was asked for, `B, 15%`
+    if clear:
         minus = before[-1:] == "-" and not before[:-1].rstrip(" ").endswith(tuple(string.ascii_letters + ")."))
-        yield without_joining(before), ("-" if minus else "") + line[match.start() :]
+        yield answer, ("-" if minus else "") + line[match.start() :]
+
+
+def after_own_text(line: str, options: Sequence[str]) -> int:
+    """Return where a line goes on after the own text of an option, under its letter or alone; 0 where it begins otherwise."""
+    ends = [0]
+    for letter, option in zip(string.ascii_uppercase, options, strict=False):
+        if words := r"\s+".join(re.escape(word) for word in comparable(option).split()):
+            under = rf"(?:\(?{letter}(?:\s*[.):\-]|\s)\s*)?"
+            own = rf"\W*?(?:{LEAD.pattern[1:]})?{under}\W*?{words}(?![\w%]|[.,]\d)"
+            found = re.match(own, line, re.IGNORECASE)
+            ends.append(found.end() if found else 0)
+    return max(ends)
 
 
 def without_joining(text: str) -> str:
@@ -114,8 +151,11 @@ def number(text: str) -> float:
     return float(text.replace(",", "."))
 
 
-def read_option(text: str, options: Sequence[str]) -> int | None:
-    """Return the option that a text names, by letter or by its whole text; None where that is not clear."""
+def read_option(text: str, options: Sequence[str], *, whole: bool = False) -> int | None:
+    """Return the option that a text names, by letter or by its whole text; None where that is not clear.
+
+    `whole`: behind a letter may stand the option's own text only, and no other words.
+    """
     text = LEAD.sub("", text.translate(WRAPPING).strip()).strip(" ,;")
     texts = [comparable(option) for option in options]
     named = [i for i, option in enumerate(texts) if option and option == comparable(text)]
@@ -128,7 +168,7 @@ def read_option(text: str, options: Sequence[str]) -> int | None:
         option = option_of_letter(letter, options)
         # a letter with the text of another option says two things
         with_text = [i for i, option_text in enumerate(texts) if option_text and option_text == comparable(after)]
-        return option if option is None or not with_text or option in with_text else None
+        return option if option is None or option in with_text or not (with_text or whole) else None
     return None
 
 

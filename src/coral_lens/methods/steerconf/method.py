@@ -20,6 +20,7 @@ from jaxtyping import Float
 
 from coral_lens.engine.generation import Generated
 from coral_lens.engine.settings import GenerationSettings
+from coral_lens.errors import CoralError
 from coral_lens.lens.settings import Criterion
 from coral_lens.methods.interface import FitContext, Method, Predict, QuestionSet, options_of
 from coral_lens.methods.steerconf.answers import StatedAnswer, read_answer
@@ -200,7 +201,10 @@ class Interview:
         label = f"{name}-{f'{1 + len(others)}-wordings' if others else first}-{temperature}"
         answers: list[list[Generated]] = load_or_generate(self.context, prompts, label, settings=settings)
         options = [option_texts(q) for q in questions] * len(plans)
-        samples = [[read_answer(text.text, o) for text in texts] for o, texts in zip(options, answers, strict=True)]
+        samples = [
+            [read_answer(text.text, o, finished=text.finished) for text in texts]
+            for o, texts in zip(options, answers, strict=True)
+        ]
         asked = Asked(prompts, options, answers, samples, label)
         again = self.ask_again(asked, settings) if self.settings.ask_again else []
         found = []
@@ -219,12 +223,12 @@ class Interview:
         ]
         if not places:
             return []
-        begun = [f"{asked.answers[i][j].text.rstrip()}\n{ANSWER_LINE}" for i, j in places]
-        prompts = [f"{asked.prompts[i]}{text}" for (i, _), text in zip(places, begun, strict=True)]
+        prompts = [f"{asked.prompts[i]}{asked.answers[i][j].text.rstrip()}\n{ANSWER_LINE}" for i, j in places]
         once = replace(settings, n_samples=1, max_new_tokens=ANSWER_TOKENS)
         ended = load_or_generate(self.context, prompts, f"{asked.label}-again", settings=once)
-        for (i, j), text, (more,) in zip(places, begun, ended, strict=True):
-            asked.samples[i][j] = read_answer(f"{text}{more.text}", asked.options[i])
+        for (i, j), (more,) in zip(places, ended, strict=True):
+            # the cut text was not readable: only what was written now is read, so that half a number stays unread
+            asked.samples[i][j] = read_answer(f"{ANSWER_LINE}{more.text}", asked.options[i], finished=more.finished)
         return [i for i, _ in places]
 
 
@@ -247,9 +251,14 @@ class Asked:
 def choose_interview(interview: Interview, questions: Sequence[Question], judge: Callable[..., float]) -> InterviewPlan:
     """Choose prompt and thinking first, then temperature, number of samples and aggregation; or all at once if crossed.
 
-    `judge` gives the cost of probabilities of these questions. Of equals the first in the order of the settings wins.
+    `judge` gives the cost of probabilities of these questions. Of equals the first in the order of the settings wins; a value
+    that is named twice is tried once. What has no cost, such as AUROC where all answers are wrong, comes last.
     """
     settings = interview.settings
+    prompts, thinking, temperatures, samples, names = (
+        tuple(dict.fromkeys(getattr(settings, name)))
+        for name in ("prompts", "thinking", "temperatures", "samples", "aggregations")
+    )
     sizes = [len(q.options) for q in questions]
     trace: list[dict[str, Any]] = []
 
@@ -259,21 +268,26 @@ def choose_interview(interview: Interview, questions: Sequence[Question], judge:
             for n, aggregation in product(counts, aggregations):
                 aggregated = replace(plan, samples=n, aggregation=aggregation)
                 cost = judge(replies.probs(sizes, n, aggregation))
-                trace.append({**asdict(aggregated), settings.criterion: cost, **replies.failures(n)})
+                shown = None if np.isnan(cost) else cost
+                trace.append({**asdict(aggregated), settings.criterion: shown, **replies.failures(n)})
                 # the even distribution is well calibrated: a plan whose replies cannot be read must not win for that
                 unread = replies.failures(n)["questions without any readable sample"] > MOSTLY
-                judged.append(((unread, cost), aggregated))
+                judged.append(((unread, shown is None, cost), aggregated))
+        if all(undefined for (_, undefined, _), _ in judged):
+            raise CoralError(
+                f"{settings.criterion} does not exist on the {len(questions)} validation questions of SteerConf, because all are "
+                "answered right or all wrong, however they are asked; choose by brier or ece, or give more questions."
+            )
         return min(judged, key=lambda pair: pair[0])[1]
 
-    wordings = list(product(settings.prompts, settings.thinking))
-    most, names = max(settings.samples), settings.aggregations
+    wordings, most = list(product(prompts, thinking)), max(samples)
     if settings.crossed:
-        plans = [InterviewPlan(p, t, temp, most, "") for temp, (p, t) in product(settings.temperatures, wordings)]
+        plans = [InterviewPlan(p, t, temp, most, "") for temp, (p, t) in product(temperatures, wordings)]
     else:
-        screened = [InterviewPlan(p, t, settings.temperatures[0], settings.screening, "") for p, t in wordings]
+        screened = [InterviewPlan(p, t, temperatures[0], settings.screening, "") for p, t in wordings]
         first = best(screened, names[:1], [settings.screening])
-        plans = [replace(first, temperature=temp, samples=most) for temp in settings.temperatures]
-    chosen = best(plans, names, settings.samples)
+        plans = [replace(first, temperature=temp, samples=most) for temp in temperatures]
+    chosen = best(plans, names, samples)
     write_json(interview.context.folder / "choice.json", {"chosen": asdict(chosen), "tried": trace})
     return chosen
 

@@ -35,7 +35,7 @@ PROVENANCE = {"versions", "digest", "store", "sha256", "tensors", "leak guard", 
 """Keys whose values hold versions, or digests of what holds them; the digests of states are compared by the states. Release 0.1
 did not count leaks by reason, nor record the configuration or the kind of device; it had larger batches and no open questions,
 and its bytes depended on the threads."""
-OF_TRUST = {"tempering", "trust", "adaptation", "exits", "simulated", "answers", "trained_on"}
+OF_TRUST = {"tempering", "trust", "adaptation", "exits", "simulated", "answers", "trained_on", "side by side"}
 """Release 0.1 weakened a lens by the shift alone, and took every file for the same task: what follows from that is other now, and
 so are the rows of a tempered lens. Saved lenses keep their tempering (`READ`)."""
 READ = {

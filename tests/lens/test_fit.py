@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.planted import PlantedStore, one_network
+from support.planted import PlantedStore, one_network, own_options
 from support.questions import toy_questions
 
 from coral_lens.data.settings import Style
@@ -59,7 +59,7 @@ class Planted(ActivationStore):
         answers = rng.integers(0, sizes)
         self.folder, self.name = Path("in memory"), "in memory"
         self.questions = [
-            Question(str(i), str(i), f"Planted {seed}/{i}?", tuple("abcde"[:size]), int(answer))
+            Question(str(i), str(i), f"Planted {seed}/{i}?", own_options(i, size), int(answer))
             for i, (size, answer) in enumerate(zip(sizes, answers, strict=True))
         ]
         ones = np.ones(rows, dtype=np.int64)

@@ -16,6 +16,7 @@ from coral_lens.lens.do_no_harm import (
     USELESS,
     PlacedQuestions,
     Simulated,
+    check_elsewhere,
     choose_mixture,
     fit_do_no_harm,
     fit_scale,
@@ -141,6 +142,27 @@ def test_over_an_even_base_the_smallest_weight_is_taken_not_the_one_that_roundin
     weight, temperature = choose_mixture([even])
     others = [(w, t) for w in LAMBDAS for t in TEMPERATURES if np.isclose(w / t, weight / temperature)]
     assert weight == min(w for w, _ in others)
+
+
+def test_tasks_that_were_left_out_say_whether_the_lens_answers_elsewhere() -> None:
+    """A mixture of clearly better answers has them, one of clearly worse answers has not; where they cannot tell, home decides."""
+    good, bad = part_of(400, trust=1.0), part_of(400, trust=-1.0)
+    assert check_elsewhere([good], 0.8, 1.5, before=False).used
+    assert not check_elsewhere([bad], 0.8, 1.5, before=True).used
+    left_out = check_elsewhere([good, bad], 0.0, 1.0, before=True)
+    assert left_out.lens == left_out.base
+    assert left_out.used
+    assert not check_elsewhere([good, bad], 0.0, 1.0, before=False).used
+
+
+def test_questions_of_one_article_are_one_when_answers_elsewhere_are_judged() -> None:
+    part = part_of(400, trust=1.0)
+    alone, grouped = (
+        check_elsewhere([part._replace(groups=groups)], 0.8, 1.5, before=False).error
+        for groups in ((), tuple(f"article {i // 100}" for i in range(400)))
+    )
+    assert grouped != pytest.approx(alone)
+    assert not check_elsewhere([part._replace(groups=("one",) * 400)], 0.8, 1.5, before=False).used
 
 
 # ------------------------------------------------------------------------------------------------------------ scales

@@ -13,6 +13,7 @@ from support.planted import PlantedStore
 from coral_lens.lens.artefact import Lens
 from coral_lens.lens.fit import fit_store
 from coral_lens.lens.settings import FitSettings
+from coral_lens.lens.trace import ELSEWHERE
 from coral_lens.lens.trust import FADE, Believed, Trust, have_fixed_options
 from coral_lens.ragged import Options
 from coral_lens.records import Question
@@ -160,6 +161,13 @@ def test_letters_are_not_what_is_asked_where_the_text_lists_the_options() -> Non
     other = asked("A", "B", text="Which?\nA. tall\nB. short\nAnswer:")
     assert fixed(one, other) == [False, False]
     assert fixed(one, one) == [True, True]
+
+
+def test_elsewhere_answers_are_kept_by_what_was_found_on_tasks_that_were_left_out() -> None:
+    trust = replace(TRUST, answers={"": True, "hard": False, ELSEWHERE: False})
+    questions = [replace(asked("a", "b"), task=task) for task in ("hard", "easy", "new")]
+    assert trust.answering(questions, np.array([True, True, False])).tolist() == [False, True, False]
+    assert replace(trust, answers={"": True}).answering(questions, np.zeros(3, dtype=bool)).all(), "of earlier versions"
 
 
 def test_the_papers_lens_is_believed_everywhere() -> None:

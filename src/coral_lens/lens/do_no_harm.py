@@ -16,11 +16,11 @@ from jaxtyping import Bool, Float
 from coral_lens.errors import CoralError
 from coral_lens.lens.choose import Candidate, fit_recipe, predict_all, predict_rounds
 from coral_lens.lens.domains import CLUSTER, FEWEST_IN_PART, domains_of
-from coral_lens.lens.keep_answers import answer_worth, answers_of, check_tasks
+from coral_lens.lens.keep_answers import answer_worth, answers_of, check_answers, check_tasks
 from coral_lens.lens.probes.registry import LENSES
 from coral_lens.lens.rules import apply_temperature, correct_rows, temperature_on
 from coral_lens.lens.shift import ShiftModel, fit_shift, question_places
-from coral_lens.lens.trace import AnswerCheck, SimulatedShift
+from coral_lens.lens.trace import ALL, ELSEWHERE, AnswerCheck, SimulatedShift
 from coral_lens.lens.training_data import TrainingData, fold_masks
 from coral_lens.lens.trust import FADE, Believed, Trust, log_floored
 from coral_lens.ragged import Options
@@ -54,6 +54,13 @@ class Simulated(NamedTuple):
     y: Float[np.ndarray, " row"]
     """1 for the right option, or the shares of a soft answer."""
     shifts: Float[np.ndarray, " question"]
+    groups: tuple[str, ...] = ()
+    """What the questions belong to that are not independent; empty if all are."""
+
+    def mixed(self, weight: float, temperature: float, lens: Float[np.ndarray, " row"]) -> Float[np.ndarray, " row"]:
+        """Return what base and lens say together at a weight and a temperature."""
+        ones = np.ones(len(self.options))
+        return Believed(weight * ones, ones, temperature * ones).blend(self.base, lens, self.options)
 
 
 @dataclass(frozen=True)
@@ -103,6 +110,8 @@ def fit_do_no_harm(data: TrainingData, chosen: Candidate, gamma: float, *, tempe
     checks = check_home(folded, at_home.probs(gamma))
     home_reach = max(FAR, float(shift.of(places, np.flatnonzero(held_out)).max()))
     elsewhere, temperature, reach = fit_elsewhere(names, parts)
+    if parts and not are_clusters(names):
+        checks[ELSEWHERE] = check_elsewhere(parts, elsewhere, temperature, before=checks[ALL].used)
     trust = Trust(elsewhere, reach, home_reach, pooled, scales, temperature=temperature, answers=answers_of(checks))
     record = (
         SimulatedShift(f"without {name}", len(part.options), float(np.median(part.shifts)))
@@ -127,7 +136,8 @@ def simulate_without(mixture: PlacedQuestions, chosen: Candidate, gamma: float, 
     rows, part = data.options.rows(~others), data.options.take(~others)
     mistaken = replace(predicted, scores=shuffled_within(predicted.scores, data.options, seed=seed))
     lens, useless = (recipe.rule.correct(said, gamma)[rows] for said in (predicted, mistaken))
-    return Simulated(cooled[rows], lens, useless, part, correct_rows(data.table)[rows], shifts[~others])
+    groups = tuple(q.group for q, other in zip(data.questions, others, strict=True) if not other)
+    return Simulated(cooled[rows], lens, useless, part, correct_rows(data.table)[rows], shifts[~others], groups)
 
 
 def shuffled_within(scores: Float[np.ndarray, " row"], options: Options, *, seed: int) -> Float[np.ndarray, " row"]:
@@ -140,9 +150,27 @@ def fit_elsewhere(names: Sequence[str], parts: Sequence[Simulated]) -> tuple[flo
 
     Clusters are of one task and tell less: the weight is bounded, and has gone where a question is far.
     """
-    if any(name.startswith(CLUSTER) for name in names) or not parts:
+    if are_clusters(names) or not parts:
         return *choose_mixture(parts, at_most=ONE_TASK), FAR / FADE
     return *choose_mixture(parts), max(FAR, *(float(np.quantile(part.shifts, 0.9)) for part in parts))
+
+
+def are_clusters(names: Sequence[str]) -> bool:
+    """Whether the parts are of one task."""
+    return any(name.startswith(CLUSTER) for name in names)
+
+
+def check_elsewhere(parts: Sequence[Simulated], weight: float, temperature: float, *, before: bool) -> AnswerCheck:
+    """Return whether the mixture answers tasks that were left out better than the base does; if that cannot be told, `before`."""
+    worth = [
+        [answer_worth(probs, part.y, part.options) for probs in (part.mixed(weight, temperature, part.lens), part.base)]
+        for part in parts
+    ]
+    mixed, base = (np.concatenate(each) for each in zip(*worth, strict=True))
+    units = [
+        f"{i} {group}" for i, part in enumerate(parts) for group in part.groups or map(str, range(len(part.options)))
+    ]
+    return check_answers(mixed, base, before, np.array(units))
 
 
 def choose_mixture(parts: Sequence[Simulated], *, at_most: float = 1.0) -> tuple[float, float]:
@@ -167,9 +195,7 @@ def loss_at(weight: float, temperature: float, part: Simulated) -> float:
     Over labels drawn at random the score of a question is the sum of its squared probabilities, but for a constant.
     """
     options = part.options
-    ones = np.ones(len(options))
-    believed = Believed(weight * ones, ones, temperature * ones)
-    probs, mistaken = (believed.blend(part.base, lens, options) for lens in (part.lens, part.shuffled))
+    probs, mistaken = (part.mixed(weight, temperature, lens) for lens in (part.lens, part.shuffled))
     squares, others = options.sum(probs**2), options.sum(mistaken**2)
     brier = squares - 2.0 * options.sum(part.y * probs)
     without_labels, without_evidence = squares - 2.0 / options.sizes, others - 2.0 * options.sum(part.y * mistaken)

@@ -90,6 +90,8 @@ class SimulatedShift:
 
 ALL = ""
 """The name of what holds for questions of all tasks."""
+ELSEWHERE = "tasks that it was not fitted on"
+"""The name of what was found on training tasks by fits without them, and holds for tasks that a lens was not fitted on."""
 
 
 @dataclass(frozen=True)

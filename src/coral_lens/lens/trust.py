@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float
 
 from coral_lens.lens.keep_answers import keep_answers
 from coral_lens.lens.rules import FLOOR, log_of
-from coral_lens.lens.trace import ALL
+from coral_lens.lens.trace import ALL, ELSEWHERE
 from coral_lens.ragged import Options
 from coral_lens.records import Question
 
@@ -76,7 +76,8 @@ class Trust:
     adapted: bool = False
     """Whether weight and temperature were learned from labels of one task: the lens is then for that task alone."""
     answers: Mapping[str, bool] = field(default_factory=dict)
-    """By training task, and under the empty name for any other: whether the answer may be the lens's (see `keep_answers`)."""
+    """By training task, under `ELSEWHERE` for tasks that it was not fitted on, and under the empty name for whatever is not said
+    here: whether the answer may be the lens's (see `keep_answers`)."""
     places: tuple[str, ...] = ()
     """The training task at each place of the shift model, where several of them are files (see `domains.file_places`)."""
 
@@ -131,7 +132,7 @@ class Trust:
         """Return of which questions the answer may be the lens's; of the others it is the base's. `tasks`: as in `believed`."""
         usually = self.answers.get(ALL, True)
         here = [self.answers.get(task, usually) for task in tasks or tasks_named(questions)]
-        return np.where(at_home, here, usually).astype(bool)
+        return np.where(at_home, here, self.answers.get(ELSEWHERE, usually)).astype(bool)
 
     def to_json(self) -> dict[str, Any]:
         """Return it as a record; a lens of one file, or of tasks with names, has no places in it."""

@@ -58,8 +58,10 @@ def main() -> None:
     train = JoinedStore([whole(store_of(model, source, args)) for source in args.train])
     lens = lens_of(train, FitSettings(), args.work)
     early = [lens_of(train, FitSettings(exit_layer=layer), args.work) for layer in args.exits]
-    weight = lens.trust.elsewhere if lens.trust else 1
-    print(f"{lens.name}; weight elsewhere {weight:.2f}, {len(train.questions)} questions")
+    weight, temperature = (lens.trust.elsewhere, lens.trust.temperature) if lens.trust else (1.0, 1.0)
+    print(
+        f"{lens.name}; elsewhere weight {weight:.2f}, temperature {temperature:.2f}; {len(train.questions)} questions"
+    )
     found = print_tests(lens, early, model, args)
     print_over_tests(found, [source for source in args.test if not is_trained(source, args)])
     at_home = print_home(lens, early, model, args)

@@ -145,7 +145,7 @@ def test_over_an_even_base_the_smallest_weight_is_taken_not_the_one_that_roundin
 
 
 def test_tasks_that_were_left_out_say_whether_the_lens_answers_elsewhere() -> None:
-    """A mixture of clearly better answers has them, one of clearly worse answers has not; where they cannot tell, home decides."""
+    """A mixture of clearly better answers gives them, one of clearly worse ones does not; otherwise home decides."""
     good, bad = part_of(400, trust=1.0), part_of(400, trust=-1.0)
     assert check_elsewhere([good], 0.8, 1.5, before=False).used
     assert not check_elsewhere([bad], 0.8, 1.5, before=True).used

@@ -271,6 +271,29 @@ def test_several_models_stand_side_by_side_and_one_is_in_memory_at_a_time(
     assert len(list((tmp_path / "out" / "figures").glob("dimensions-*.svg"))) == 2
 
 
+def test_models_of_one_name_keep_their_folders_and_their_figures(
+    files: dict[str, Path], saved: Path, tmp_path: Path
+) -> None:
+    names = tuple(str(shutil.copytree(saved, tmp_path / run / "model")) for run in ("run1", "run2"))
+
+    def open_model(name: str, *, dtype: str | None = None) -> Model:
+        return replace(make_model("llama"), name=name)
+
+    both = replace(undertaking(saved, tiny_scale(files), tmp_path, open_model, parts=("dimensions",)), models=names)
+    page = reproduce(both).read_text("utf-8")
+    assert len(list((tmp_path / "out" / "figures").glob("dimensions-*.svg"))) == 2
+    for name in ("run1/model", "run2/model"):
+        assert f"R² and variance by components, {name}" in page
+        assert f"<b>{name}</b> · ours, not run" in page
+        assert page.count(f'<td data-label="model">{name}</td>') == 2, "the claims on dimensions, of each model"
+    markdown = (tmp_path / "out" / "tables.md").read_text("utf-8")
+    assert len(re.findall(r"^\| Three components .* \| run1/model \|", markdown, re.M)) == 1
+    (said,) = re.findall(r"run1/model (\d), (\d), (\d); run2/model (\d), (\d), (\d); all models 0, 0, 0", markdown)
+    assert said[:3] == said[3:]
+    assert sum(map(int, said)) == 4
+    assert "this model" not in markdown
+
+
 def failing(part: str, error: BaseException) -> dict[str, Part]:
     """The parts, one of which fails."""
 

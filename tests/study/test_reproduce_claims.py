@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from coral_lens.study.reproduce.claim import between, interval_says, no_gain_says, number_of, stated, together
+from coral_lens.study.reproduce.claims import all_claims
 from coral_lens.study.reproduce.claims_inside import depth_claims, gamma_claim, sae_claims, side_by_side_claims
 
 
@@ -92,3 +93,10 @@ def test_features_that_could_not_be_steered_by_are_said_so() -> None:
     _, open_claim = sae_claims({"ablation": ablation, "steering": {"rows": rows}})
     assert open_claim.said == "cannot be told"
     assert "of 2 steerings by 5 to 160 features 0 clearly raise accuracy or lower ECE, and 1 may" in open_claim.sentence
+
+
+def test_a_claim_says_which_model_it_is_of_unless_it_counts_over_all() -> None:
+    group = {"layers": "0 to 4", "last_half": score(0.1, 0.05, 0.2), "for_90": 3}
+    record = {"groups": [group], "rows": [{"layers": "0 to 4", "components": 100, "r2": score(0.1, 0.0, 0.2)}]}
+    claims = all_claims({}, {"dimensions": {"one": record, "other": record}})
+    assert [claim.model for claim in claims] == ["one", "one", "other", "other"]

@@ -32,6 +32,8 @@ class Claim:
     """Ours, with its interval."""
     said: Said
     sentence: str
+    model: str | None = None
+    """The model that it was looked at on; None where all models were, together."""
 
 
 def interval_says(value: Difference | Mapping[str, float], *, better: Literal["up", "down"]) -> Said:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from coral_lens.report.tables.paper_shape import ROWS, STEERING, TRANSFER, abstract_means, best_and_second, find
 from coral_lens.report.tables.study import Improvement, StudyTable, difference_of, verdict
@@ -12,14 +13,18 @@ from coral_lens.study.reproduce.claims_inside import OF_RECORDS
 CORAL = ROWS["CORAL"]
 
 
-def all_claims(tables: Mapping[str, Sequence[StudyTable]], records: Mapping[str, Sequence[Record]]) -> list[Claim]:
-    """Return every claim that can be answered; `tables` and `records` are by part, one of each model."""
+def all_claims(tables: Mapping[str, Sequence[StudyTable]], records: Mapping[str, Mapping[str, Record]]) -> list[Claim]:
+    """Return every claim that can be answered; `tables` are by part, `records` by part and model.
+
+    What is counted over the cells of a table is of all models together, as the paper counts it; all else is of one model.
+    """
     steering = [*tables.get("probe1", ()), *tables.get("probe2", ())]
     transfer = tables.get("transfer", ())
     claims = [*abstract_claims([*steering, *transfer]), *table_claims(steering, STEERING, "steering")]
     claims += table_claims(transfer, TRANSFER, "transfer")
     for part, answer in OF_RECORDS.items():
-        claims += [claim for record in records.get(part, ()) for claim in answer(record)]
+        for model, record in records.get(part, {}).items():
+            claims += [replace(claim, model=model) for claim in answer(record)]
     return [*claims, *corrsteer_claims(tables.get("corrsteer", ()))]
 
 
@@ -113,4 +118,5 @@ def corrsteer_claims(tables: Sequence[StudyTable]) -> Iterator[Claim]:
             said,
             f"{said.capitalize()}: it changes accuracy by {between(accuracy, digits=2)} and ECE by {between(ece, digits=2)} "
             "points.",
+            table.model,
         )

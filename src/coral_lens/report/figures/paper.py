@@ -130,11 +130,17 @@ def dimension_figure(record: Record, *, name: str) -> Picture:
         figure.legend(loc="outside lower center", ncols=4, fontsize=8.5)
 
     first = record["groups"][0]
+    held = components_text(first["for_90"], max(row["components"] for row in record["rows"]))
     caption = (
         f"{caption_subject(record)}. Left: R² of ridge on the first k principal components, by groups of layers. Right: "
-        f"their variance; in layers {first['layers']}, {first['for_90']} components hold 90 % of it."
+        f"their variance; in layers {first['layers']}, {held} components hold 90 % of it."
     )
     return Picture(name, paint, 3.1, caption, caption, WIDE)
+
+
+def components_text(n: int, most: int) -> str:
+    """Return a number of components; one above the most that were tried stands for more than these."""
+    return f"{n}" if n <= most else f"more than {most}"
 
 
 FIGURES = {"layers": layer_figure, "heads": head_figure, "dimensions": dimension_figure}

@@ -68,13 +68,15 @@ def table_claims(tables: Sequence[StudyTable], tasks: Sequence[str], section: st
     mine = [t for m in models for task in tasks if (t := find(tables, m, task)) and has(t, CORAL)]
     if not mine:
         return
-    leads = sum(leads_in(table, "accuracy") for table in mine)
+    leads, clear = (sum(leads_in(t, "accuracy", clearly=clearly) for t in mine) for clearly in (False, True))
     ups, downs = (sum(verdict(t, CORAL, "accuracy") == sign for t in mine) for sign in (1, -1))
-    said: Said = "agrees" if leads == len(mine) and not downs else "does not agree" if downs else "cannot be told"
+    beaten = sum(is_beaten(t, "accuracy") for t in mine)
+    said: Said = "agrees" if clear == len(mine) else "does not agree" if beaten else "cannot be told"
     paper = "9 of 9" if section == "steering" else "12 of 12"
     sentence = (
-        f"{said.capitalize()}: CORAL's accuracy leads in {leads} of {len(mine)} cells; against the unsteered model it is clearly "
-        f"higher in {ups} and clearly lower in {downs}."
+        f"{said.capitalize()}: CORAL's accuracy is the highest in {leads} of {len(mine)} cells, and clearly so in {clear}; in "
+        f"{beaten} another row is clearly ahead. Against the unsteered model it is clearly higher in {ups} and clearly lower in "
+        f"{downs}."
     )
     yield Claim(section, "CORAL has the best accuracy", paper, f"{leads} of {len(mine)}", said, sentence)
     better = sum(verdict(t, CORAL, "brier") > 0 for t in mine)
@@ -96,8 +98,16 @@ def has(table: StudyTable, method: str) -> bool:
     return any(row.method == method for row in table.rows)
 
 
-def leads_in(table: StudyTable, metric: str) -> bool:
-    """Whether CORAL has the best value among the paper's rows."""
+def is_beaten(table: StudyTable, metric: str) -> bool:
+    """Whether another row clearly leads all others, or CORAL is clearly behind the unsteered model."""
+    best = table.best.get(metric, ())
+    return (bool(best) and CORAL not in best) or verdict(table, CORAL, metric) < 0
+
+
+def leads_in(table: StudyTable, metric: str, *, clearly: bool) -> bool:
+    """Whether CORAL has the best value among the paper's rows, or leads all others by the rule that makes values bold."""
+    if clearly:
+        return CORAL in table.best.get(metric, ())
     rows = {name: row for name, method in ROWS.items() for row in table.rows if row.method == method}
     return "CORAL" in best_and_second(rows, metric)[0]
 

@@ -38,6 +38,7 @@ from coral_lens.storage.progress import Bar, silent
 from coral_lens.study.config import Source, Study
 from coral_lens.study.folders import Folders
 from coral_lens.study.plan import Load, loader
+from coral_lens.study.reproduce.claim import most_chosen
 from coral_lens.study.reproduce.scale import Scale
 from coral_lens.study.run import prepare_study, run_prepared
 from coral_lens.study.states import Helpers, OpenModel, StudyStates, Surroundings
@@ -98,8 +99,7 @@ class Workplace:
     def layer(self) -> int:
         """The layer that autoencoders are trained at: the best of the layer analysis, or else three fifths up."""
         if "layers" in self.done:
-            layers = self.done["layers"]["single_layers"]
-            return max(sorted(set(layers)), key=layers.count)
+            return most_chosen(self.done["layers"]["single_layers"])
         return round(0.6 * self.model().n_layers)
 
 

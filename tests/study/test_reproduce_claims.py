@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from coral_lens.report.tables.study import StudyTable
+from coral_lens.metrics.scores import Metrics
+from coral_lens.report.tables.study import StudyRow, StudyTable
 from coral_lens.study.reproduce.claim import (
     between,
     interval_says,
@@ -227,7 +227,7 @@ def test_the_best_accuracy_is_one_that_clearly_leads(
 ) -> None:
     """CORAL has the highest value each time: what is told apart is whether a paired test says so."""
     monkeypatch.setattr("coral_lens.study.reproduce.claims.best_and_second", lambda *_: ({"CORAL"}, set()))
-    row: Any = SimpleNamespace(method="coral")
+    row = StudyRow("coral", Metrics("coral", "", "", "", 300, 0, 0.01, 25, 100, 0, {}), {})
     table = StudyTable("m", "mix", "race_question:test", "held-out", 300, (row,), (), {"accuracy": best})
     claim = next(table_claims([table], ("RACE",), "steering"))
     assert (claim.said, claim.ours) == (said, "1 of 1")

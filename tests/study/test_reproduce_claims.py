@@ -17,7 +17,7 @@ from coral_lens.study.reproduce.claim import (
     stated,
     together,
 )
-from coral_lens.study.reproduce.claims import all_claims, table_claims
+from coral_lens.study.reproduce.claims import claims_of_record, claims_of_tables, table_claims
 from coral_lens.study.reproduce.claims_inside import (
     ablation_claim,
     depth_claims,
@@ -121,8 +121,8 @@ def test_features_that_could_not_be_steered_by_are_said_so() -> None:
 def test_a_claim_says_which_model_it_is_of_unless_it_counts_over_all() -> None:
     group = {"layers": "0 to 4", "last_half": score(0.1, 0.05, 0.2), "for_90": 3}
     record = {"groups": [group], "rows": [{"layers": "0 to 4", "components": 100, "r2": score(0.1, 0.0, 0.2)}]}
-    claims = all_claims({}, {"dimensions": {"one": record, "other": record}})
-    assert [claim.model for claim in claims] == ["one", "one", "other", "other"]
+    assert [claim.model for claim in claims_of_record("dimensions", "one", record)] == ["one", "one"]
+    assert [claim.model for claim in claims_of_tables({})] == []
 
 
 def layers(n: int, **more: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from coral_lens.errors import CoralError
 from coral_lens.report.figures.analysis import TITLES, caption_subject, column, with_looks
 from coral_lens.report.figures.style import FAINT, INK, KNOWN, Picture
 from coral_lens.storage.files import write_atomic, write_json
@@ -62,6 +63,8 @@ def draw_bars(axes: Any, x: Sequence[int], scores: Sequence[Record]) -> None:
 
 def ablation_figure(record: Record, *, name: str) -> Picture:
     """Left: changes of ECE by single ablations; right: of accuracy. Shaded boxes are quartiles, lines medians."""
+    if not record["chosen"]:
+        raise CoralError("no feature was selected, so there is none to draw.")
     values = {
         metric: np.array([100 * record["features"][str(j)][metric]["value"] for j in record["chosen"]])
         for metric in ("ece", "accuracy")

@@ -13,19 +13,17 @@ from coral_lens.study.reproduce.claims_inside import OF_RECORDS
 CORAL = ROWS["CORAL"]
 
 
-def all_claims(tables: Mapping[str, Sequence[StudyTable]], records: Mapping[str, Mapping[str, Record]]) -> list[Claim]:
-    """Return every claim that can be answered; `tables` are by part, `records` by part and model.
-
-    What is counted over the cells of a table is of all models together, as the paper counts it; all else is of one model.
-    """
+def claims_of_tables(tables: Mapping[str, Sequence[StudyTable]]) -> list[Claim]:
+    """Return what is claimed of the tables of studies, by part: counted over the models together, as the paper counts it."""
     steering = [*tables.get("probe1", ()), *tables.get("probe2", ())]
     transfer = tables.get("transfer", ())
     claims = [*abstract_claims([*steering, *transfer]), *table_claims(steering, STEERING, "steering")]
-    claims += table_claims(transfer, TRANSFER, "transfer")
-    for part, answer in OF_RECORDS.items():
-        for model, record in records.get(part, {}).items():
-            claims += [replace(claim, model=model) for claim in answer(record)]
-    return [*claims, *corrsteer_claims(tables.get("corrsteer", ()))]
+    return [*claims, *table_claims(transfer, TRANSFER, "transfer"), *corrsteer_claims(tables.get("corrsteer", ()))]
+
+
+def claims_of_record(part: str, model: str, record: Record) -> list[Claim]:
+    """Return what is claimed of one model and answered by the record of a part."""
+    return [replace(claim, model=model) for claim in OF_RECORDS[part](record)] if part in OF_RECORDS else []
 
 
 # ----------------------------------------------------------------------------------------------------- tables, abstract

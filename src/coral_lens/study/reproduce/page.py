@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from coral_lens.errors import CoralError
 from coral_lens.report.figures.paper import ablation_figure, dimension_figure, head_figure, layer_figure
 from coral_lens.report.figures.style import Picture
 from coral_lens.report.pages.reproduction import (
@@ -25,10 +26,11 @@ from coral_lens.report.tables.study import StudyTable, read_tables
 from coral_lens.storage.escape import for_markdown
 from coral_lens.storage.files import file_name, write_atomic
 from coral_lens.study.reproduce.claim import Claim
-from coral_lens.study.reproduce.claims import all_claims
+from coral_lens.study.reproduce.claims import claims_of_record, claims_of_tables
 from coral_lens.study.reproduce.parts import PARTS
 from coral_lens.study.reproduce.scale import Scale
 
+Built = TypeVar("Built")
 ALL_MODELS = "all models"
 STUDIES = ("probe1", "probe2", "transfer", "corrsteer")
 ABSTRACT = (
@@ -47,6 +49,8 @@ class Findings:
     """By model, then by part."""
     failed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """By model, then by part: why it is missing."""
+    broken: dict[str, dict[str, str]] = field(default_factory=dict)
+    """By model, then by part: why a piece of what it has left cannot be shown; filled while the page is built."""
 
     @cached_property
     def names(self) -> dict[str, str]:
@@ -58,21 +62,31 @@ class Findings:
         return {m: self.records[m][part] for m in self.models if part in self.records.get(m, {})}
 
     def tables(self, part: str) -> list[StudyTable]:
-        """Return the tables of the study of a part, of all models."""
+        """Return the tables of the study of a part, of all models whose tables can be read."""
         return [
             table
-            for record in self.of(part).values()
-            for table in read_tables(
-                self.out / record["run"], model=record["model"], mixture=record["mixture"], tests=record["tests"]
-            )
+            for model, record in self.of(part).items()
+            for table in self.built(part, model, partial(tables_of_record, self.out, record)) or ()
         ]
+
+    def built(self, part: str, model: str, build: Callable[[], Built]) -> Built | None:
+        """Return a piece of the page; one that cannot be built is named in the place of its part, and stops no other."""
+        try:
+            return build()
+        except CoralError as error:
+            reason = str(error)
+        except Exception as error:  # one figure must not take the others down
+            what = str(error).splitlines()[0] if str(error) else "no more is known"
+            reason = f"it cannot be shown ({type(error).__name__}: {what})."
+        self.broken.setdefault(model, {})[part] = reason
+        return None
 
     def missing(self, *parts: str) -> tuple[str, ...]:
         """Say which of some parts are missing, and why."""
         return tuple(
             f"{PARTS[part].title}, {self.names[model]}: {reason}"
             for model in self.models
-            for part, reason in self.failed.get(model, {}).items()
+            for part, reason in (self.failed.get(model, {}) | self.broken.get(model, {})).items()
             if part in parts
         )
 
@@ -88,8 +102,8 @@ class Findings:
 
 def write_page(findings: Findings, provenance: Mapping[str, Any]) -> Path:
     """Write the page, the two tables as LaTeX and Markdown, and the figures; return the page."""
-    tables = {part: findings.tables(part) for part in STUDIES}
-    claims = all_claims(tables, {part: findings.of(part) for part in PARTS})
+    out, tables = findings.out, {part: findings.tables(part) for part in STUDIES}
+    claims = claims_of(findings, tables)
     steering = table_one([*tables["probe1"], *tables["probe2"]], findings.models)
     transfer = table_two(tables["transfer"], findings.models)
     sections = page_sections(findings, claims, steering, transfer)
@@ -100,21 +114,32 @@ def write_page(findings: Findings, provenance: Mapping[str, Any]) -> Path:
         sections=sections,
         provenance=provenance,
     )
-    out = findings.out
     write_atomic(out / "tables.tex", "\n".join((shape_latex(steering), shape_latex(transfer))).encode())
     write_atomic(out / "tables.md", markdown_of(page, steering, transfer).encode())
-    for section in sections:
-        for picture, _ in section.pictures:
-            for ending, data in picture.files().items():
-                write_atomic(out / "figures" / f"{picture.name}{ending}", data)
     target = out / "reproduction.html"
     write_atomic(target, render_reproduction(page).encode())
     return target
 
 
+def tables_of_record(out: Path, record: Mapping[str, Any]) -> list[StudyTable]:
+    """Return the tables of a study, from its folder."""
+    about = {name: record[name] for name in ("model", "mixture", "tests")}
+    return read_tables(out / record["run"], **about)
+
+
+def claims_of(findings: Findings, tables: Mapping[str, Sequence[StudyTable]]) -> list[Claim]:
+    """Return every claim that can be answered, those of one statement beside each other."""
+    claims = claims_of_tables(tables)
+    for part in PARTS:
+        for model, record in findings.of(part).items():
+            claims += findings.built(part, model, partial(claims_of_record, part, model, record)) or []
+    order = list(dict.fromkeys(claim.statement for claim in claims))
+    return sorted(claims, key=lambda claim: order.index(claim.statement))
+
+
 def headline(findings: Findings, claims: Sequence[ClaimLine]) -> tuple[str, ...]:
     """Say how many claims agree, and what was left out."""
-    n_missing = sum(len(reasons) for reasons in findings.failed.values())
+    n_missing = sum(len(reasons) for by in (findings.failed, findings.broken) for reasons in by.values())
     left = "; ".join(f"{name}: {reason}" for name, reason in findings.scale.left_out.items())
     sentences = [*counted(findings, claims), f"Scale {findings.scale.name}. {findings.scale.about}"]
     if left:
@@ -221,12 +246,20 @@ def figures(
     """Return the figure of a part for each model that has it; `key` names what is drawn where the record holds more."""
     drawn = []
     for model in findings.models:
-        record = findings.records.get(model, {}).get(part)
-        if record:
-            called = findings.names[model]
-            name = f"{part}-{file_name(called)}"
-            drawn.append((draw(record[key] if key else record, name=name), f"{title}, {called}"))
+        record, called = findings.records.get(model, {}).get(part), findings.names[model]
+        if record is None:
+            continue
+        build = partial(draw, record[key] if key else record, name=f"{part}-{file_name(called)}")
+        if picture := findings.built(part, model, lambda build=build: written(build(), findings.out)):
+            drawn.append((picture, f"{title}, {called}"))
     return tuple(drawn)
+
+
+def written(picture: Picture, out: Path) -> Picture:
+    """Draw a figure into its files and return it: what cannot be drawn then fails here, and not when the page is rendered."""
+    for ending, data in picture.files().items():
+        write_atomic(out / "figures" / f"{picture.name}{ending}", data)
+    return picture
 
 
 def markdown_of(page: Reproduction, steering: Sequence[Block], transfer: Sequence[Block]) -> str:

@@ -54,7 +54,7 @@ class Scale:
     about: str
     """In a sentence."""
     weights: tuple[int, int]
-    """The fewest and the most weights of a model that it is meant for."""
+    """The fewest and the most weights in the blocks of a model that it is meant for; embeddings are not counted."""
     study: Callable[[str, str], Study]
     """Gives the study of a part (`probe1`, `probe2`, `transfer`, `corrsteer`) for a model."""
     home: Source
@@ -67,6 +67,8 @@ class Scale:
     layers: LayerPlan = LayerPlan(lens="mlp")  # noqa: RUF009  (frozen)
     probes: ProbePlan = ProbePlan()  # noqa: RUF009  (frozen)
     dimensions: DimensionSettings = DimensionSettings(embedding=False)  # noqa: RUF009  (frozen)
+    larger: str = ""
+    """What a model that is too large can be given to; nothing where there is no larger scale."""
     left_out: Mapping[str, str] = field(default_factory=dict)
     """What of the paper is left out at this scale, and why."""
 
@@ -165,6 +167,7 @@ SCALES = {
         name="small",
         about="For 2 cores and a model of at most two billion weights: hundreds of questions where the paper has thousands.",
         weights=(50_000_000, 2_500_000_000),
+        larger="--scale paper with a GPU",
         study=smaller_study,
         home=SMALL_HOME,
         away=Source(task="arc_challenge", split="validation", shots=0),

@@ -26,6 +26,8 @@ from coral_lens.engine import reckoning
 from coral_lens.engine.model import Model
 from coral_lens.engine.reckoning import shared_beginning
 from coral_lens.errors import CoralError
+from coral_lens.lens.settings import NetworkSearch
+from coral_lens.methods.registry import read_method
 from coral_lens.report.figures.style import Picture
 from coral_lens.report.pages.reproduction import PaperSection, Reproduction
 from coral_lens.sae.settings import AblationPlan, SteerPlan, TrainingSettings
@@ -584,12 +586,39 @@ def test_the_papers_scale_is_its_ready_made_studies_with_its_own_rows() -> None:
     for part in ("probe1", "probe2", "transfer"):
         study, ready = scale.study(part, "mine"), load_study(part)
         assert study.models == ("mine",)
-        assert (study.mixture, study.test, study.guard) == (ready.mixture, ready.test, ready.guard)
+        assert (study.test, study.guard) == (ready.test, ready.guard)
+        assert [m.sources for m in study.mixture] == [m.sources for m in ready.mixture]
         assert [m.kind for m in study.method] == ["mlp", "iti", "ccps", "steerconf"]
     assert scale.home == load_study("probe2").mixture[0].sources[0]
     assert scale.layers.tested_folds == 1
-    assert scale.sae.training == TrainingSettings()
+    assert scale.sae.training == TrainingSettings(massive=0.0), "attention sinks are not left out"
     assert (scale.sae.ablation, scale.sae.features) == (AblationPlan(), 300)
+
+
+def test_the_papers_scale_takes_the_papers_own_way_of_each_method() -> None:
+    scale = SCALES["paper"]
+    for part in ("probe1", "probe2", "transfer"):
+        study = scale.study(part, "mine")
+        coral, iti, ccps, steerconf = (read_method(entry) for entry in study.method)
+        assert (coral.network.search, coral.network.grid) == ("grid", "paper")
+        assert iti.questions == 5000
+        assert not iti.balanced
+        assert ccps.push == "up"
+        assert (steerconf.crossed, steerconf.questions, steerconf.ask_again) == (True, 2000, True)
+        assert steerconf.max_new_tokens == 512
+        assert not any(mixture.stratified for mixture in study.mixture)
+    assert scale.layers.network == NetworkSearch(search="grid", grid="paper")
+    (trained,) = (m.options["train_on"] for m in scale.study("transfer", "mine").method if m.kind == "ccps")
+    assert tuple(trained) == ("commonsense_qa",)
+    assert any("target" in reason for reason in scale.left_out.values()), "what no option gives is said"
+
+
+def test_the_original_corrsteer_stays_the_original_at_the_small_scale() -> None:
+    rows = {m.name or m.kind: m.options for m in smaller_study("corrsteer", "m").method}
+    original, ours = rows["corrsteer (original)"], rows["corrsteer"]
+    assert (list(original["features"]), list(original["alphas"])) == ([1], [1.0])
+    assert (list(ours["features"]), list(ours["alphas"])) == ([10], [0.0, 1.0])
+    assert original["questions"] == ours["questions"] == 40
 
 
 def test_the_small_scale_asks_less_of_the_same_and_says_what_it_leaves_out() -> None:

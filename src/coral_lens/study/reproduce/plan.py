@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from coral_lens.data.splits import sample
 from coral_lens.engine.loading import Outline, load_outline
@@ -23,8 +24,10 @@ from coral_lens.study.reproduce.parts import SEED, Workplace, drawn_apart, head_
 from coral_lens.study.reproduce.scale import Scale
 from coral_lens.study.run import Prepared, prepare_study
 
-EXTRA = {"iti": 1.3, "ccps": 1.5, "corrsteer": 1.5, "steerconf": 30.0}
-"""Passes of a method that must run the model again, in units of scoring every question once; SteerConf writes its answers."""
+EXTRA = {"iti": 1.3, "ccps": 1.5, "corrsteer": 1.5}
+"""Passes of a method that must run the model again, in units of scoring every question once."""
+WRITTEN = 0.5
+"""Of the tokens that an answer may have, how many are written, about."""
 STOPPED = 0.15
 """Networks stop so early, on average: the share of the epochs that they might train."""
 
@@ -114,10 +117,22 @@ def study_load(place: Workplace, study: Study) -> Load:
     asked = asked_questions(prepared)
     train = sum(len(part.ids) for m in prepared.plan.mixtures for part in m.parts)
     extra = sum(EXTRA.get(entry.kind, 0.0) for entry, _ in prepared.methods)
+    n_tests = len(asked) - train
+    written = sum(
+        tokens_written(settings, n_tests) for entry, settings in prepared.methods if entry.kind == "steerconf"
+    )
+    extra += written / max(1.0, tokens_of(asked))
     searches = [settings.network for entry, settings in prepared.methods if entry.kind == "mlp"]
     rows = 4 * 0.8 * train
     networks = sum((rows * epochs(search, layers_of(place)) for search in searches), start=0.0)
     return Load(asked, 1.0 + extra, networks=networks)
+
+
+def tokens_written(settings: Any, n_tests: int) -> float:
+    """Return the tokens of the answers that SteerConf has written: to choose, in every way or in two stages, and of tests."""
+    most, ways = max(settings.samples), len(settings.prompts) * len(settings.thinking)
+    tried = ways * len(settings.temperatures) * most if settings.crossed else ways * settings.screening + 3 * most
+    return (settings.questions * tried + n_tests * most) * settings.max_new_tokens * WRITTEN
 
 
 def asked_questions(prepared: Prepared) -> list[Question]:

@@ -556,6 +556,23 @@ def test_heads_are_read_on_drawn_questions_in_a_store_of_their_own(
     assert mixed
 
 
+def test_probes_of_other_depth_are_trained_on_the_device_that_was_given(
+    files: dict[str, Path], saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[str] = []
+
+    def noted(data: Any, *_: Any, **__: Any) -> Any:
+        given.append(data.device)
+        raise CoralError("far enough")
+
+    monkeypatch.setattr("coral_lens.analysis.probes.choose_candidate", noted)
+    opening = Opening(replace_name(make_model("llama"), saved))
+    place = undertaking(saved, tiny_scale(files), tmp_path, opening, device="meta").place(str(saved))
+    with pytest.raises(CoralError, match="far enough"):
+        PARTS["depth"].run(place)
+    assert given == ["meta"]
+
+
 def test_questions_are_read_once_for_all_parts(
     files: dict[str, Path], saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -162,9 +162,8 @@ def run_depth(place: Workplace) -> dict[str, Any]:
     stores = [place.store(source) for source in (place.scale.home, place.scale.away)]
     train, settings = tasks_of(stores)[0], FitSettings(lens="ridge", temper=False)
     plan, journal = place.scale.probes, place.work / "probes.jsonl"
-    return written(
-        place, "probes", analyse_probes(stores, train, settings, plan=plan, journal=journal, bar=place.bar), "depth"
-    )
+    analysis = analyse_probes(stores, train, settings, plan=plan, journal=journal, bar=place.bar, device=place.device)
+    return written(place, "probes", analysis, "depth")
 
 
 def run_heads(place: Workplace) -> dict[str, Any]:

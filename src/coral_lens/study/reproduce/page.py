@@ -86,7 +86,7 @@ class Findings:
         return tuple(
             f"{PARTS[part].title}, {self.names[model]}: {reason}"
             for model in self.models
-            for part, reason in (self.failed.get(model, {}) | self.broken.get(model, {})).items()
+            for part, reason in {**self.failed.get(model, {}), **self.broken.get(model, {})}.items()
             if part in parts
         )
 
@@ -250,13 +250,14 @@ def figures(
         if record is None:
             continue
         build = partial(draw, record[key] if key else record, name=f"{part}-{file_name(called)}")
-        if picture := findings.built(part, model, lambda build=build: written(build(), findings.out)):
+        if picture := findings.built(part, model, partial(written, build, findings.out)):
             drawn.append((picture, f"{title}, {called}"))
     return tuple(drawn)
 
 
-def written(picture: Picture, out: Path) -> Picture:
+def written(build: Callable[[], Picture], out: Path) -> Picture:
     """Draw a figure into its files and return it: what cannot be drawn then fails here, and not when the page is rendered."""
+    picture = build()
     for ending, data in picture.files().items():
         write_atomic(out / "figures" / f"{picture.name}{ending}", data)
     return picture

@@ -249,8 +249,9 @@ def sae_questions(place: Workplace) -> dict[str, Sequence[Question]]:
             f"Autoencoders want {sum(sizes):,} questions of {scale.asked.label}, and there are {len(asked):,}; give more with "
             "--data."
         )
-    divided = dict(zip(("selecting", "ablating", "choosing"), drawn_apart(asked, sizes), strict=True))
-    return divided | {"testing": sample(place.load(scale.tested), scale.testing, seed=SEED)}
+    selecting, ablating, choosing = drawn_apart(asked, sizes)
+    testing = sample(place.load(scale.tested), scale.testing, seed=SEED)
+    return {"selecting": selecting, "ablating": ablating, "choosing": choosing, "testing": testing}
 
 
 def drawn_apart(questions: Sequence[Question], sizes: Sequence[int]) -> list[list[Question]]:

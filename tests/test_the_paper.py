@@ -28,7 +28,8 @@ from coral_lens.analysis.dimensions import analyse_dimensions
 from coral_lens.analysis.folds import divide_into_folds
 from coral_lens.analysis.heads import analyse_heads, summarise
 from coral_lens.analysis.layers import analyse_layers
-from coral_lens.analysis.settings import DimensionSettings
+from coral_lens.analysis.probes import planned_networks
+from coral_lens.analysis.settings import DimensionSettings, ProbePlan
 from coral_lens.cli import app
 from coral_lens.engine.extract import extract
 from coral_lens.engine.model import Model
@@ -236,6 +237,7 @@ def test_the_sizes_of_autoencoders_and_the_numbers_of_features() -> None:
     sizes = SteerPlan().top
     assert (min(sizes), max(sizes)) == (facts["steering_from"], facts["steering_to"])
     assert facts["steering_example"] in sizes
+    assert list(sizes) == facts["steering_sizes"]
     assert (AblationPlan().by, AblationPlan().where) == ("correlation", "all")
 
 
@@ -331,6 +333,20 @@ def test_what_is_counted_of_heads() -> None:
     assert found.needed_share.value == enough / 100
 
 
+def test_the_heads_of_the_papers_model_are_960_and_each_has_five_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = FACTS["heads"]
+    monkeypatch.setattr(heads_module, "time_step", lambda *_: 1e-3)
+    plan = heads_module.plan_heads(heads_module.shape_of("x".join(map(str, facts["shape"])), 8000))
+    assert plan.networks == facts["total"] * facts["folds"]
+
+
+def test_probes_of_no_to_three_hidden_layers_are_compared_with_the_usual_one() -> None:
+    depths = ProbePlan().depths
+    assert sorted(depths) == [0, *FACTS["probe"]["depths"], len(FACTS["probe"]["hidden"])]
+    planned = {name: setting["hidden"] for name, setting in planned_networks(ProbePlan()) if name != "grid"}
+    assert planned == {f"depth {d}": FACTS["probe"]["hidden"][:d] for d in depths}
+
+
 def test_dimensions_go_up_to_100_in_groups_of_five_layers() -> None:
     facts = FACTS["dimensions"]
     assert options("analyse", "dimensions")["most"] == facts["components"]
@@ -372,6 +388,7 @@ def test_iti_tries_the_papers_heads_strengths_and_directions(
     monkeypatch.setattr(iti, "scan_heads", lambda *_: big)
     _, record = iti.choose_intervention(context, method("iti"))
     assert sorted({s.heads for s in tried}) == facts["heads"]
+    assert facts["usual"] in {s.heads for s in tried}
     assert sorted({s.alpha for s in tried}) == facts["alphas"]
     assert sorted({s.direction for s in tried}) == facts["directions"]
     assert len(tried) == 3 * 6 * 2
@@ -450,6 +467,8 @@ def test_what_steerconf_tries() -> None:
     facts, settings = FACTS["steerconf"], method("steerconf")
     assert sorted(settings.temperatures) == facts["temperatures"]
     assert sorted(settings.samples) == facts["samples"]
+    assert facts["usual_samples"] in settings.samples
+    assert settings.temperatures[0] == facts["usual_temperature"], "that of the first stage"
     assert sorted(settings.thinking) == facts["thinking"]
     assert settings.criterion == facts["criterion"]
     assert set(settings.aggregations) == {"mean", "weighted", "consistency"}

@@ -47,6 +47,7 @@ from coral_lens.lens.probes.ridge import PENALTIES, ridge_of
 from coral_lens.lens.probes.standardise import fit_standardiser, r_squared
 from coral_lens.lens.rules import GAMMAS, steer
 from coral_lens.lens.settings import NetworkSearch
+from coral_lens.metrics.comparisons import paired_difference
 from coral_lens.metrics.scores import measure
 from coral_lens.ragged import Options
 from coral_lens.report.figures.analysis import write_analysis_pictures
@@ -312,6 +313,19 @@ def test_the_curve_at_gamma_1_is_the_papers_equation_at_gamma_1(deep: Deep, anal
         probs = moved / data.table.options.spread(data.table.options.sum(moved))
         assert row.at_one["brier"].value == pytest.approx(data.brier(probs).mean(), abs=1e-12)
     assert any(row.at_one["brier"].value != row.chosen["brier"].value for row in analysed.rows)
+
+
+def test_a_change_by_steering_has_the_interval_of_the_paired_change(deep: Deep, analysed: LayerAnalysis) -> None:
+    """Narrower than that of the steered accuracy, because both are asked the same questions, and about the difference."""
+    row = analysed.rows[3]
+    for gain, steered in ((row.at_one_gain, row.at_one), (analysed.single_gain, analysed.single)):
+        change = gain["accuracy"]
+        assert change.value == pytest.approx(steered["accuracy"].value - analysed.base["accuracy"].value)
+        assert change.low < change.value < change.high
+    data = divide_into_folds(deep)
+    ours = data.predictions("", steer(data.p, fit_steering(deep.layer(3), data).r_hat, data.table.options, gamma=1.0))
+    expected = paired_difference(ours, data.predictions("", data.p), "brier", n_boot=500)
+    assert row.at_one_gain["brier"] == expected
 
 
 def test_every_strength_of_the_best_layer_stands_against_gamma_1(deep: Deep, analysed: LayerAnalysis) -> None:

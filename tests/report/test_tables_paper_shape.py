@@ -15,6 +15,7 @@ from coral_lens.report.tables.paper_shape import (
     STEERING,
     TRANSFER,
     abstract_means,
+    model_names,
     our_panel,
     paper_panel,
     shape_latex,
@@ -73,6 +74,15 @@ def test_table_1_has_benchmark_blocks_and_table_2_model_blocks() -> None:
     assert [block.title for block in second][:3] == list(MODELS.values())
     assert [p.heading for p in second[0].panels] == list(TRANSFER)
     assert first[0].panels[0].about == "2,000 questions, 5 shots"
+
+
+def test_models_of_one_name_are_called_by_as_much_of_their_folders_as_tells_them_apart() -> None:
+    names = model_names(["a/run1/model", "a/run2/model", "b/other", "smollm2", next(iter(MODELS))])
+    assert list(names.values()) == ["run1/model", "run2/model", "other", "smollm2", next(iter(MODELS.values()))]
+    assert model_names(["/x/same/m", "/y/same/m", "m"]) == {m: m for m in ("/x/same/m", "/y/same/m", "m")}, (
+        "all of the path"
+    )
+    assert model_names(["m/", "m"]) == {"m/": "m/", "m": "m"}
 
 
 def test_what_was_not_run_is_a_dash_and_has_no_mark() -> None:

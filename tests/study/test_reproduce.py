@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from support.commands import ROOT
 from support.models import make_llama, make_model, make_tokenizer
 from support.planted import one_network
@@ -19,18 +22,22 @@ from typer.testing import CliRunner
 
 from coral_lens.analysis.settings import DimensionSettings, LayerPlan, ProbePlan
 from coral_lens.cli import app
+from coral_lens.engine import reckoning
 from coral_lens.engine.model import Model
 from coral_lens.engine.reckoning import shared_beginning
 from coral_lens.errors import CoralError
+from coral_lens.lens.settings import NetworkSearch
+from coral_lens.methods.registry import read_method
 from coral_lens.report.figures.style import Picture
 from coral_lens.report.pages.reproduction import PaperSection, Reproduction
 from coral_lens.sae.settings import AblationPlan, SteerPlan, TrainingSettings
-from coral_lens.storage.files import read_record
+from coral_lens.storage.files import read_record, write_record
+from coral_lens.study import plan as plan_module
 from coral_lens.study.config import Source, Study, load_study
 from coral_lens.study.folders import Folders
 from coral_lens.study.reproduce import run as run_module
 from coral_lens.study.reproduce.page import markdown_of
-from coral_lens.study.reproduce.parts import PARTS, Part
+from coral_lens.study.reproduce.parts import PARTS, Part, drawn_apart
 from coral_lens.study.reproduce.plan import plan_parts
 from coral_lens.study.reproduce.run import Undertaking, parts_of, reproduce
 from coral_lens.study.reproduce.scale import SCALES, SaeScale, Scale, limited, smaller_study
@@ -271,6 +278,29 @@ def test_several_models_stand_side_by_side_and_one_is_in_memory_at_a_time(
     assert len(list((tmp_path / "out" / "figures").glob("dimensions-*.svg"))) == 2
 
 
+def test_models_of_one_name_keep_their_folders_and_their_figures(
+    files: dict[str, Path], saved: Path, tmp_path: Path
+) -> None:
+    names = tuple(str(shutil.copytree(saved, tmp_path / run / "model")) for run in ("run1", "run2"))
+
+    def open_model(name: str, *, dtype: str | None = None) -> Model:
+        return replace(make_model("llama"), name=name)
+
+    both = replace(undertaking(saved, tiny_scale(files), tmp_path, open_model, parts=("dimensions",)), models=names)
+    page = reproduce(both).read_text("utf-8")
+    assert len(list((tmp_path / "out" / "figures").glob("dimensions-*.svg"))) == 2
+    for name in ("run1/model", "run2/model"):
+        assert f"R² and variance by components, {name}" in page
+        assert f"<b>{name}</b> · ours, not run" in page
+        assert page.count(f'<td data-label="model">{name}</td>') == 2, "the claims on dimensions, of each model"
+    markdown = (tmp_path / "out" / "tables.md").read_text("utf-8")
+    assert len(re.findall(r"^\| Three components .* \| run1/model \|", markdown, re.M)) == 1
+    (said,) = re.findall(r"run1/model (\d), (\d), (\d); run2/model (\d), (\d), (\d); all models 0, 0, 0", markdown)
+    assert said[:3] == said[3:]
+    assert sum(map(int, said)) == 4
+    assert "this model" not in markdown
+
+
 def failing(part: str, error: BaseException) -> dict[str, Part]:
     """The parts, one of which fails."""
 
@@ -312,6 +342,76 @@ def test_a_part_that_fails_stops_no_other_and_the_page_says_why(
     assert "ValueError" not in (tmp_path / "out" / "reproduction.html").read_text("utf-8")
 
 
+def test_a_piece_that_cannot_be_shown_is_named_and_all_else_stands(
+    whole: tuple[Path, Opening, Scale], saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(whole[0] / "out", tmp_path / "out")
+    again = undertaking(saved, whole[2], tmp_path, nobody)
+
+    def damaged(part: str, change: Any) -> None:
+        path = next((tmp_path / "out").rglob(f"{part}/part.json"))
+        kept = read_record(path)
+        change(kept["record"])
+        write_record(path, {k: v for k, v in kept.items() if k != "digest"})
+
+    damaged("layers", lambda record: record.pop("single_gain"))
+    damaged("dimensions", lambda record: record["groups"].clear())
+    damaged("sae", lambda record: (record["ablation"]["chosen"].clear(), record["ablation"]["groups"].clear()))
+    results = next((tmp_path / "out").rglob("probe1/study/**/results.json"))
+    results.write_text(results.read_text("utf-8").replace('"tasks"', '"tusks"'))
+    page = run_module.show(again).read_text("utf-8")
+    for sentence in (
+        "Layers, several of them side by side, and gamma, tiny-llama: it cannot be shown (KeyError: &#39;single_gain&#39;).",
+        "Dimensions, tiny-llama: it cannot be shown (IndexError: ",
+        "Probe 1: CommonsenseQA and RACE, tiny-llama: ",
+        "no feature was selected, so there is none to draw.",
+        "Cannot be told: no feature was selected by correlation.",
+    ):
+        assert sentence in page
+    assert "the best 48 hold" in page, "heads are shown"
+
+
+def test_a_part_whose_files_are_gone_is_run_again(
+    whole: tuple[Path, Opening, Scale], saved: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(whole[0] / "out", tmp_path / "out")
+    again = undertaking(saved, whole[2], tmp_path, nobody)
+    assert set(run_module.records_of(again, str(saved))) == set(PARTS)
+    next((tmp_path / "out").rglob("transfer/study/**/seeds.json")).unlink()
+    assert set(PARTS) - set(run_module.records_of(again, str(saved))) == {"transfer"}
+
+
+def test_results_of_other_weights_questions_or_an_adapter_do_not_stand(
+    files: dict[str, Path], saved: Path, tmp_path: Path
+) -> None:
+    model = Path(shutil.copytree(saved, tmp_path / "model"))
+    own = {name: Path(shutil.copy(path, tmp_path)) for name, path in files.items()}
+    scale, opening = tiny_scale(own), Opening(replace_name(make_model("llama"), model))
+    first = undertaking(model, scale, tmp_path, opening, parts=("dimensions",))
+    reproduce(first)
+
+    def done(**changes: Any) -> bool:
+        fresh = undertaking(model, scale, tmp_path, nobody)
+        return "dimensions" in run_module.records_of(replace(fresh, **changes), str(model))
+
+    assert done()
+    with_adapter = replace(first.folders, adapter="my-adapter")
+    assert not done(folders=with_adapter)
+    assert with_adapter.of_model("m") != first.folders.of_model("m"), "nor do states, of a study or of this"
+    weights = model / "model.safetensors"
+    weights.touch()
+    assert done(), "the same weights, written again"
+    good = weights.read_bytes()
+    weights.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    assert not done()
+    weights.write_bytes(good)
+    text = own["home"].read_text("utf-8")
+    own["home"].write_text(text.replace("home: ", "HOME: ", 1))
+    assert not done()
+    own["home"].unlink()
+    assert done(), "what cannot be read contradicts nothing"
+
+
 def test_a_killed_run_goes_on_where_it_was(
     files: dict[str, Path], saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -351,15 +451,17 @@ def Model_of_other_weights() -> Model:  # noqa: N802
     ("weights", "sentence"),
     [
         ((10**9, 10**10), "it would answer by chance; take a larger model, or go on with --anyway"),
-        ((1, 100), "it would take weeks; take a smaller model or --scale paper with a GPU, or go on with --anyway"),
+        ((1, 100), "it would take long; take a smaller model or --scale paper with a GPU, or go on with --anyway"),
     ],
 )
 def test_a_model_of_another_size_than_the_scale_is_refused(
     files: dict[str, Path], saved: Path, tmp_path: Path, weights: tuple[int, int], sentence: str
 ) -> None:
-    scale = replace(tiny_scale(files), weights=weights)
+    scale = replace(tiny_scale(files), weights=weights, larger="--scale paper with a GPU")
     with pytest.raises(CoralError, match=sentence):
         reproduce(undertaking(saved, scale, tmp_path, nobody))
+    largest = run_module.size_complaint(str(saved), undertaking(saved, replace(scale, larger=""), tmp_path, nobody))
+    assert "--scale paper" not in largest, "there is no larger scale than that"
     assert not (tmp_path / "out").exists()
     run_module.refuse_size(str(saved), undertaking(saved, scale, tmp_path, nobody, anyway=True))
 
@@ -395,9 +497,91 @@ def test_the_plan_counts_what_parts_share_once_and_loads_no_model(
     assert all(plan.seconds is not None and plan.seconds >= 0 for plan in plans.values())
     options = sum(len(q.options) for q in toy_questions(60, seed=1))
     assert plans["layers"].n_bytes == options * 4 * 32 * 2, "four layers of width 32 in half precision"
+    assert plans["heads"].n_bytes == pytest.approx(options * 3 * 32 * 2 * 40 / 60, rel=0.2), (
+        "of 40 questions, in three blocks"
+    )
+    assert plans["sae"].n_bytes == 2 * 500 * 32 + 4 * 4 * (2 * 32 * 4 * 32), (
+        "500 tokens; weights once and in a checkpoint"
+    )
+    alone = plan_parts(place, ("sae", "layers"))
+    assert alone[1].n_bytes == plans["layers"].n_bytes, "autoencoders keep nothing that others read"
     nowhere = undertaking(tmp_path / "no-such-model", tiny_scale(files), tmp_path, nobody)
     (plan,) = plan_parts(nowhere.place(str(tmp_path / "no-such-model")), ("layers",))
     assert (plan.seconds, plan.n_bytes, plan.questions) == (None, None, 60)
+
+
+def test_a_busy_machine_is_reckoned_as_fast_as_an_idle_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock on the wall runs 15 times as fast as that of the thread: others have the core."""
+    ticks = itertools.count()
+    clock = SimpleNamespace(thread_time=lambda: 0.01 * next(ticks), perf_counter=lambda: 0.15 * next(ticks))
+    monkeypatch.setattr(reckoning, "time", clock)
+    monkeypatch.setattr(reckoning.torch, "rand", lambda *_, **__: torch.ones(2, 2))
+    threads = torch.get_num_threads()
+    assert reckoning.machine_speed("cpu", seconds=0.3) == pytest.approx(threads * 2 * 1024**3 / 0.01, rel=0.1)
+    assert torch.get_num_threads() == threads
+
+
+def test_questions_ordered_by_subject_are_drawn_and_no_article_is_divided() -> None:
+    asked = [replace(q, id=f"{i}", group=f"article {i // 3}", task=f"subject {i // 20}")
+             for i, q in enumerate(toy_questions(120, seed=0))]  # fmt: skip
+    sets = drawn_apart(asked, (30, 20, 10))
+    assert [len(drawn) - size in (0, 1, 2) for drawn, size in zip(sets, (30, 20, 10), strict=True)] == [True] * 3
+    assert all(len({q.task for q in drawn}) >= 3 for drawn in sets)
+    groups = [{q.group for q in drawn} for drawn in sets]
+    assert len(set.union(*groups)) == sum(map(len, groups))
+    assert sets == drawn_apart(asked, (30, 20, 10))
+    assert all([int(q.id) for q in drawn] == sorted(int(q.id) for q in drawn) for drawn in sets)
+
+
+def test_heads_are_read_on_drawn_questions_in_a_store_of_their_own(
+    files: dict[str, Path], saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scale, asked = tiny_scale(files), []
+
+    def noted(_: Any, questions: Any, folder: Path, *, extraction: Any, **__: Any) -> Any:
+        asked.append((questions, folder, extraction.mixed))
+        raise CoralError("far enough")
+
+    monkeypatch.setattr("coral_lens.study.reproduce.parts.extract", noted)
+    for n in (40, 30):
+        model = Opening(replace_name(make_model("llama"), saved))
+        some = undertaking(saved, replace(scale, n_heads=n), tmp_path, model)
+        place = replace(some, folders=replace(some.folders, mixed=True)).place(str(saved))
+        with pytest.raises(CoralError, match="far enough"):
+            PARTS["heads"].run(place)
+    (first, one, mixed), (second, other, _) = asked
+    assert [len(first), len(second)] == [40, 30]
+    assert first != list(place.load(scale.home)[:40])
+    assert one != other
+    assert mixed
+
+
+def test_probes_of_other_depth_are_trained_on_the_device_that_was_given(
+    files: dict[str, Path], saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[str] = []
+
+    def noted(data: Any, *_: Any, **__: Any) -> Any:
+        given.append(data.device)
+        raise CoralError("far enough")
+
+    monkeypatch.setattr("coral_lens.analysis.probes.choose_candidate", noted)
+    opening = Opening(replace_name(make_model("llama"), saved))
+    place = undertaking(saved, tiny_scale(files), tmp_path, opening, device="meta").place(str(saved))
+    with pytest.raises(CoralError, match="far enough"):
+        PARTS["depth"].run(place)
+    assert given == ["meta"]
+
+
+def test_questions_are_read_once_for_all_parts(
+    files: dict[str, Path], saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    real = plan_module.load_questions
+    monkeypatch.setattr(plan_module, "load_questions", lambda task, *a: (read.append(task), real(task, *a))[1])
+    opening = Opening(replace_name(make_model("llama"), saved))
+    reproduce(undertaking(saved, tiny_scale(files), tmp_path, opening, parts=("layers", "dimensions")))
+    assert read == [str(files["home"])]
 
 
 def test_a_shared_beginning_is_counted_once() -> None:
@@ -419,12 +603,39 @@ def test_the_papers_scale_is_its_ready_made_studies_with_its_own_rows() -> None:
     for part in ("probe1", "probe2", "transfer"):
         study, ready = scale.study(part, "mine"), load_study(part)
         assert study.models == ("mine",)
-        assert (study.mixture, study.test, study.guard) == (ready.mixture, ready.test, ready.guard)
+        assert (study.test, study.guard) == (ready.test, ready.guard)
+        assert [m.sources for m in study.mixture] == [m.sources for m in ready.mixture]
         assert [m.kind for m in study.method] == ["mlp", "iti", "ccps", "steerconf"]
     assert scale.home == load_study("probe2").mixture[0].sources[0]
     assert scale.layers.tested_folds == 1
-    assert scale.sae.training == TrainingSettings()
+    assert scale.sae.training == TrainingSettings(massive=0.0), "attention sinks are not left out"
     assert (scale.sae.ablation, scale.sae.features) == (AblationPlan(), 300)
+
+
+def test_the_papers_scale_takes_the_papers_own_way_of_each_method() -> None:
+    scale = SCALES["paper"]
+    for part in ("probe1", "probe2", "transfer"):
+        study = scale.study(part, "mine")
+        coral, iti, ccps, steerconf = (read_method(entry) for entry in study.method)
+        assert (coral.network.search, coral.network.grid) == ("grid", "paper")
+        assert iti.questions == 5000
+        assert not iti.balanced
+        assert ccps.push == "up"
+        assert (steerconf.crossed, steerconf.questions, steerconf.ask_again) == (True, 2000, True)
+        assert steerconf.max_new_tokens == 512
+        assert not any(mixture.stratified for mixture in study.mixture)
+    assert scale.layers.network == NetworkSearch(search="grid", grid="paper")
+    (trained,) = (m.options["train_on"] for m in scale.study("transfer", "mine").method if m.kind == "ccps")
+    assert tuple(trained) == ("commonsense_qa",)
+    assert any("target" in reason for reason in scale.left_out.values()), "what no option gives is said"
+
+
+def test_the_original_corrsteer_stays_the_original_at_the_small_scale() -> None:
+    rows = {m.name or m.kind: m.options for m in smaller_study("corrsteer", "m").method}
+    original, ours = rows["corrsteer (original)"], rows["corrsteer"]
+    assert (list(original["features"]), list(original["alphas"])) == ([1], [1.0])
+    assert (list(ours["features"]), list(ours["alphas"])) == ([10], [0.0, 1.0])
+    assert original["questions"] == ours["questions"] == 40
 
 
 def test_the_small_scale_asks_less_of_the_same_and_says_what_it_leaves_out() -> None:
@@ -474,7 +685,14 @@ def test_the_command_prints_the_plan_and_refuses_what_it_cannot_do(
     assert outcome.exit_code == 0
     assert [line.split()[0] for line in outcome.stdout.splitlines()[2:5]] == ["sae", "corrsteer", "dimensions"]
     assert "What is left: about" in outcome.stdout
+    assert "refused" not in outcome.stdout
     assert not (tmp_path / "out").exists()
+    monkeypatch.setattr(run_module, "records_of", lambda *_: {"layers": {}, "depth": {}, "heads": {}})
+    assert "What is left: about" in coral("--model", saved, "--check", "--part", "probe1", "--part", "probe2").stdout
+    said = coral("--model", saved, "--check", "--part", "layers").stdout
+    assert "All of it is done." in said, "others were not asked for"
+    monkeypatch.setitem(SCALES, "small", replace(tiny_scale(files), weights=(10**9, 10**10)))
+    assert "It would be refused:" in coral("--model", saved, "--check", "--part", "layers").stdout.replace("\n", " ")
     for words, sentence in {
         ("--limit", 5): "limit must be at least 50. Got 5 instead.",
         ("--part", "probe3"): "Unknown part 'probe3'; use one of probe1,",

@@ -6,8 +6,31 @@ from typing import Any
 
 import pytest
 
-from coral_lens.study.reproduce.claim import between, interval_says, no_gain_says, number_of, stated, together
-from coral_lens.study.reproduce.claims_inside import depth_claims, gamma_claim, sae_claims, side_by_side_claims
+from coral_lens.metrics.scores import Metrics
+from coral_lens.report.tables.study import StudyRow, StudyTable
+from coral_lens.study.reproduce.claim import (
+    between,
+    interval_says,
+    most_chosen,
+    no_gain_says,
+    number_of,
+    stated,
+    together,
+)
+from coral_lens.study.reproduce.claims import claims_of_record, claims_of_tables, table_claims
+from coral_lens.study.reproduce.claims_inside import (
+    ablation_claim,
+    depth_claims,
+    dimension_claims,
+    early_claim,
+    gamma_claim,
+    highest_claim,
+    middle_claim,
+    sae_claims,
+    side_by_side_claims,
+    spread_claim,
+    steering_claim,
+)
 
 
 def score(value: float, low: float, high: float) -> dict[str, float]:
@@ -58,8 +81,9 @@ def test_several_layers_and_other_strengths_agree_only_where_no_room_is_left() -
     }
     assert [claim.said for claim in side_by_side_claims(record)] == ["agrees", "cannot be told"]
     assert gamma_claim(record).said == "does not agree"
-    record["gammas"][1]["scores"]["brier"]["value"] = 0.7
-    assert gamma_claim(record).said == "agrees"
+    for change, said in {(0.1, 0.05, 0.2): "agrees", (0.02, -0.03, 0.07): "cannot be told"}.items():
+        record["gammas"][1] |= {"scores": {"brier": score(0.7, 0.6, 0.8)}, "over_one": {"brier": score(*change)}}
+        assert gamma_claim(record).said == said, "that 1 is lowest is no more than a value"
 
 
 @pytest.mark.parametrize(("deep", "said"), [(-0.2, "agrees"), (-0.05, "cannot be told"), (0.2, "does not agree")])
@@ -92,3 +116,118 @@ def test_features_that_could_not_be_steered_by_are_said_so() -> None:
     _, open_claim = sae_claims({"ablation": ablation, "steering": {"rows": rows}})
     assert open_claim.said == "cannot be told"
     assert "of 2 steerings by 5 to 160 features 0 clearly raise accuracy or lower ECE, and 1 may" in open_claim.sentence
+
+
+def test_a_claim_says_which_model_it_is_of_unless_it_counts_over_all() -> None:
+    group = {"layers": "0 to 4", "last_half": score(0.1, 0.05, 0.2), "for_90": 3}
+    record = {"groups": [group], "rows": [{"layers": "0 to 4", "components": 100, "r2": score(0.1, 0.0, 0.2)}]}
+    assert [claim.model for claim in claims_of_record("dimensions", "one", record)] == ["one", "one"]
+    assert [claim.model for claim in claims_of_tables({})] == []
+
+
+def layers(n: int, **more: Any) -> dict[str, Any]:
+    """The record of an analysis of layers, with the same row at each."""
+    return {"rows": [{"layer": i, **more} for i in range(n + 1)], "base": {"accuracy": score(0.3, 0.2, 0.4)}}
+
+
+@pytest.mark.parametrize(
+    ("chosen", "low", "said"),
+    [
+        ([16, 18, 20, 17, 16], 0.01, "agrees"),
+        ([16, 18, 20, 17, 16], -0.01, "cannot be told"),  # the change is not clear, although 16 is a middle layer
+        ([2, 3, 2, 2, 30], 0.01, "does not agree"),
+        ([16, 16, 16, 2, 16], 0.01, "cannot be told"),  # folds differ
+    ],
+)
+def test_the_best_layer_is_counted_over_folds_and_the_gain_is_paired(chosen: list[int], low: float, said: str) -> None:
+    record = layers(30) | {"single_layers": chosen, "single_gain": {"accuracy": score(0.05, low, 0.1)}}
+    claim = middle_claim(record)
+    assert claim.said == said
+    assert f"changes accuracy by {between(score(0.05, low, 0.1))} points" in claim.sentence
+    assert "of 5 folds, which is a count" in claim.sentence
+
+
+def test_of_layers_chosen_equally_often_the_lowest_is_taken() -> None:
+    assert most_chosen([20, 9, 20, 9, 3]) == 9
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"), [(-0.2, -0.1, "agrees"), (-0.1, 0.1, "cannot be told"), (0.1, 0.2, "does not agree")]
+)
+def test_early_layers_are_judged_at_the_strength_of_the_paper(low: float, high: float, said: str) -> None:
+    at_one = {"at_one": {"accuracy": score(0.25, 0.2, 0.3)}, "at_one_gain": {"accuracy": score(low, low, high)}}
+    harmless = {"chosen": {"accuracy": score(0.3, 0.2, 0.4)}}  # gamma 0 was chosen: the model as it is
+    claim = early_claim(layers(30, **at_one, **harmless))
+    assert claim.said == said
+    assert "the first 7 layers have 25.0 % accuracy on average" in claim.sentence
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [
+        (-0.001, 0.001, "agrees"),
+        (-0.02, 0.001, "cannot be told"),
+        (0.01, 0.02, "does not agree"),
+        (-0.02, -0.01, "does not agree"),
+    ],
+)
+def test_a_clear_change_by_single_features_does_not_agree(low: float, high: float, said: str) -> None:
+    mean = {"ece": {"mean": score((low + high) / 2, low, high), "quartiles": (0.0, 0.0, 0.0)}}
+    claim = ablation_claim({"plan": {"by": "correlation"}, "groups": {"correlation": mean}, "chosen": [1]})
+    assert claim.said == said
+
+
+def test_where_no_feature_was_selected_and_no_strength_tried_it_cannot_be_told() -> None:
+    nothing = ablation_claim({"plan": {"by": "correlation"}, "groups": {}, "chosen": []})
+    assert nothing.sentence == "Cannot be told: no feature was selected by correlation."
+    assert steering_claim({"rows": [{"gamma": 0.0}]}).sentence == "Cannot be told: no strength above 0 was tried."
+
+
+def heads(*r2: tuple[float, float, float]) -> dict[str, Any]:
+    values = [score(*one) for one in r2]
+    above = {"0.05": sum(v["value"] > 0.05 for v in values), "0.1": sum(v["value"] > 0.1 for v in values)}
+    share, clear = score(0.1, 0.05, 0.2), sum(v["low"] > 0 for v in values)
+    return {"rows": [{"r2": v} for v in values], "above": above, "clear": clear, "needed": score(1.0, 1.0, 1.0),
+            "needed_share": share, "top_share": share, "mean": values[0], "highest": max(v["value"] for v in values)}  # fmt: skip
+
+
+def test_heads_without_signal_do_not_contradict_that_it_is_spread() -> None:
+    assert spread_claim(heads((0.001, -0.01, 0.01), (-0.02, -0.03, -0.01))).said == "cannot be told"
+    assert spread_claim(heads((0.05, 0.03, 0.07))).said == "does not agree"
+
+
+@pytest.mark.parametrize(
+    ("head", "said"),
+    [
+        ((0.08, 0.06, 0.095), "agrees"),
+        ((0.08, 0.04, 0.12), "cannot be told"),
+        ((0.12, 0.08, 0.16), "cannot be told"),
+        ((0.15, 0.11, 0.2), "does not agree"),
+    ],
+)
+def test_a_head_is_above_a_limit_only_where_its_interval_is(head: tuple[float, float, float], said: str) -> None:
+    assert highest_claim(heads((0.02, 0.0, 0.04), head)).said == said
+
+
+def test_more_components_than_were_tried_are_not_called_a_number() -> None:
+    rows = [{"layers": "0 to 4", "components": k, "r2": score(0.1, 0.0, 0.2)} for k in (1, 100)]
+    group = {"layers": "0 to 4", "last_half": score(0.1, 0.05, 0.2), "for_90": 101}
+    *_, claim = dimension_claims({"groups": [group], "rows": rows})
+    assert claim.ours == "more than 100 components in layers 0 to 4, a count"
+    assert "101" not in claim.sentence
+    *_, claim = dimension_claims({"groups": [{**group, "for_90": 100}], "rows": rows})
+    assert (claim.ours, claim.said) == ("100 components in layers 0 to 4, a count", "does not agree")
+
+
+@pytest.mark.parametrize(
+    ("best", "said"), [(("coral",), "agrees"), ((), "cannot be told"), (("iti",), "does not agree")]
+)
+def test_the_best_accuracy_is_one_that_clearly_leads(
+    best: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CORAL has the highest value each time: what is told apart is whether a paired test says so."""
+    monkeypatch.setattr("coral_lens.study.reproduce.claims.best_and_second", lambda *_: ({"CORAL"}, set()))
+    row = StudyRow("coral", Metrics("coral", "", "", "", 300, 0, 0.01, 25, 100, 0, {}), {})
+    table = StudyTable("m", "mix", "race_question:test", "held-out", 300, (row,), (), {"accuracy": best})
+    claim = next(table_claims([table], ("RACE",), "steering"))
+    assert (claim.said, claim.ours) == (said, "1 of 1")

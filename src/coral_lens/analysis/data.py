@@ -87,11 +87,16 @@ class CurveAnalysis:
 
 
 def analyse_transfer(
-    stores: Sequence[ActivationStore], settings: FitSettings, *, journal: Path | None = None, bar: Bar = silent
+    stores: Sequence[ActivationStore],
+    settings: FitSettings,
+    *,
+    journal: Path | None = None,
+    bar: Bar = silent,
+    device: str = "cpu",
 ) -> TransferAnalysis:
     """Fit a lens on every task and test it on every task.
 
-    `journal` is a file in which rows are kept: a killed analysis goes on where it was.
+    `journal` is a file in which rows are kept: a killed analysis goes on where it was. `device` is where networks are trained.
     """
     tasks = tasks_of(stores)
     if len(tasks) < 2:
@@ -104,8 +109,8 @@ def analyse_transfer(
             fitted_on = parts_of_task(stores, train, held_out=False)
             seen = Seen(fitted_on.questions)
             tests = {test: seen.unseen(parts_of_task(stores, test, held_out=True)) for test in tasks}
-            key = ["transfer", train, key_of(settings, fitted_on, *tests.values())]
-            kept = done.rows(key, partial(transfer_rows, fitted_on, train, tests, settings))
+            key = ["transfer", train, key_of(settings, fitted_on, *tests.values()), *elsewhere(device)]
+            kept = done.rows(key, partial(transfer_rows, fitted_on, train, tests, settings, device))
             rows += [row_from(TransferRow, row) for row in kept]
             advance(1)
     return TransferAnalysis(
@@ -130,11 +135,16 @@ def key_of(settings: FitSettings, *stores: JoinedStore) -> str:
     return digest([settings.record(), *(store.manifest for store in stores)])
 
 
+def elsewhere(device: str) -> list[str]:
+    """Return what a key has of a device: nothing for the CPU, whose rows were kept before there was a choice."""
+    return [] if device == "cpu" else [device]
+
+
 def transfer_rows(
-    fitted_on: JoinedStore, train: str, tests: Mapping[str, JoinedStore], settings: FitSettings
+    fitted_on: JoinedStore, train: str, tests: Mapping[str, JoinedStore], settings: FitSettings, device: str
 ) -> list[TransferRow]:
     """Fit a lens on one task and test it everywhere."""
-    lens = fit_store(fitted_on, settings)
+    lens = fit_store(fitted_on, settings, device=device)
     return [transfer_row(lens, train, test, tested) for test, tested in tests.items()]
 
 
@@ -168,10 +178,11 @@ def analyse_curves(
     draws: int = 3,
     journal: Path | None = None,
     bar: Bar = silent,
+    device: str = "cpu",
 ) -> CurveAnalysis:
     """Fit lenses on more and more questions of each task, chosen anew at every size, and test them on the same others.
 
-    `journal` is a file in which rows are kept: a killed analysis goes on where it was.
+    `journal` is a file in which rows are kept: a killed analysis goes on where it was. `device` is where networks are trained.
     """
     tasks, rows = tasks_of(stores), list[CurveRow]()
     pools = {task: parts_of_task(stores, task, held_out=False).questions for task in tasks}
@@ -180,9 +191,9 @@ def analyse_curves(
     with kept_rows(journal) as done, bar("fitting lenses", len(planned), "lenses") as advance:
         for task, n, draw in planned:
             drawn = parts_of_task(stores, task, held_out=False, limit=n, seed=draw)
-            key = ["curve", task, n, draw, key_of(settings, drawn, tests[task])]
+            key = ["curve", task, n, draw, key_of(settings, drawn, tests[task]), *elsewhere(device)]
             point = CurveRow(task, n, draw, [], {})
-            kept = done.rows(key, partial(curve_rows, drawn, tests[task], point, settings))
+            kept = done.rows(key, partial(curve_rows, drawn, tests[task], point, settings, device))
             rows += [row_from(CurveRow, row) for row in kept]
             advance(1)
     return CurveAnalysis(
@@ -193,9 +204,11 @@ def analyse_curves(
     )
 
 
-def curve_rows(drawn: JoinedStore, tested: JoinedStore, point: CurveRow, settings: FitSettings) -> list[CurveRow]:
+def curve_rows(
+    drawn: JoinedStore, tested: JoinedStore, point: CurveRow, settings: FitSettings, device: str
+) -> list[CurveRow]:
     """Fit a lens on the questions that were drawn for one point of a curve, and test it."""
-    lens = fit_store(drawn, settings)
+    lens = fit_store(drawn, settings, device=device)
     steered = predictions_of("steered", tested, lens.apply(tested)[lens.method])
     return [replace(point, layers=list(lens.layers), scores=scores_of(steered))]
 

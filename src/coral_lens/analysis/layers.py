@@ -7,16 +7,17 @@ chosen on the other folds (see `folds`).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+from jaxtyping import Float
 
 from coral_lens.analysis.files import ArrayJournal, kept_arrays
 from coral_lens.analysis.folds import Folded, FoldedSteering, combined, described, identity_of
 from coral_lens.analysis.network_layers import NetworkLayers, NetworkProbes
 from coral_lens.analysis.ridge_layers import RidgeLayers, sizes_that_fit
-from coral_lens.analysis.scores import SHOWN, StrengthRow, r2_scores, scores_of, strength_rows
+from coral_lens.analysis.scores import N_BOOT, SHOWN, StrengthRow, r2_scores, scores_of, strength_rows
 from coral_lens.analysis.settings import LayerPlan
 from coral_lens.errors import CoralError
 from coral_lens.lens.rules import GAMMAS
@@ -62,6 +63,8 @@ class LayerRow:
     """A lens on this layer without any base probability: what remains when the pass stops here. Of ridge only."""
     exit_best: Scores | None = None
     """The same on the best layer up to here, as chosen on the other folds."""
+    at_one_gain: dict[str, Difference] = field(default_factory=dict)
+    """The scores at gamma = 1 less the unsteered ones, paired."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,8 @@ class LayerAnalysis:
     """Questions that are scored."""
     gammas: tuple[StrengthRow, ...] = ()
     """The best layer at every strength, against a strength of 1."""
+    single_gain: dict[str, Difference] = field(default_factory=dict)
+    """The scores of the best layer less the unsteered ones, paired."""
     left_out: str = ""
     """Why layers are not read side by side, where they are not."""
 
@@ -153,8 +158,15 @@ def analyse_layers(
         lens=plan.lens,
         n_tested=int(data.scored.sum()),
         gammas=tuple(strength_rows({g: data.predictions(str(g), single.probs(data, g)) for g in GAMMAS})),
+        single_gain=gain_of(data, single.probs(data)),
         left_out=left_out,
     )
+
+
+def gain_of(data: Folded, probs: Float[np.ndarray, " row"]) -> dict[str, Difference]:
+    """Return scores less the unsteered ones, paired: an interval of each by itself says nothing of the change."""
+    ours, base = data.predictions("steered", probs), data.predictions("base", data.p)
+    return {name: paired_difference(ours, base, name, n_boot=N_BOOT) for name in SHOWN}
 
 
 def layer_probes(
@@ -213,6 +225,7 @@ def layer_rows(
                 at_one=scores_of(data.predictions("at one", steered[i].probs(data, 1.0))),
                 chosen=scores_of(data.predictions("chosen", steered[i].probs(data))),
                 share=cost.share(layer),
+                at_one_gain=gain_of(data, steered[i].probs(data, 1.0)),
                 **exit_scores(exits[: i + 1], data.blind()),
             )
         )

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from coral_lens.analysis.data import elsewhere
 from coral_lens.analysis.files import kept_rows
 from coral_lens.analysis.held_out import Seen, parts_of_task, tasks_of
 from coral_lens.analysis.scores import N_BOOT, SHOWN, row_from, scores_of, strength_rows
@@ -91,17 +92,20 @@ def analyse_probes(
     plan: ProbePlan | None = None,
     journal: Path | None = None,
     bar: Bar = silent,
+    device: str = "cpu",
 ) -> ProbeAnalysis:
     """Compare probes fitted on one task, on its held-out questions and on those of the other tasks.
 
-    `journal` is a file in which the rows of networks are kept: a killed comparison goes on where it was.
+    `journal` is a file in which the rows of networks are kept: a killed comparison goes on where it was. `device` is where
+    networks are trained; another one rounds in another way, so its rows are others.
     """
     plan = plan or ProbePlan()
     fitted_on = parts_of_task(stores, train, held_out=False)
     seen = Seen(fitted_on.questions)
     tests = {task: seen.unseen(parts_of_task(stores, task, held_out=True)) for task in tasks_of(stores)}
     identity = [digest([s.manifest for s in (fitted_on, *tests.values())]), train, settings.record()]
-    data, _ = training_data(fitted_on, settings)
+    identity += elsewhere(device)
+    data = replace(training_data(fitted_on, settings)[0], device=device)
     plain = replace(with_layers(settings, fitted_on), inputs=(), top_layers=1)
     ridge, singles = choose_candidate(data, "ridge", plain)
     comparison = ProbeComparison(data, plain, ridge, tests, train)

@@ -243,7 +243,7 @@ class Curves(Settings):
 
 @app.command()
 @flat
-def data(*, compared: Compared, curves: Curves) -> None:
+def data(*, compared: Compared, curves: Curves, place: TrainingPlace) -> None:
     """Learning curves, and how a lens of each task does on each other task, with the shift between them.
 
     Example: `coral analyse data --store states/csqa --store states/arc --out analysis`
@@ -255,11 +255,12 @@ def data(*, compared: Compared, curves: Curves) -> None:
     begin("data", compared.out)
     settings, stores = compared.settings(curves.lens), compared.stores()
     tasks, journal = compared.tasks(stores), beside(compared.out) / "data.jsonl"
-    learning = analyse_curves(stores, settings, draws=curves.draws, journal=journal, bar=shown)
+    device = place.usable()
+    learning = analyse_curves(stores, settings, draws=curves.draws, journal=journal, bar=shown, device=device)
     write(compared.out, "data-curves", learning)
     print_learning_curves(learning)
     if len(tasks) > 1:
-        transfer = analyse_transfer(stores, settings, journal=journal, bar=shown)
+        transfer = analyse_transfer(stores, settings, journal=journal, bar=shown, device=device)
         write(compared.out, "data", transfer)
         print_transfer(transfer)
 
@@ -273,6 +274,7 @@ def probes(
     *,
     compared: Compared,
     plan: ProbePlan,
+    place: TrainingPlace,
 ) -> None:
     """Compare probes: depth, regularisation and strength, in distribution and on the other tasks.
 
@@ -288,7 +290,8 @@ def probes(
     if train is not None and train not in tasks:
         raise CoralError(f"No store has questions of {train!r}; the tasks are {', '.join(tasks)}.")
     settings, journal = compared.settings("ridge"), beside(compared.out) / "probes.jsonl"
-    analysis = analyse_probes(stores, train or tasks[0], settings, plan=plan, journal=journal, bar=shown)
+    train, device = train or tasks[0], place.usable()
+    analysis = analyse_probes(stores, train, settings, plan=plan, journal=journal, bar=shown, device=device)
     write(compared.out, "probes", analysis)
     print_probes(analysis)
 

@@ -23,6 +23,7 @@ from coral_lens.lens.trace import WORTH, LearningCurve
 from coral_lens.metrics.comparisons import Difference
 from coral_lens.metrics.scores import Score
 from coral_lens.report.figures.confidence import confidence_findings
+from coral_lens.report.figures.paper import components_text
 from coral_lens.report.findings import FOLDER, write_findings
 from coral_lens.report.names import task_name
 from coral_lens.report.pages.compare import write_comparison
@@ -331,8 +332,8 @@ def print_dimensions(analysis: DimensionAnalysis) -> None:
     for group in analysis.groups:
         curve = [row.r2.value for row in analysis.rows if row.layers == group.layers]
         at = [curve[min(k, len(curve)) - 1] for k in (10, 50, len(curve))]
-        shown = "  ".join(f"{value:9.3f}" for value in at)
-        lines.append(f"{group.layers:9}  {shown}  {group.saturates_at:12}  {group.last_half!s:22}  {group.for_90}")
+        shown, held = "  ".join(f"{value:9.3f}" for value in at), components_text(group.for_90, len(curve))
+        lines.append(f"{group.layers:9}  {shown}  {group.saturates_at:12}  {group.last_half!s:22}  {held}")
     typer.echo("\n".join(lines))
 
 

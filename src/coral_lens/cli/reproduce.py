@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import typer
 
 from coral_lens.cli.options import Machine, beside, flat, folder_of_data, helpers_on
-from coral_lens.errors import need
+from coral_lens.errors import CoralError, need
 from coral_lens.scale.settings import RaySettings
 from coral_lens.study.reproduce.settings import Reproducing
 
@@ -52,7 +53,9 @@ def undertaking_of(reproducing: Reproducing, machine: Machine) -> Undertaking:
     return Undertaking(
         models=tuple(dict.fromkeys(reproducing.models)),
         scale=limited(scale, reproducing.limit) if reproducing.limit else scale,
-        folders=Folders(reproducing.out, work, data=data, dtype=machine.dtype, mixed=reproducing.mixed),
+        folders=Folders(
+            reproducing.out, work, data=data, dtype=machine.dtype, adapter=machine.adapter, mixed=reproducing.mixed
+        ),
         parts=parts_of(reproducing.parts),
         open_model=machine.open,
         bar=shown,
@@ -71,7 +74,7 @@ def print_plans(undertaking: Undertaking) -> None:
     from coral_lens.storage.progress import duration
     from coral_lens.study.reproduce.parts import PARTS
     from coral_lens.study.reproduce.plan import plan_parts
-    from coral_lens.study.reproduce.run import records_of
+    from coral_lens.study.reproduce.run import records_of, size_complaint
 
     for model in undertaking.models:
         typer.echo(f"reading the questions for {model} ...", err=True)
@@ -82,15 +85,22 @@ def print_plans(undertaking: Undertaking) -> None:
         for plan in plans:
             time = "unknown" if plan.seconds is None else duration(plan.seconds)
             size = "unknown" if plan.n_bytes is None else size_text(plan.n_bytes)
-            left = ("done", "") if plan.name in done else (time, size)
-            table.add_row(plan.name, PARTS[plan.name].where, f"{plan.questions:,}", f"{plan.passes:.1f}", *left)
+            rest = ("done", "") if plan.name in done else (time, size)
+            table.add_row(plan.name, PARTS[plan.name].where, f"{plan.questions:,}", f"{plan.passes:.1f}", *rest)
         plain_console().print(table)
-        known = [plan.seconds for plan in plans if plan.seconds is not None and plan.name not in done]
-        if len(done) == len(plans):
+        left = [plan for plan in plans if plan.name not in done]
+        known = [plan.seconds for plan in left if plan.seconds is not None]
+        if not left:
             typer.echo("All of it is done.")
         elif known:
             typer.echo(
-                f"What is left: about {duration(sum(known))}, reckoned from how fast this machine multiplies now."
+                f"What is left: about {duration(sum(known))} if this machine does nothing else, reckoned from how fast it "
+                "multiplies."
             )
         else:
-            typer.echo(f"The configuration of {model} is not at hand: neither time nor bytes can be reckoned.")
+            typer.echo(
+                for_terminal(f"The configuration of {model} is not at hand: neither time nor bytes can be reckoned.")
+            )
+        with suppress(CoralError):
+            if complaint := size_complaint(model, undertaking):
+                typer.echo(for_terminal(f"It would be refused: {complaint}"))

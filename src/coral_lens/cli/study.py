@@ -80,7 +80,9 @@ def run(
         need("report", by="coral run")
     data, wanted = folder_of_data(running.data), load_study(study)
     out = running.out or Path(wanted.name)
-    folders = Folders(out, running.work or beside(out), data=data, dtype=machine.dtype, mixed=running.mixed)
+    folders = Folders(
+        out, running.work or beside(out), data=data, dtype=machine.dtype, adapter=machine.adapter, mixed=running.mixed
+    )
     typer.echo("reading questions ...", err=True)
     prepared = prepare_study(wanted, data)
     print_plan(prepared.record())
@@ -261,7 +263,9 @@ def baseline(
     need("report", by="coral baseline")
     study, machine = settings.study(name, model.model), model.machine
     data = folder_of_data(settings.data)
-    folders = Folders(out=settings.out, work=beside(settings.out), data=data, dtype=machine.dtype)
+    folders = Folders(
+        out=settings.out, work=beside(settings.out), data=data, dtype=machine.dtype, adapter=machine.adapter
+    )
     typer.echo("reading questions ...", err=True)
     prepared = prepare_study(study, folders.data)
     folder = run_alone(prepared, folders, open_model=machine.open, bar=shown, device=machine.device)

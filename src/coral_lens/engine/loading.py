@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -35,7 +35,7 @@ from coral_lens.engine.precision import (
 )
 from coral_lens.errors import CoralError, nearest, need
 from coral_lens.storage.bundles import is_intact, seal_files
-from coral_lens.storage.files import disk_errors, fresh_folder, versions
+from coral_lens.storage.files import digest, disk_errors, fresh_folder, versions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -157,6 +157,30 @@ def model_files(source: Path | str, revision: str | None, adapter: str | Path | 
     if not all(part.is_dir() for part in folders):
         return None
     return sorted(path for part in folders for path in part.iterdir() if path.is_file())
+
+
+WEIGHTS = (".safetensors", ".bin", ".gguf")
+"""Endings of files with weights."""
+AROUND_WEIGHTS = (".json", ".model", ".jinja")
+"""Endings of files that say what is made of them."""
+
+
+def files_digest(name: str, adapter: str | None = None) -> str:
+    """Return a digest of the files that a model is read from, and loads nothing; one that is not here yet has another.
+
+    Only what was written since is read again. It is no fingerprint: the same weights in other files have another digest.
+    """
+    name, _, joined = (name, "", "") if Path(name).exists() else name.partition(JOINS)
+    path = embedded_model() if name == EMBEDDED else Path(name).expanduser()
+    files = [path] if path is not None and path.is_file() else None
+    if files is None:
+        with suppress(CoralError, OSError):
+            files = model_files(path if path is not None and path.is_dir() else name, None, None)
+    for part in (joined, adapter):
+        if part and Path(part).is_dir():
+            files = [*(files or ()), *Path(part).iterdir()]
+    kept = [path for path in files or () if path.suffix in (*WEIGHTS, *AROUND_WEIGHTS)]
+    return digest([[path.name, known_digest(path)] for path in sorted(kept)])
 
 
 def fingerprint_of(hf: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, files: list[Path] | None) -> dict[str, str]:

@@ -1,7 +1,8 @@
 """What an extraction will take, reckoned without a model: tokens, hours, bytes, shards and money.
 
 Tokens are reckoned from characters, operations from tokens and from the shape of the model, time from how fast a device
-multiplies. Of a case that is only described, everything may be said by hand. It is an order of magnitude, and says so.
+multiplies when it has nothing else to do. Of a case that is only described, everything may be said by hand. It is an order of
+magnitude, and says so.
 """
 
 from __future__ import annotations
@@ -213,11 +214,23 @@ def shared_beginning(texts: Sequence[str]) -> int:
 
 
 def machine_speed(device: str, *, seconds: float = 0.3) -> float:
-    """Return the operations a second of matrix products on a device, as busy as it is now."""
+    """Return the operations a second of matrix products on a device, as if it had nothing else to do.
+
+    On a CPU one thread multiplies and is timed by the processor's clock, which stands still while others have the core; that
+    times the threads is the machine. By the clock on the wall a busy machine would seem many times slower than it is: several
+    threads wait for each other.
+    """
+    on_cpu, n_threads = torch.device(device).type == "cpu", torch.get_num_threads()
+    clock = time.thread_time if on_cpu else time.perf_counter
     a = torch.rand(1024, 1024, device=device)
-    (a @ a).sum().item()
-    n, start = 0, time.perf_counter()
-    while time.perf_counter() - start < seconds:
+    try:
+        if on_cpu:
+            torch.set_num_threads(1)
         (a @ a).sum().item()
-        n += 1
-    return n * 2 * 1024**3 / (time.perf_counter() - start)
+        n, start = 0, clock()
+        while not n or clock() - start < seconds:
+            (a @ a).sum().item()
+            n += 1
+        return n * 2 * 1024**3 / (clock() - start) * (n_threads if on_cpu else 1)
+    finally:
+        torch.set_num_threads(n_threads)

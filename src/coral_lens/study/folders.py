@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coral_lens.engine.loading import JOINS
 from coral_lens.errors import CoralError
 from coral_lens.storage.files import file_name, read_record, write_record
 from coral_lens.storage.outputs import has_word, refuse_folder
@@ -21,12 +22,15 @@ class Folders:
     data: Path | None = None
     dtype: str | None = None
     """The dtype of models, if one was asked for: what they make of questions in it is kept apart."""
+    adapter: str | None = None
+    """A LoRA adapter that is added to models: what they make of questions with it is kept apart, too."""
     mixed: bool = False
     """Whether states that were begun on another kind of device are gone on with, and workers may have several kinds."""
 
     def of_model(self, name: str) -> Path:
         """Return the folder for what a model makes of questions."""
-        return self.work / file_name(name if self.dtype is None else f"{name} in {self.dtype}")
+        called = name if self.adapter is None else f"{name}{JOINS}{self.adapter}"
+        return self.work / file_name(called if self.dtype is None else f"{called} in {self.dtype}")
 
     def runs_of(self, name: str) -> Path:
         """Return the folder for the runs of a model."""

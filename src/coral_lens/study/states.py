@@ -155,7 +155,7 @@ class StudyStates:
         """Return the store of a source; with `only`, of these questions alone, and their scores without states."""
         place = self._place(source, only)
         if place.is_finished:
-            if is_younger(self.name, place.mark):
+            if any(is_younger(part, place.mark) for part in (self.name, self._around.folders.adapter) if part):
                 self.model()  # which is compared with the store
             store = ActivationStore(place.folder)
         else:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from coral_lens.errors import CoralError
 from coral_lens.report.figures.analysis import TITLES, caption_subject, column, with_looks
 from coral_lens.report.figures.style import FAINT, INK, KNOWN, Picture
 from coral_lens.storage.files import write_atomic, write_json
@@ -62,6 +63,8 @@ def draw_bars(axes: Any, x: Sequence[int], scores: Sequence[Record]) -> None:
 
 def ablation_figure(record: Record, *, name: str) -> Picture:
     """Left: changes of ECE by single ablations; right: of accuracy. Shaded boxes are quartiles, lines medians."""
+    if not record["chosen"]:
+        raise CoralError("no feature was selected, so there is none to draw.")
     values = {
         metric: np.array([100 * record["features"][str(j)][metric]["value"] for j in record["chosen"]])
         for metric in ("ece", "accuracy")
@@ -130,11 +133,17 @@ def dimension_figure(record: Record, *, name: str) -> Picture:
         figure.legend(loc="outside lower center", ncols=4, fontsize=8.5)
 
     first = record["groups"][0]
+    held = components_text(first["for_90"], max(row["components"] for row in record["rows"]))
     caption = (
         f"{caption_subject(record)}. Left: R² of ridge on the first k principal components, by groups of layers. Right: "
-        f"their variance; in layers {first['layers']}, {first['for_90']} components hold 90 % of it."
+        f"their variance; in layers {first['layers']}, {held} components hold 90 % of it."
     )
     return Picture(name, paint, 3.1, caption, caption, WIDE)
+
+
+def components_text(n: int, most: int) -> str:
+    """Return a number of components; one above the most that were tried stands for more than these."""
+    return f"{n}" if n <= most else f"more than {most}"
 
 
 FIGURES = {"layers": layer_figure, "heads": head_figure, "dimensions": dimension_figure}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from coral_lens.report.figures.features import LABELS, ablation_picture, steering_picture
+from coral_lens.report.figures.paper import ablation_figure
 from coral_lens.report.figures.style import Picture
 from coral_lens.report.pages.contents import Contents
 from coral_lens.report.pages.templates import fill_template
@@ -42,6 +43,11 @@ def feature_pictures(
         )
         for name, record in ablations.items()
         for metric in ("ece", "accuracy")
+    }
+    pictures |= {
+        f"The same as the paper draws it, {names[name]}": ablation_figure(record, name=f"ablation-{name}-paper")
+        for name, record in ablations.items()
+        if record["chosen"]
     }
     if steering and any(row["gamma"] for row in steering["rows"]):
         pictures["Steering by the features whose removal harms"] = steering_picture(steering, name="steering")

@@ -28,6 +28,8 @@ class ClaimLine:
     said: str
     """`agrees`, `does not agree` or `cannot be told`."""
     sentence: str
+    model: str = ""
+    """Where there are several, the one that it is of, or that it is of all."""
 
 
 @dataclass(frozen=True, slots=True)

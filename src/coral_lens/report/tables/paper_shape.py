@@ -7,6 +7,7 @@ Its NLL and Brier columns can only be those of the top label (docs/paper-audit.m
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -63,9 +64,9 @@ class Block:
 
 def table_one(tables: Sequence[StudyTable], models: Sequence[str]) -> list[Block]:
     """Return a block for each benchmark: our models, then the paper's."""
-    blocks = []
+    blocks, names = [], model_names(models)
     for task in STEERING:
-        ours = [our_panel(find(tables, model, task), heading=short_model(model)) for model in models]
+        ours = [our_panel(find(tables, model, task), heading=names[model]) for model in models]
         blocks.append(Block(task, (*ours, *(paper_panel(task, model, heading=model) for model in MODELS.values()))))
     return blocks
 
@@ -73,8 +74,8 @@ def table_one(tables: Sequence[StudyTable], models: Sequence[str]) -> list[Block
 def table_two(tables: Sequence[StudyTable], models: Sequence[str]) -> list[Block]:
     """Return a block for each of our models and each of the paper's: its four tasks."""
     ours = [
-        Block(short_model(m), tuple(our_panel(find(tables, m, task), heading=task) for task in TRANSFER))
-        for m in models
+        Block(name, tuple(our_panel(find(tables, m, task), heading=task) for task in TRANSFER))
+        for m, name in model_names(models).items()
     ]
     theirs = [
         Block(f"{model}, the paper's", tuple(paper_panel(task, model, heading=task) for task in TRANSFER))
@@ -90,7 +91,26 @@ def find(tables: Sequence[StudyTable], model: str, task: str) -> StudyTable | No
 
 def short_model(model: str) -> str:
     """Return what stands above a column: the paper's own name, or the last part of ours."""
-    return MODELS.get(model, model.rpartition("/")[2])
+    return MODELS.get(model, last_parts(model, 1))
+
+
+def last_parts(path: str, n: int) -> str:
+    """Return the last n parts of a name; all of it, as it is, where it has no more."""
+    parts = [part for part in path.split("/") if part]
+    return "/".join(parts[-n:]) if n < len(parts) else path
+
+
+def model_names(models: Sequence[str]) -> dict[str, str]:
+    """Return what stands above the column of each model, and no name twice: run1/model and run2/model keep their folders."""
+    names = {model: short_model(model) for model in models}
+    for name in [name for name, n in Counter(names.values()).items() if n > 1]:
+        same = [model for model in models if names[model] == name]
+        longest = max(model.count("/") for model in same) + 2
+        depth = next(
+            n for n in range(2, longest + 1) if n == longest or len({last_parts(m, n) for m in same}) == len(same)
+        )
+        names |= {model: last_parts(model, depth) for model in same}
+    return names
 
 
 def our_panel(table: StudyTable | None, *, heading: str) -> Panel:

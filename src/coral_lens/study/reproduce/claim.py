@@ -1,7 +1,8 @@
 """A statement of the paper, and what an interval of ours says about it. Only arithmetic.
 
 A claimed gain agrees or does not where an interval says so, and cannot be told where it holds both. A claim of no gain agrees
-where the interval leaves no room for one that matters. Nothing here is about size: 3 points and 30 are both a gain.
+where the interval leaves no room for one that matters. Nothing here is about size: 3 points and 30 are both a gain. What is
+counted, and has no interval, says that it is a count.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ class Claim:
     """Ours, with its interval."""
     said: Said
     sentence: str
+    model: str | None = None
+    """The model that it was looked at on; None where all models were, together."""
 
 
 def interval_says(value: Difference | Mapping[str, float], *, better: Literal["up", "down"]) -> Said:
@@ -55,6 +58,11 @@ def gain_interval(value: Difference | Mapping[str, float], better: Literal["up",
 def together(said: Sequence[Said]) -> Said:
     """Return what several intervals say about one claim that none of them has a gain."""
     return next((one for one in ("does not agree", "cannot be told") if one in said), "agrees")
+
+
+def most_chosen(layers: Sequence[int]) -> int:
+    """Return the layer that most folds have chosen, the lowest of several."""
+    return max(sorted(set(layers)), key=list(layers).count)
 
 
 def stated(key: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from coral_lens.report.tables.paper_shape import ROWS, STEERING, TRANSFER, abstract_means, best_and_second, find
 from coral_lens.report.tables.study import Improvement, StudyTable, difference_of, verdict
@@ -12,15 +13,17 @@ from coral_lens.study.reproduce.claims_inside import OF_RECORDS
 CORAL = ROWS["CORAL"]
 
 
-def all_claims(tables: Mapping[str, Sequence[StudyTable]], records: Mapping[str, Sequence[Record]]) -> list[Claim]:
-    """Return every claim that can be answered; `tables` and `records` are by part, one of each model."""
+def claims_of_tables(tables: Mapping[str, Sequence[StudyTable]]) -> list[Claim]:
+    """Return what is claimed of the tables of studies, by part: counted over the models together, as the paper counts it."""
     steering = [*tables.get("probe1", ()), *tables.get("probe2", ())]
     transfer = tables.get("transfer", ())
     claims = [*abstract_claims([*steering, *transfer]), *table_claims(steering, STEERING, "steering")]
-    claims += table_claims(transfer, TRANSFER, "transfer")
-    for part, answer in OF_RECORDS.items():
-        claims += [claim for record in records.get(part, ()) for claim in answer(record)]
-    return [*claims, *corrsteer_claims(tables.get("corrsteer", ()))]
+    return [*claims, *table_claims(transfer, TRANSFER, "transfer"), *corrsteer_claims(tables.get("corrsteer", ()))]
+
+
+def claims_of_record(part: str, model: str, record: Record) -> list[Claim]:
+    """Return what is claimed of one model and answered by the record of a part."""
+    return [replace(claim, model=model) for claim in OF_RECORDS[part](record)] if part in OF_RECORDS else []
 
 
 # ----------------------------------------------------------------------------------------------------- tables, abstract
@@ -63,13 +66,15 @@ def table_claims(tables: Sequence[StudyTable], tasks: Sequence[str], section: st
     mine = [t for m in models for task in tasks if (t := find(tables, m, task)) and has(t, CORAL)]
     if not mine:
         return
-    leads = sum(leads_in(table, "accuracy") for table in mine)
+    leads, clear = (sum(leads_in(t, "accuracy", clearly=clearly) for t in mine) for clearly in (False, True))
     ups, downs = (sum(verdict(t, CORAL, "accuracy") == sign for t in mine) for sign in (1, -1))
-    said: Said = "agrees" if leads == len(mine) and not downs else "does not agree" if downs else "cannot be told"
+    beaten = sum(is_beaten(t, "accuracy") for t in mine)
+    said: Said = "agrees" if clear == len(mine) else "does not agree" if beaten else "cannot be told"
     paper = "9 of 9" if section == "steering" else "12 of 12"
     sentence = (
-        f"{said.capitalize()}: CORAL's accuracy leads in {leads} of {len(mine)} cells; against the unsteered model it is clearly "
-        f"higher in {ups} and clearly lower in {downs}."
+        f"{said.capitalize()}: CORAL's accuracy is the highest in {leads} of {len(mine)} cells, and clearly so in {clear}; in "
+        f"{beaten} another row is clearly ahead. Against the unsteered model it is clearly higher in {ups} and clearly lower in "
+        f"{downs}."
     )
     yield Claim(section, "CORAL has the best accuracy", paper, f"{leads} of {len(mine)}", said, sentence)
     better = sum(verdict(t, CORAL, "brier") > 0 for t in mine)
@@ -91,8 +96,16 @@ def has(table: StudyTable, method: str) -> bool:
     return any(row.method == method for row in table.rows)
 
 
-def leads_in(table: StudyTable, metric: str) -> bool:
-    """Whether CORAL has the best value among the paper's rows."""
+def is_beaten(table: StudyTable, metric: str) -> bool:
+    """Whether another row clearly leads all others, or CORAL is clearly behind the unsteered model."""
+    best = table.best.get(metric, ())
+    return (bool(best) and CORAL not in best) or verdict(table, CORAL, metric) < 0
+
+
+def leads_in(table: StudyTable, metric: str, *, clearly: bool) -> bool:
+    """Whether CORAL has the best value among the paper's rows, or leads all others by the rule that makes values bold."""
+    if clearly:
+        return CORAL in table.best.get(metric, ())
     rows = {name: row for name, method in ROWS.items() for row in table.rows if row.method == method}
     return "CORAL" in best_and_second(rows, metric)[0]
 
@@ -113,4 +126,5 @@ def corrsteer_claims(tables: Sequence[StudyTable]) -> Iterator[Claim]:
             said,
             f"{said.capitalize()}: it changes accuracy by {between(accuracy, digits=2)} and ECE by {between(ece, digits=2)} "
             "points.",
+            table.model,
         )

@@ -4,13 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from coral_lens.report.figures.paper import components_text
 from coral_lens.report.tables.paper import load_stated_numbers
-from coral_lens.study.reproduce.claim import Claim, Record, Said, between, no_gain_says, number_of, stated, together
+from coral_lens.study.reproduce.claim import (
+    Claim,
+    Record,
+    Said,
+    between,
+    interval_says,
+    most_chosen,
+    no_gain_says,
+    number_of,
+    stated,
+    together,
+)
 
 MIDDLE = (0.45, 0.8)
 """Shares of a model's depth that count as its middle: the paper's best layers are 17 to 21 of 30."""
+HIGHEST = 0.1
+"""The R² that none of the paper's heads is above."""
 EARLY = 0.2
 """The paper's harmful layers are the first 7 of 31."""
+NOTHING = 0.005
+"""A mean change of ECE below half a point is next to nothing: the paper's is a hundredth of that."""
 MANY = 0.25
 """A share of the heads above which the signal counts as spread over many: the paper's is 0.55."""
 
@@ -20,39 +36,57 @@ MANY = 0.25
 
 def layer_claims(record: Record) -> Iterator[Claim]:
     """Yield where the best layers are, what early ones do, whether several help, and whether gamma = 1 is best."""
-    rows, base = record["rows"], record["base"]
-    last = max(row["layer"] for row in rows)
-    best = max(set(record["single_layers"]), key=record["single_layers"].count)
-    middle = MIDDLE[0] <= best / last <= MIDDLE[1]
-    gain = {p: record["single"]["accuracy"][p] - base["accuracy"]["value"] for p in ("value", "low", "high")}
-    clear = gain["low"] > 0
-    said: Said = "cannot be told" if not clear else "agrees" if middle else "does not agree"
-    yield Claim(
+    yield middle_claim(record)
+    yield early_claim(record)
+    yield from side_by_side_claims(record)
+    yield gamma_claim(record)
+
+
+def middle_claim(record: Record) -> Claim:
+    """Return where the best layers are: counted over folds, and said only where steering by them clearly helps."""
+    last, chosen, gain = last_layer(record), record["single_layers"], record["single_gain"]["accuracy"]
+    best, inside = most_chosen(chosen), [MIDDLE[0] <= layer / last <= MIDDLE[1] for layer in chosen]
+    said: Said = "cannot be told"
+    if gain["low"] > 0 and all(inside) is any(inside):
+        said = "agrees" if all(inside) else "does not agree"
+    return Claim(
         "layers",
         "Middle layers are the best to steer by",
         "layers {} to {} of {}".format(*(number_of(f"layers.{name}") for name in ("best_low", "best_high", "last"))),
         f"layer {best} of {last}, chosen on other folds",
         said,
-        f"{said.capitalize()}: layer {best} of {last} is chosen, at {100 * best / last:.0f} % of the depth; steering by it "
-        f"changes accuracy by {between(gain)} points.",
+        f"{said.capitalize()}: layer {best} of {last} is chosen, at {100 * best / last:.0f} % of the depth, and one between "
+        f"{100 * MIDDLE[0]:.0f} and {100 * MIDDLE[1]:.0f} % in {sum(inside)} of {len(inside)} folds, which is a count; "
+        f"steering by the layer of each fold changes accuracy by {between(gain)} points.",
     )
-    early = [row for row in rows if row["layer"] <= EARLY * last]
-    highs = [row["chosen"]["accuracy"]["high"] for row in early]
-    lows = [row["chosen"]["accuracy"]["low"] for row in early]
-    unsteered = base["accuracy"]["value"]
-    said = "agrees" if max(highs) < unsteered else "does not agree" if min(lows) > unsteered else "cannot be told"
-    mean = sum(row["chosen"]["accuracy"]["value"] for row in early) / len(early)
-    yield Claim(
+
+
+def early_claim(record: Record) -> Claim:
+    """Return whether early layers harm at gamma = 1, as the paper steers: a chosen strength may be 0, which harms nothing."""
+    early = [row for row in record["rows"] if row["layer"] <= EARLY * last_layer(record)]
+    gains = [row["at_one_gain"]["accuracy"] for row in early]
+    below, above = (
+        sum(said == "agrees" for said in (interval_says(g, better=b) for g in gains)) for b in ("down", "up")
+    )
+    said: Said = "agrees" if below == len(gains) else "does not agree" if above == len(gains) else "cannot be told"
+    mean, unsteered = (
+        mean_of([row["at_one"]["accuracy"] for row in early], "value"),
+        record["base"]["accuracy"]["value"],
+    )
+    return Claim(
         "layers",
         "Steering by early layers falls below the unsteered accuracy",
         f"layers 0 to {number_of('layers.harmful_high')}",
         f"{100 * mean:.1f} on average, unsteered {100 * unsteered:.1f}",
         said,
-        f"{said.capitalize()}: the first {len(early)} layers have {100 * mean:.1f} % accuracy on average, "
-        f"{100 * unsteered:.1f} % without steering; gamma 0 is among the strengths here, which leaves the model as it is.",
+        f"{said.capitalize()}: at gamma = 1 the first {len(early)} layers have {100 * mean:.1f} % accuracy on average, "
+        f"{100 * unsteered:.1f} % without steering; {below} of them are clearly below it, {above} clearly above.",
     )
-    yield from side_by_side_claims(record)
-    yield gamma_claim(record)
+
+
+def last_layer(record: Record) -> int:
+    """Return the number of the last layer that was analysed."""
+    return int(max(row["layer"] for row in record["rows"]))
 
 
 def side_by_side_claims(record: Record) -> Iterator[Claim]:
@@ -72,10 +106,10 @@ def side_by_side_claims(record: Record) -> Iterator[Claim]:
 
 
 def gamma_claim(record: Record) -> Claim:
-    """Return whether another strength than 1 is clearly better."""
+    """Return whether another strength than 1 is clearly better, or may be by a point."""
     best = min(record["gammas"], key=lambda row: row["scores"]["brier"]["value"])
     behind = best["over_one"]["brier"]
-    said: Said = "agrees" if best["gamma"] == 1.0 else no_gain_says(behind, better="down")
+    said = together([no_gain_says(row["over_one"]["brier"], better="down") for row in record["gammas"]])
     return Claim(
         "probe",
         "gamma = 1 is the strongest and most consistent",
@@ -118,22 +152,33 @@ def mean_of(scores: Sequence[Record], part: str) -> float:
 
 def sae_claims(record: Record) -> Iterator[Claim]:
     """Yield what single features do, and steering by many."""
-    ablation, steering = record["ablation"], record["steering"]
-    group = ablation["groups"][ablation["plan"]["by"]]["ece"]
-    mean = group["mean"]
-    small = max(abs(mean["low"]), abs(mean["high"])) < 0.005
-    said: Said = "agrees" if small else "cannot be told"
-    first, _, third = group["quartiles"]
-    yield Claim(
-        "features",
+    yield ablation_claim(record["ablation"])
+    yield steering_claim(record["steering"])
+
+
+def ablation_claim(ablation: Record) -> Claim:
+    """Return whether single features matter; where none was selected, that is said."""
+    statement, paper = (
         "Taking out one feature changes next to nothing",
         f"mean change of ECE {stated('sae.mean_ece_change')}",
+    )
+    group = ablation["groups"].get(ablation["plan"]["by"])
+    if group is None:
+        reason = f"no feature was selected by {ablation['plan']['by']}."
+        return Claim("features", statement, paper, "no feature", "cannot be told", f"Cannot be told: {reason}")
+    mean, (first, _, third) = group["ece"]["mean"], group["ece"]["quartiles"]
+    nearest = max(mean["low"], -mean["high"], 0.0)
+    farthest = max(abs(mean["low"]), abs(mean["high"]))
+    said: Said = "agrees" if farthest < NOTHING else "does not agree" if nearest > NOTHING else "cannot be told"
+    return Claim(
+        "features",
+        statement,
+        paper,
         f"{between(mean, unit=1.0, digits=5)}, quartiles {first:+.1e} and {third:+.1e}",
         said,
         f"{said.capitalize()}: {len(ablation['chosen'])} features, each taken out alone, change ECE by {between(mean, digits=3)} "
         "points on average.",
     )
-    yield steering_claim(steering)
 
 
 def steering_claim(steering: Record) -> Claim:
@@ -141,10 +186,10 @@ def steering_claim(steering: Record) -> Claim:
     example = stated("sae.steered_example")
     statement = "Steering by features does not help"
     paper = f"top {example}: accuracy {stated('sae.steered_accuracy_change')}, ECE +{stated('sae.steered_ece_change')}"
-    if "failed" in steering:
-        reason = steering["failed"]
+    rows = [row for row in steering.get("rows", ()) if row["gamma"]]
+    if not rows:
+        reason = steering.get("failed", "no strength above 0 was tried.")
         return Claim("features", statement, paper, "not steered", "cannot be told", f"Cannot be told: {reason}")
-    rows = [row for row in steering["rows"] if row["gamma"]]
     said_of = [no_gain_says(row["less base"]["accuracy"], better="up") for row in rows]
     said_of += [no_gain_says(row["less base"]["ece"], better="down") for row in rows]
     nearest = min(rows, key=lambda row: abs(row["features"] - load_stated_numbers()["sae.steered_example"].value))
@@ -166,27 +211,43 @@ def steering_claim(steering: Record) -> Claim:
 
 def head_claims(record: Record) -> Iterator[Claim]:
     """Yield how the signal is spread over heads, with the numbers of the paper's caption."""
-    needed, top, above = record["needed_share"], record["top_share"], record["above"]
+    yield spread_claim(record)
+    yield highest_claim(record)
+
+
+def spread_claim(record: Record) -> Claim:
+    """Return whether many heads hold the signal; where no head clearly has any, there is nothing to be spread."""
+    needed, top, n = record["needed_share"], record["top_share"], len(record["rows"])
     said: Said = "agrees" if needed["low"] > MANY else "does not agree" if needed["high"] < MANY else "cannot be told"
-    yield Claim(
+    held = (
+        f"{record['needed']['value']:.0f} of {n} heads hold 80 % of the positive signal, the best 48 hold {plain(top)} % (the "
+        f"paper: {stated('heads.top48_signal')})."
+    )
+    if not record["clear"]:
+        said, held = "cannot be told", f"of {n} heads none has an R² whose interval lies above 0."
+    return Claim(
         "heads",
         "The signal is spread over many heads",
         f"{stated('heads.needed')} ({stated('heads.needed_share')}) hold 80 % of it",
-        f"{record['needed']['value']:.0f} of {len(record['rows'])} ({plain(needed)} %)",
+        f"{record['needed']['value']:.0f} of {n} ({plain(needed)} %)",
         said,
-        f"{said.capitalize()}: {record['needed']['value']:.0f} of {len(record['rows'])} heads hold 80 % of the positive signal, "
-        f"the best 48 hold {plain(top)} % (the paper: {stated('heads.top48_signal')}).",
+        f"{said.capitalize()}: {held}",
     )
-    none = above["0.1"] == 0
-    said = "agrees" if none else "does not agree"
-    yield Claim(
+
+
+def highest_claim(record: Record) -> Claim:
+    """Return whether a head has more signal than the paper's best ones: by the interval of each."""
+    above, scores = record["above"], [row["r2"] for row in record["rows"]]
+    room, clear = (sum(score[end] > HIGHEST for score in scores) for end in ("high", "low"))
+    said: Said = "does not agree" if clear else "cannot be told" if room else "agrees"
+    return Claim(
         "heads",
         "No head has an R² above 0.10, few above 0.05",
         f"none; {stated('heads.above_005')}; mean {stated('heads.mean_r2')}, highest {stated('heads.max_r2')}",
         f"{above['0.1']}; {above['0.05']} heads; mean {record['mean']['value']:.3f}, highest {record['highest']:.3f}",
         said,
-        f"{said.capitalize()}: {above['0.1']} heads have an R² above 0.10 and {above['0.05']} above 0.05; the highest has "
-        f"{record['highest']:.3f}.",
+        f"{said.capitalize()}: {above['0.1']} heads have an R² above 0.10, {clear} of them clearly, and {above['0.05']} above "
+        f"0.05; the highest has {record['highest']:.3f}, and the intervals of {room} reach above 0.10.",
     )
 
 
@@ -211,14 +272,15 @@ def dimension_claims(record: Record) -> Iterator[Claim]:
         f"{said.capitalize()}: in {len(rising)} of {n} groups of layers the second half of {most} components clearly adds to R².",
     )
     first = record["groups"][0]
-    said = "agrees" if first["for_90"] <= 3 else "does not agree"
+    said, held = "agrees" if first["for_90"] <= 3 else "does not agree", components_text(first["for_90"], most)
     yield Claim(
         "dimensions",
         "Three components hold 90 % of the variance of early layers",
         f"{stated('pca.early_components')} components",
-        f"{first['for_90']} components in layers {first['layers']}",
+        f"{held} components in layers {first['layers']}, a count",
         said,
-        f"{said.capitalize()}: 90 % of the variance of layers {first['layers']} lie in {first['for_90']} components.",
+        f"{said.capitalize()}: 90 % of the variance of layers {first['layers']} lie in {held} components, on average over its "
+        "layers; that is a count, and has no interval.",
     )
 
 

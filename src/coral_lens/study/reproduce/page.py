@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from coral_lens.errors import CoralError
 from coral_lens.report.figures.paper import ablation_figure, dimension_figure, head_figure, layer_figure
 from coral_lens.report.figures.style import Picture
 from coral_lens.report.pages.reproduction import (
@@ -19,15 +21,17 @@ from coral_lens.report.pages.reproduction import (
     render_reproduction,
     tally,
 )
-from coral_lens.report.tables.paper_shape import Block, shape_latex, shape_markdown, short_model, table_one, table_two
+from coral_lens.report.tables.paper_shape import Block, model_names, shape_latex, shape_markdown, table_one, table_two
 from coral_lens.report.tables.study import StudyTable, read_tables
 from coral_lens.storage.escape import for_markdown
 from coral_lens.storage.files import file_name, write_atomic
 from coral_lens.study.reproduce.claim import Claim
-from coral_lens.study.reproduce.claims import all_claims
+from coral_lens.study.reproduce.claims import claims_of_record, claims_of_tables
 from coral_lens.study.reproduce.parts import PARTS
 from coral_lens.study.reproduce.scale import Scale
 
+Built = TypeVar("Built")
+ALL_MODELS = "all models"
 STUDIES = ("probe1", "probe2", "transfer", "corrsteer")
 ABSTRACT = (
     "Relative changes of each value, averaged over models and tasks: three benchmarks of Table 1, four of Table 2."
@@ -45,81 +49,131 @@ class Findings:
     """By model, then by part."""
     failed: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """By model, then by part: why it is missing."""
+    broken: dict[str, dict[str, str]] = field(default_factory=dict)
+    """By model, then by part: why a piece of what it has left cannot be shown; filled while the page is built."""
 
-    def of(self, part: str) -> list[dict[str, Any]]:
-        """Return the records of a part, of the models that have one."""
-        return [self.records[m][part] for m in self.models if part in self.records.get(m, {})]
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """What each model is called on the page, no two alike."""
+        return model_names(self.models)
+
+    def of(self, part: str) -> dict[str, dict[str, Any]]:
+        """Return the records of a part by model, of the models that have one."""
+        return {m: self.records[m][part] for m in self.models if part in self.records.get(m, {})}
 
     def tables(self, part: str) -> list[StudyTable]:
-        """Return the tables of the study of a part, of all models."""
+        """Return the tables of the study of a part, of all models whose tables can be read."""
         return [
             table
-            for record in self.of(part)
-            for table in read_tables(
-                self.out / record["run"], model=record["model"], mixture=record["mixture"], tests=record["tests"]
-            )
+            for model, record in self.of(part).items()
+            for table in self.built(part, model, partial(tables_of_record, self.out, record)) or ()
         ]
+
+    def built(self, part: str, model: str, build: Callable[[], Built]) -> Built | None:
+        """Return a piece of the page; one that cannot be built is named in the place of its part, and stops no other."""
+        try:
+            return build()
+        except CoralError as error:
+            reason = str(error)
+        except Exception as error:  # one figure must not take the others down
+            what = str(error).splitlines()[0] if str(error) else "no more is known"
+            reason = f"it cannot be shown ({type(error).__name__}: {what})."
+        self.broken.setdefault(model, {})[part] = reason
+        return None
 
     def missing(self, *parts: str) -> tuple[str, ...]:
         """Say which of some parts are missing, and why."""
         return tuple(
-            f"{PARTS[part].title}, {short_model(model)}: {reason}"
+            f"{PARTS[part].title}, {self.names[model]}: {reason}"
             for model in self.models
-            for part, reason in self.failed.get(model, {}).items()
+            for part, reason in {**self.failed.get(model, {}), **self.broken.get(model, {})}.items()
             if part in parts
         )
 
     def links(self, *parts: str) -> tuple[tuple[str, str], ...]:
         """Return the reports of studies."""
         return tuple(
-            (f"{PARTS[part].title}, {short_model(record['model'])}", record["report"])
+            (f"{PARTS[part].title}, {self.names[model]}", record["report"])
             for part in parts
-            for record in self.of(part)
+            for model, record in self.of(part).items()
             if "report" in record
         )
 
 
 def write_page(findings: Findings, provenance: Mapping[str, Any]) -> Path:
     """Write the page, the two tables as LaTeX and Markdown, and the figures; return the page."""
-    tables = {part: findings.tables(part) for part in STUDIES}
-    claims = all_claims(tables, {part: findings.of(part) for part in PARTS})
+    out, tables = findings.out, {part: findings.tables(part) for part in STUDIES}
+    claims = claims_of(findings, tables)
     steering = table_one([*tables["probe1"], *tables["probe2"]], findings.models)
     transfer = table_two(tables["transfer"], findings.models)
     sections = page_sections(findings, claims, steering, transfer)
     lines = [line for section in sections for line in section.claims]
     page = Reproduction(
-        title=f"The paper on {', '.join(short_model(m) for m in findings.models)}",
+        title=f"The paper on {', '.join(findings.names.values())}",
         headline=headline(findings, lines),
         sections=sections,
         provenance=provenance,
     )
-    out = findings.out
     write_atomic(out / "tables.tex", "\n".join((shape_latex(steering), shape_latex(transfer))).encode())
     write_atomic(out / "tables.md", markdown_of(page, steering, transfer).encode())
-    for section in sections:
-        for picture, _ in section.pictures:
-            for ending, data in picture.files().items():
-                write_atomic(out / "figures" / f"{picture.name}{ending}", data)
     target = out / "reproduction.html"
     write_atomic(target, render_reproduction(page).encode())
     return target
 
 
+def tables_of_record(out: Path, record: Mapping[str, Any]) -> list[StudyTable]:
+    """Return the tables of a study, from its folder."""
+    about = {name: record[name] for name in ("model", "mixture", "tests")}
+    return read_tables(out / record["run"], **about)
+
+
+def claims_of(findings: Findings, tables: Mapping[str, Sequence[StudyTable]]) -> list[Claim]:
+    """Return every claim that can be answered, those of one statement beside each other."""
+    claims = claims_of_tables(tables)
+    for part in PARTS:
+        for model, record in findings.of(part).items():
+            claims += findings.built(part, model, partial(claims_of_record, part, model, record)) or []
+    order = list(dict.fromkeys(claim.statement for claim in claims))
+    return sorted(claims, key=lambda claim: order.index(claim.statement))
+
+
 def headline(findings: Findings, claims: Sequence[ClaimLine]) -> tuple[str, ...]:
     """Say how many claims agree, and what was left out."""
-    counts = tally(claims)
-    n_missing = sum(len(reasons) for reasons in findings.failed.values())
-    said = (
-        f"Of {len(claims)} statements of the paper that could be looked at here, this model agrees with {counts['agrees']} and "
-        f"does not agree with {counts['does not agree']}; of {counts['cannot be told']} it cannot be told from these questions."
-    )
+    n_missing = sum(len(reasons) for by in (findings.failed, findings.broken) for reasons in by.values())
     left = "; ".join(f"{name}: {reason}" for name, reason in findings.scale.left_out.items())
-    sentences = [said, f"Scale {findings.scale.name}. {findings.scale.about}"]
+    sentences = [*counted(findings, claims), f"Scale {findings.scale.name}. {findings.scale.about}"]
     if left:
         sentences.append(f"Left out at this scale: {left}.")
     if n_missing:
         sentences.append(f"Parts that are missing: {n_missing}; the reason stands in the place of each.")
     return tuple(sentences)
+
+
+def counted(findings: Findings, claims: Sequence[ClaimLine]) -> list[str]:
+    """Say how many claims agree: of the one model, or of each of several and of what is counted over all of them."""
+    counts = tally(claims)
+    if len(findings.models) == 1:
+        return [
+            f"Of {len(claims)} statements of the paper that could be looked at here, this model agrees with {counts['agrees']} "
+            f"and does not agree with {counts['does not agree']}; of {counts['cannot be told']} it cannot be told from these "
+            "questions."
+        ]
+    by_model = {name: tally([c for c in claims if c.model == name]) for name in (*findings.names.values(), ALL_MODELS)}
+    return [
+        f"{len(claims)} times a statement of the paper could be looked at here. Those that agree, do not agree, and cannot be "
+        "told from these questions: "
+        + "; ".join(f"{name} {', '.join(map(str, n.values()))}" for name, n in by_model.items())
+        + "."
+    ]
+
+
+def claim_line(claim: Claim, findings: Findings) -> ClaimLine:
+    """Return a claim as the page shows it: with its model, where there are several."""
+    model = ALL_MODELS if claim.model is None else findings.names[claim.model]
+    several = len(findings.models) > 1
+    return ClaimLine(
+        claim.statement, claim.paper, claim.ours, claim.said, claim.sentence, model=model if several else ""
+    )
 
 
 def page_sections(
@@ -128,7 +182,7 @@ def page_sections(
     """Return the sections in the order of the paper."""
 
     def section(anchor: str, title: str, where: str, *parts: str, **more: Any) -> PaperSection:
-        lines = (ClaimLine(c.statement, c.paper, c.ours, c.said, c.sentence) for c in claims if c.section == anchor)
+        lines = (claim_line(c, findings) for c in claims if c.section == anchor)
         missing, links = findings.missing(*parts), findings.links(*parts)
         return PaperSection(anchor, title, where, claims=tuple(lines), missing=missing, links=links, **more)
 
@@ -192,11 +246,21 @@ def figures(
     """Return the figure of a part for each model that has it; `key` names what is drawn where the record holds more."""
     drawn = []
     for model in findings.models:
-        record = findings.records.get(model, {}).get(part)
-        if record:
-            name = f"{part}-{file_name(short_model(model))}"
-            drawn.append((draw(record[key] if key else record, name=name), f"{title}, {short_model(model)}"))
+        record, called = findings.records.get(model, {}).get(part), findings.names[model]
+        if record is None:
+            continue
+        build = partial(draw, record[key] if key else record, name=f"{part}-{file_name(called)}")
+        if picture := findings.built(part, model, partial(written, build, findings.out)):
+            drawn.append((picture, f"{title}, {called}"))
     return tuple(drawn)
+
+
+def written(build: Callable[[], Picture], out: Path) -> Picture:
+    """Draw a figure into its files and return it: what cannot be drawn then fails here, and not when the page is rendered."""
+    picture = build()
+    for ending, data in picture.files().items():
+        write_atomic(out / "figures" / f"{picture.name}{ending}", data)
+    return picture
 
 
 def markdown_of(page: Reproduction, steering: Sequence[Block], transfer: Sequence[Block]) -> str:
@@ -213,8 +277,20 @@ def markdown_of(page: Reproduction, steering: Sequence[Block], transfer: Sequenc
             for picture, title in section.pictures
         ]
         if section.claims:
-            lines = ["| the paper says | its number | ours | so it |", "|---|---|---|---|"]
-            lines += [f"| {c.statement} | {c.paper} | {c.ours} | {c.said} |" for c in section.claims]
-            parts += ["\n".join(lines), "\n".join(f"- {c.sentence}" for c in section.claims)]
+            parts += [claims_markdown(section.claims), "\n".join(map(claim_sentence, section.claims))]
         parts += [f"Missing: {for_markdown(reason)}" for reason in section.missing]
     return "\n\n".join(parts) + "\n"
+
+
+def claims_markdown(claims: Sequence[ClaimLine]) -> str:
+    """Return claims as a table, with a column of models where there are several."""
+    named = any(c.model for c in claims)
+    heads = ["the paper says", *(["model"] if named else []), "its number", "ours", "so it"]
+    rows = [[c.statement, *([for_markdown(c.model)] if named else []), c.paper, c.ours, c.said] for c in claims]
+    lines = [f"| {' | '.join(cells)} |" for cells in (heads, *rows)]
+    return "\n".join([lines[0], "|---" * len(heads) + "|", *lines[1:]])
+
+
+def claim_sentence(claim: ClaimLine) -> str:
+    """Return what is said of a claim, as a line of a list."""
+    return f"- {for_markdown(claim.model)}: {claim.sentence}" if claim.model else f"- {claim.sentence}"

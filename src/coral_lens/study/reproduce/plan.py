@@ -1,14 +1,16 @@
 """What reproducing will take: questions, passes, time and bytes of each part, reckoned without a model.
 
 Questions are counted; tokens are reckoned from characters, operations from tokens and from the shape of the networks, and time
-from how fast this machine multiplies matrices right now. It is an order of magnitude, and says so.
+from how fast this machine multiplies matrices when it has nothing else to do. It is an order of magnitude, and says so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+from coral_lens.data.splits import sample
 from coral_lens.engine.loading import Outline, load_outline
 from coral_lens.engine.reckoning import EFFICIENCY, machine_speed, tokens_of
 from coral_lens.errors import CoralError
@@ -18,12 +20,14 @@ from coral_lens.lens.settings import NetworkSearch
 from coral_lens.records import Question
 from coral_lens.study.config import Study
 from coral_lens.study.plan import selected
-from coral_lens.study.reproduce.parts import Workplace
+from coral_lens.study.reproduce.parts import SEED, Workplace, drawn_apart, head_questions
 from coral_lens.study.reproduce.scale import Scale
 from coral_lens.study.run import Prepared, prepare_study
 
-EXTRA = {"iti": 1.3, "ccps": 1.5, "corrsteer": 1.5, "steerconf": 30.0}
-"""Passes of a method that must run the model again, in units of scoring every question once; SteerConf writes its answers."""
+EXTRA = {"iti": 1.3, "ccps": 1.5, "corrsteer": 1.5}
+"""Passes of a method that must run the model again, in units of scoring every question once."""
+WRITTEN = 0.5
+"""Of the tokens that an answer may have, how many are written, about."""
 STOPPED = 0.15
 """Networks stop so early, on average: the share of the epochs that they might train."""
 
@@ -49,10 +53,11 @@ def plan_parts(place: Workplace, parts: Sequence[str]) -> list[PartPlan]:
     for part in parts:
         load = LOADS[part](place)
         fresh = replace(load, questions=[q for q in load.questions if q.id not in seen])
-        seen |= {q.id for q in load.questions}
+        if load.own_bytes is None:
+            seen |= {q.id for q in load.questions}
         tokens = fresh.tokens * load.passes + load.tokens * load.again
         seconds = reckoned_seconds(load, tokens, outline, speed) if outline else None
-        n_bytes = fresh.rows * (outline.n_layers + 1) * outline.width * 2 if outline else None
+        n_bytes = (load.own_bytes or fresh.all_layers)(outline) if outline else None
         plans.append(PartPlan(part, len(load.questions), tokens / max(1.0, load.tokens), seconds, n_bytes))
     return plans
 
@@ -81,11 +86,17 @@ class Load:
     """Epochs of the paper's network, times the rows of each."""
     other: float = 0.0
     """Operations beside these, per squared column of the states."""
+    own_bytes: Callable[[Outline], int] | None = None
+    """What it keeps in a store of its own, which no other part reads; otherwise it keeps all layers of its questions."""
 
     @property
     def rows(self) -> int:
         """Options of all questions."""
         return sum(len(q.options) for q in self.questions)
+
+    def all_layers(self, outline: Outline) -> int:
+        """Return the bytes of every layer's state of every option, in half precision."""
+        return self.rows * (outline.n_layers + 1) * outline.width * 2
 
     @property
     def tokens(self) -> float:
@@ -106,10 +117,22 @@ def study_load(place: Workplace, study: Study) -> Load:
     asked = asked_questions(prepared)
     train = sum(len(part.ids) for m in prepared.plan.mixtures for part in m.parts)
     extra = sum(EXTRA.get(entry.kind, 0.0) for entry, _ in prepared.methods)
+    n_tests = len(asked) - train
+    written = sum(
+        tokens_written(settings, n_tests) for entry, settings in prepared.methods if entry.kind == "steerconf"
+    )
+    extra += written / max(1.0, tokens_of(asked))
     searches = [settings.network for entry, settings in prepared.methods if entry.kind == "mlp"]
     rows = 4 * 0.8 * train
     networks = sum((rows * epochs(search, layers_of(place)) for search in searches), start=0.0)
     return Load(asked, 1.0 + extra, networks=networks)
+
+
+def tokens_written(settings: Any, n_tests: int) -> float:
+    """Return the tokens of the answers that SteerConf has written: to choose, in every way or in two stages, and of tests."""
+    most, ways = max(settings.samples), len(settings.prompts) * len(settings.thinking)
+    tried = ways * len(settings.temperatures) * most if settings.crossed else ways * settings.screening + 3 * most
+    return (settings.questions * tried + n_tests * most) * settings.max_new_tokens * WRITTEN
 
 
 def asked_questions(prepared: Prepared) -> list[Question]:
@@ -152,19 +175,30 @@ def heads_load(place: Workplace) -> Load:
     """Return the load of networks on heads: 15 epochs in five folds of a network of 60,000 weights for 64 columns each."""
     rows = 4 * place.scale.n_heads
     other = layers_of(place) * 5 * 15 * rows * 6 * 60_000 / 64 / 600
-    return Load(place.load(place.scale.home)[: place.scale.n_heads], 0.0, again=1.0, other=other)
+    load = Load(head_questions(place), 0.0, again=1.0, other=other)
+    # the heads of a block are together about as wide as the block
+    return replace(load, own_bytes=lambda outline: load.rows * outline.n_layers * outline.width * 2)
 
 
 def sae_load(place: Workplace) -> Load:
     """Return the load of autoencoders: training, and the passes of ablation and steering."""
     scale: Scale = place.scale
     sae = scale.sae
-    asked, tested = place.load(sae.asked), place.load(sae.tested)[: sae.testing]
-    used = asked[: sae.selecting + sae.ablating + sae.choosing]
+    asked, tested = place.load(sae.asked), sample(place.load(sae.tested), sae.testing, seed=SEED)
+    used = [q for drawn in drawn_apart(asked, (sae.selecting, sae.ablating, sae.choosing)) for q in drawn]
     n_features = sae.ablation.features + sae.ablation.random
     settings = 1 + len(sae.steering.top) * (len(sae.steering.gammas) - 1)
     again = (0.05 * n_features * sae.ablating + settings * sae.choosing + 7 * len(tested)) / max(1, len(used))
-    return Load([*used, *tested], 1.0, again=1.0 + again, other=12.0 * sae.tokens * sum(sae.training.expansions))
+    load = Load([*used, *tested], 0.0, again=2.0 + again, other=12.0 * sae.tokens * sum(sae.training.expansions))
+    collected = tokens_of([q for source in sae.sources for q in place.load(source)])
+    n_tokens = float(min(sae.tokens or collected, collected))
+    return replace(load, own_bytes=lambda outline: sae_bytes(outline.width, n_tokens, sae.training.expansions))
+
+
+def sae_bytes(width: int, n_tokens: float, expansions: Sequence[int]) -> int:
+    """Return the bytes of token states in half precision, and of autoencoders, each once and three times in a checkpoint."""
+    weights = sum(2 * width * (expansion * width) for expansion in expansions)
+    return round(2 * n_tokens * width) + 4 * 4 * weights
 
 
 def corrsteer_load(place: Workplace) -> Load:

@@ -12,15 +12,18 @@ import gc
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coral_lens.engine.loading import load_outline
+from coral_lens.engine.loading import files_digest, load_outline
 from coral_lens.errors import CoralError, need
+from coral_lens.methods.interface import prompts_digest
 from coral_lens.storage.files import digest, kept_record, versions, write_atomic, write_record
 from coral_lens.storage.progress import Bar, duration, silent
 from coral_lens.study.folders import Folders, check_folders
+from coral_lens.study.plan import Load, loader
 from coral_lens.study.reproduce.page import STUDIES, Findings, write_page
 from coral_lens.study.reproduce.parts import PARTS, Workplace
 from coral_lens.study.reproduce.scale import Scale
@@ -29,6 +32,7 @@ from coral_lens.study.states import Helpers, OpenModel
 if TYPE_CHECKING:
     from coral_lens.engine.model import Model
 
+DigestOf = Callable[[str], str]
 Tell = Callable[[str], None]
 """Told in a sentence what happens."""
 CLAIM = "reproduction.json"
@@ -62,7 +66,28 @@ class Undertaking:
     def place(self, model: str) -> Workplace:
         """Return where the parts of a model are done."""
         opened = OneModel(self.open_model)
-        return Workplace(self.scale, model, self.folders, opened, self.bar, self.device, self.helpers)
+        return Workplace(self.scale, model, self.folders, opened, self.load, self.bar, self.device, self.helpers)
+
+    @cached_property
+    def load(self) -> Load:
+        """Gives the questions of a source, each read once for all parts and models."""
+        return loader(self.scale.study("probe1", self.models[0]), self.folders.data)
+
+    @cached_property
+    def questions(self) -> DigestOf:
+        """Gives a digest of the questions of a part as they are asked; empty where they cannot be read."""
+
+        @cache
+        def digest_of(part: str) -> str:
+            try:
+                asked = [
+                    prompts_digest(self.load(source)) for source in PARTS[part].sources(self.scale, self.models[0])
+                ]
+            except CoralError:
+                return ""
+            return digest(asked)
+
+        return digest_of
 
 
 class OneModel:
@@ -92,11 +117,12 @@ def reproduce(undertaking: Undertaking, *, tell: Tell = lambda _: None) -> Path:
     for model in undertaking.models:
         place = undertaking.place(model)
         for part in undertaking.wanted:
-            place = replace(place, done=records_of(undertaking, model))
+            place.done.clear()
+            place.done.update(records_of(undertaking, model))
             if part in place.done:
                 continue
             tell(f"{PARTS[part].title}, {model} ...")
-            failures += [f"{part} of {model}"] if attempt(place, part, tell) else []
+            failures += [f"{part} of {model}"] if attempt(undertaking, place, part, tell) else []
             page = show(undertaking)
         del place
         gc.collect()
@@ -108,7 +134,7 @@ def reproduce(undertaking: Undertaking, *, tell: Tell = lambda _: None) -> Path:
     return page
 
 
-def attempt(place: Workplace, part: str, tell: Tell) -> str:
+def attempt(undertaking: Undertaking, place: Workplace, part: str, tell: Tell) -> str:
     """Run a part and keep its record, or why it failed; return the reason, or nothing."""
     path, start = part_path(place, part), time.perf_counter()
     missing = [name for name in PARTS[part].needs if name not in place.done]
@@ -126,7 +152,7 @@ def attempt(place: Workplace, part: str, tell: Tell) -> str:
             )
             write_atomic(where, traceback.format_exc().encode())
     seconds = time.perf_counter() - start
-    about = {"part": part, "key": key_of(place, part), "seconds": seconds}
+    about = {"part": part, "key": key_of(place, part), "questions": undertaking.questions(part), "seconds": seconds}
     write_record(path, about | ({"failed": reason} if reason else {"record": record}))
     tell(f"failed: {reason}" if reason else f"done in {duration(seconds)}")
     return reason
@@ -141,11 +167,11 @@ def part_path(place: Workplace, part: str) -> Path:
 
 
 def key_of(place: Workplace, part: str) -> str:
-    """Return what the record of a part depends on: the scale's settings, not the model's weights, which stores compare."""
-    scale = place.scale
+    """Return what the record of a part depends on, beside its questions: the scale's settings, and the files of the model."""
+    scale, files = place.scale, files_digest(place.name, place.folders.adapter)
     study = place.study(part).model_dump(mode="json") if part in STUDIES else {}
     inside = (scale.home, scale.away, scale.n_heads, scale.sae, scale.layers, scale.probes, scale.dimensions)
-    return digest([part, place.name, place.folders.dtype, study, [repr(one) for one in inside]])
+    return digest([part, place.name, files, place.folders.adapter, place.folders.dtype, study, list(map(repr, inside))])
 
 
 def records_of(undertaking: Undertaking, model: str) -> dict[str, dict[str, Any]]:
@@ -154,10 +180,24 @@ def records_of(undertaking: Undertaking, model: str) -> dict[str, dict[str, Any]
 
 
 def kept_parts(undertaking: Undertaking, model: str) -> dict[str, dict[str, Any]]:
-    """Return what every part of a model has left, done or failed; what is damaged or of other settings counts as nothing."""
+    """Return what every part of a model has left, done or failed; what does not stand any more counts as nothing."""
     place = undertaking.place(model)
     kept = {part: kept_record(part_path(place, part)) for part in PARTS}
-    return {part: one for part, one in kept.items() if one and one.get("key") == key_of(place, part)}
+    return {part: one for part, one in kept.items() if one and stands(undertaking, place, part, one)}
+
+
+def stands(undertaking: Undertaking, place: Workplace, part: str, kept: dict[str, Any]) -> bool:
+    """Whether what a part has left is of this model, these settings and these questions, and its files are there.
+
+    Questions that cannot be read any more contradict nothing: a page is made again without them.
+    """
+    if kept.get("key") != key_of(place, part):
+        return False
+    if "record" not in kept:
+        return True
+    if not all(path.exists() for path in PARTS[part].files(place.folders.out, kept["record"])):
+        return False
+    return undertaking.questions(part) in ("", kept.get("questions"))
 
 
 def show(undertaking: Undertaking) -> Path:
@@ -203,16 +243,24 @@ def claim_folder(undertaking: Undertaking) -> None:
 
 def refuse_size(model: str, undertaking: Undertaking) -> None:
     """Refuse a model that is too small or too large for the scale, as far as its configuration tells."""
+    if complaint := size_complaint(model, undertaking):
+        raise CoralError(complaint)
+
+
+def size_complaint(model: str, undertaking: Undertaking) -> str:
+    """Return what is wrong with the size of a model, in a sentence; nothing where it is right, or let through."""
     outline, scale = load_outline(model), undertaking.scale
     weights = outline.n_layers * outline.block_parameters
     fewest, most = scale.weights
     if undertaking.anyway or fewest <= weights <= most:
-        return
-    small = weights < fewest
-    raise CoralError(
-        f"{model!r} has {weights:,} weights in its blocks, and the scale {scale.name!r} is meant for "
-        f"{fewest:,} to {most:,}: {'it would answer by chance' if small else 'it would take weeks'}; take "
-        f"{'a larger model' if small else 'a smaller model or --scale paper with a GPU'}, or go on with --anyway."
+        return ""
+    if weights < fewest:
+        harm, remedy = "it would answer by chance", "take a larger model"
+    else:
+        harm, remedy = "it would take long", f"take a smaller model{scale.larger and f' or {scale.larger}'}"
+    return (
+        f"{model!r} has {weights:,} weights in its blocks, and the scale {scale.name!r} is meant for models with {fewest:,} to "
+        f"{most:,} there: {harm}; {remedy}, or go on with --anyway."
     )
 
 

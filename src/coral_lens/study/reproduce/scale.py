@@ -1,6 +1,7 @@
 """How much of the paper is done: the questions, shares and settings of every part at a scale.
 
-Studies are the ready-made ones of the paper, with its own rows alone; the small scale asks fewer questions of them, asks for
+Studies are the ready-made ones of the paper, with its own rows alone; the paper's scale takes its own way wherever there is an
+option for it, which ready-made studies leave aside where it takes days. The small scale asks fewer questions of them, asks for
 texts instead of letters, which a small model cannot answer by, and tries less. What it leaves out it says.
 """
 
@@ -54,7 +55,7 @@ class Scale:
     about: str
     """In a sentence."""
     weights: tuple[int, int]
-    """The fewest and the most weights of a model that it is meant for."""
+    """The fewest and the most weights in the blocks of a model that it is meant for; embeddings are not counted."""
     study: Callable[[str, str], Study]
     """Gives the study of a part (`probe1`, `probe2`, `transfer`, `corrsteer`) for a model."""
     home: Source
@@ -67,6 +68,8 @@ class Scale:
     layers: LayerPlan = LayerPlan(lens="mlp")  # noqa: RUF009  (frozen)
     probes: ProbePlan = ProbePlan()  # noqa: RUF009  (frozen)
     dimensions: DimensionSettings = DimensionSettings(embedding=False)  # noqa: RUF009  (frozen)
+    larger: str = ""
+    """What a model that is too large can be given to; nothing where there is no larger scale."""
     left_out: Mapping[str, str] = field(default_factory=dict)
     """What of the paper is left out at this scale, and why."""
 
@@ -79,6 +82,28 @@ def papers_study(part: str, model: str) -> Study:
     study = load_study(part)
     rows = study.method if part == "corrsteer" else tuple(m for m in study.method if m.kind in ROWS)
     return study.model_copy(update={"models": (model,), "method": rows})
+
+
+TO_THE_LETTER: dict[str, dict[str, Any]] = {
+    "mlp": {"search": "grid", "grid": "paper"},
+    "iti": {"questions": 5000, "balanced": False},
+    "ccps": {"push": "up"},
+    "steerconf": {"crossed": True, "questions": 2000, "max_new_tokens": 512, "ask_again": True},
+}
+"""The paper's own way of each method, where another is the default (docs/method.md)."""
+
+
+def letter_study(part: str, model: str) -> Study:
+    """Return a ready-made study with its methods in the paper's own way."""
+    study = papers_study(part, model)
+    mixtures = tuple(m.model_copy(update={"stratified": False}) for m in study.mixture)
+    return study.model_copy(update={"mixture": mixtures, "method": tuple(map(to_the_letter, study.method))})
+
+
+def to_the_letter(entry: MethodEntry) -> MethodEntry:
+    """Return a method in the paper's own way; the original CorrSteer is so already."""
+    options = entry.options | TO_THE_LETTER.get(entry.kind, {})
+    return MethodEntry.model_validate({"kind": entry.kind, "name": entry.name, **options})
 
 
 SMALLER = {
@@ -150,8 +175,9 @@ def smaller_test(test: Test) -> Test:
 
 
 def smaller_method(entry: MethodEntry) -> MethodEntry:
-    """Return a method that tries less."""
-    options = {k: v for k, v in entry.options.items() if k not in ("adapt", "train_on")} | LESS[entry.kind]
+    """Return a method that tries less; what it says of itself stays, or `corrsteer (original)` would be another one."""
+    own = {k: v for k, v in entry.options.items() if k not in ("adapt", "train_on")}
+    options = LESS[entry.kind] | own
     return MethodEntry.model_validate({"kind": entry.kind, "name": entry.name, **options})
 
 
@@ -165,6 +191,7 @@ SCALES = {
         name="small",
         about="For 2 cores and a model of at most two billion weights: hundreds of questions where the paper has thousands.",
         weights=(50_000_000, 2_500_000_000),
+        larger="--scale paper with a GPU",
         study=smaller_study,
         home=SMALL_HOME,
         away=Source(task="arc_challenge", split="validation", shots=0),
@@ -197,7 +224,7 @@ SCALES = {
         name="paper",
         about="The paper's sizes, for models of some billion weights on a GPU.",
         weights=(1_000_000_000, 80_000_000_000),
-        study=papers_study,
+        study=letter_study,
         home=MMLU,
         away=Source(task="arc_challenge", split="validation", shots=0),
         n_heads=2000,
@@ -210,8 +237,14 @@ SCALES = {
             ablating=1000,
             choosing=1000,
             testing=1531,
+            training=TrainingSettings(massive=0.0),
         ),
-        layers=LayerPlan(lens="mlp", tested_folds=1),
+        layers=LayerPlan(lens="mlp", tested_folds=1, network=NetworkSearch(search="grid", grid="paper")),
+        left_out={
+            "tuning on each target": "ITI and SteerConf are chosen on the mixture's validation questions, never on the target's",
+            "CommonsenseQA's and HellaSwag's test questions": "their answers are not published; validation questions stand in",
+            "the score of an option as a sum": "it is the mean per token, as in the authors' code",
+        },
     ),
 }
 

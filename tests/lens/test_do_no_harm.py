@@ -19,6 +19,7 @@ from coral_lens.lens.do_no_harm import (
     check_elsewhere,
     choose_mixture,
     fit_do_no_harm,
+    fit_elsewhere,
     fit_scale,
     loss_at,
     predict_home,
@@ -142,6 +143,15 @@ def test_over_an_even_base_the_smallest_weight_is_taken_not_the_one_that_roundin
     weight, temperature = choose_mixture([even])
     others = [(w, t) for w in LAMBDAS for t in TEMPERATURES if np.isclose(w / t, weight / temperature)]
     assert weight == min(w for w, _ in others)
+
+
+def test_files_that_do_not_lie_apart_tell_as_little_of_another_task_as_clusters_do() -> None:
+    """Two halves of one set, each in a file of its own: that a lens of the one knows the other says nothing of a new task."""
+    parts = [part_of(400, trust=1.0, seed=seed) for seed in range(2)]
+    files, tasks = ["questions (a.jsonl)", "questions (b.jsonl)"], ["a", "b"]
+    assert fit_elsewhere(files, parts)[0] <= ONE_TASK < fit_elsewhere(tasks, parts)[0]
+    apart = [part._replace(shifts=3.0 * part.shifts) for part in parts]
+    assert fit_elsewhere(files, apart)[0] > ONE_TASK
 
 
 def test_tasks_that_were_left_out_say_whether_the_lens_answers_elsewhere() -> None:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
+from coral_lens.data.own_files import is_file_task
 from coral_lens.errors import CoralError
 from coral_lens.lens.choose import Candidate, fit_recipe, predict_all, predict_rounds
 from coral_lens.lens.domains import CLUSTER, FEWEST_IN_PART, domains_of
@@ -152,12 +153,18 @@ def fit_elsewhere(names: Sequence[str], parts: Sequence[Simulated]) -> tuple[flo
     """
     if are_clusters(names) or not parts:
         return *choose_mixture(parts, at_most=ONE_TASK), FAR / FADE
-    return *choose_mixture(parts), max(FAR, *(float(np.quantile(part.shifts, 0.9)) for part in parts))
+    at_most = ONE_TASK if are_alike(names, parts) else 1.0
+    return *choose_mixture(parts, at_most=at_most), max(FAR, *(float(np.quantile(part.shifts, 0.9)) for part in parts))
 
 
 def are_clusters(names: Sequence[str]) -> bool:
     """Whether the parts are of one task."""
     return any(name.startswith(CLUSTER) for name in names)
+
+
+def are_alike(names: Sequence[str], parts: Sequence[Simulated]) -> bool:
+    """Whether the parts are files that do not lie apart: two halves of one set tell of another task as little as clusters do."""
+    return all(map(is_file_task, names)) and all(np.median(part.shifts) < FAR for part in parts)
 
 
 def check_elsewhere(parts: Sequence[Simulated], weight: float, temperature: float, *, before: bool) -> AnswerCheck:

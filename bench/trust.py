@@ -6,13 +6,16 @@ Fits the default lens on the training questions and prints, for each test set, t
 lens, and paired differences to temperature scaling of Brier score and ECE, x 100 with 95 % intervals: the plain lens, the lens
 as it is used, and the lens after `--labels` labels of the task (the mean over five draws, on the questions that are left). A
 second table has the mean and the worst over these tests, a third the scores at home, and the last lines say which bars are met.
-Test questions that the lens was fitted on are left out. States and lenses are kept in --work, and an interrupted run goes on.
+With --curve, one more table has these means for other weights and temperatures elsewhere than those that the lens has learned:
+what a bar costs. Test questions that the lens was fitted on are left out. States and lenses are kept in --work, and an
+interrupted run goes on.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +67,8 @@ def main() -> None:
     )
     found = print_tests(lens, early, model, args)
     print_over_tests(found, [source for source in args.test if not is_trained(source, args)])
+    if args.curve:
+        print_curve(lens, model, args)
     at_home = print_home(lens, early, model, args)
     print_bars(found, at_home)
 
@@ -78,6 +83,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--home", nargs="*", default=HOME, help="test questions of training tasks")
     parser.add_argument("--labels", nargs="*", type=int, default=LABELS, help="numbers of labels that adapt the lens")
     parser.add_argument("--exits", nargs="*", type=int, default=[12, 20], help="layers after which a lens exits early")
+    parser.add_argument(
+        "--curve", action="store_true", help="also print what other weights and temperatures would give"
+    )
     parser.add_argument("--data", type=Path, default=None)
     parser.add_argument("--work", type=Path, required=True)
     return parser.parse_args()
@@ -182,6 +190,28 @@ def worst_of(by_test: Sequence[dict[str, Spread]], metric: str) -> int:
     """Return the number of the test with the worst difference: of accuracy the lowest, of the others the highest."""
     values = [spreads[metric].value for spreads in by_test]
     return int(np.argmin(values) if metric == "accuracy" else np.argmax(values))
+
+
+CURVE = [(weight, temperature) for weight in (0.2, 0.4, 0.6, 0.8, 1.0) for temperature in (1.0, 1.4, 2.0)]
+"""Weights and temperatures elsewhere that are shown beside the ones that a lens has learned."""
+
+
+def print_curve(lens: Lens, model: Model, args: argparse.Namespace) -> None:
+    """Print means over the tests at other weights and temperatures; nothing is chosen by them."""
+    assert lens.trust is not None, "the default lens has one"
+    stores = [fresh_of(lens, model, source, args) for source in args.test if not is_trained(source, args)]
+    print("\n| weight | temperature | accuracy - base | Brier - T | worst | ECE - T |\n|---|---|---|---|---|---|")
+    for weight, temperature in [*CURVE, (lens.trust.elsewhere, lens.trust.temperature)]:
+        tried = replace(lens, trust=replace(lens.trust, elsewhere=weight, temperature=temperature))
+        by_test = []
+        for seed, store in enumerate(stores):
+            probs = tried.apply(store)
+            answers = [predictions_of(m, store, probs[m]) for m in (tried.method, "base", "temperature")]
+            by_test.append(differences(Row(USED, *answers), seed=seed))
+        means = {metric: f"{mean_over(by_test, metric).value:+.1f}" for metric in AGAINST}
+        worst = f"{max(spreads['brier'].value for spreads in by_test):+.1f}"
+        cells = (f"{weight:.1f}", f"{temperature:.1f}", means["accuracy"], means["brier"], worst, means["ece"])
+        print(f"| {' | '.join(cells)} |", flush=True)
 
 
 def print_home(lens: Lens, early: Sequence[Lens], model: Model, args: argparse.Namespace) -> dict[str, Row]:

@@ -164,6 +164,8 @@ def test_steering_is_chosen_on_validation_and_the_page_shows_everything(
     assert "Toy question" in page
     assert page.count("<svg") >= 3
     assert (folder / "figures" / "steering.png").exists()
+    assert "Left: change of ECE, mean" in page, "as the paper draws it"
+    assert list((folder / "figures").glob("ablation-*-paper.svg"))
     with pytest.raises(CoralError, match="Feature 9999 does not exist: the autoencoder has features 0 to 95"):
         coral("sae", "report", folder, "--feature", 9999)
 

@@ -29,6 +29,7 @@ from coral_lens.analysis.folds import divide_into_folds
 from coral_lens.analysis.heads import analyse_heads, summarise
 from coral_lens.analysis.layers import analyse_layers
 from coral_lens.analysis.probes import planned_networks
+from coral_lens.analysis.scores import scores_of
 from coral_lens.analysis.settings import DimensionSettings, ProbePlan
 from coral_lens.cli import app
 from coral_lens.engine.extract import extract
@@ -46,7 +47,8 @@ from coral_lens.methods.interface import FitContext, QuestionSet
 from coral_lens.methods.iti import method as iti
 from coral_lens.methods.registry import read_method
 from coral_lens.methods.steerconf.prompts import verbal_prompt
-from coral_lens.metrics.scores import score
+from coral_lens.metrics.curves import reliability
+from coral_lens.metrics.scores import measure, score
 from coral_lens.records import OptionTable, Predictions, Question
 from coral_lens.sae.effects import AblationScores, effects
 from coral_lens.sae.select import correlate, ridge_direction
@@ -219,6 +221,10 @@ def test_calibration_errors_have_25_bins() -> None:
     apart = np.abs((answers == 0) - sure).mean()
     assert score(found, "ece") == pytest.approx(apart)
     assert score(found, "cwece") == pytest.approx(apart)
+    # the default is written at several places: that of reports, of analyses and differences, and of diagrams
+    assert measure(found, n_boot=10).scores["ece"].value == pytest.approx(apart)
+    assert scores_of(found, ("ece",))["ece"].value == pytest.approx(apart)
+    assert np.diff(reliability(found).low) == pytest.approx(1 / n)
     # and within a bin they do: three quarters of the way through, right and wrong meet
     pair = np.array([sure[0] - 0.2 / n, sure[0] + 0.2 / n])
     two = replace(found, ids=("0", "1"), answers=np.array([0, 1]), offsets=np.array([0, 2, 4]),

@@ -229,11 +229,11 @@ def test_a_killed_analysis_of_data_goes_on_and_ends_the_same(tmp_path: Path, mon
     n = len(undisturbed[0].rows) + 2
     left = [n - 1]
 
-    def fit(*arguments: Any) -> Any:
+    def fit(*arguments: Any, device: str) -> Any:
         left[0] -= 1
         if left[0] < 0:
             raise KeyboardInterrupt
-        return fit_store(*arguments)
+        return fit_store(*arguments, device=device)
 
     monkeypatch.setattr(data_module, "fit_store", fit)
     with pytest.raises(KeyboardInterrupt):

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from coral_lens.analysis.settings import ProbePlan
 from coral_lens.cli import app
 from coral_lens.cli.check import Looked
-from coral_lens.cli.options import Asking, flat, iter_options, settings_from, written_fields
+from coral_lens.cli.options import Asking, flat, inputs_of, iter_options, settings_from, written_fields
 from coral_lens.data.settings import Style, TaskOptions
 from coral_lens.errors import CoralError
 from coral_lens.lens.probes.mlp import HIDDEN
@@ -204,3 +204,8 @@ def test_help_has_the_sentence_the_default_and_the_values_of_each_field() -> Non
 
 def test_settings_are_made_of_values_by_the_names_of_their_options() -> None:
     assert settings_from(Inner, {"inner_size": 5, "seed": 1, "else": None}) == Inner(5, 1)
+
+
+def test_a_folder_that_is_called_as_the_embedded_model_may_be_written_to() -> None:
+    values = {"model": ["smollm2", "mine"], "task": "smollm2", "lens": None}
+    assert inputs_of(values, ["model", "task", "lens"]) == ["mine", "smollm2"]

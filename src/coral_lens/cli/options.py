@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_
 import typer
 from typer.models import OptionInfo, ParameterInfo
 
+from coral_lens.data.assets import EMBEDDED
 from coral_lens.data.settings import TaskOptions
 from coral_lens.errors import CoralError
 from coral_lens.storage.escape import for_terminal
@@ -79,7 +80,7 @@ def flat(command: Callable[..., None]) -> Callable[..., None]:
         for name in RESULTS:
             if values.get(name) is not None and not is_url(values[name]):
                 refuse_address(Path(values[name]), f"--{name}")
-                refuse_inputs(Path(values[name]), given(values[n] for n in read), option=f"--{name}")
+                refuse_inputs(Path(values[name]), inputs_of(values, read), option=f"--{name}")
         others = {p.name: values[p.name] for p in own if p.name not in groups}
         command(**others, **{name: settings_from(kind, values) for name, kind in groups.items()})
 
@@ -123,6 +124,11 @@ def is_read(option: Parameter) -> bool:
     mark = mark_of(option)
     named = option.name in ARGUMENTS or (mark is not None and mark.metavar in VALUES.values())
     return option.name not in RESULTS and (named or kind_of(option) is Path)
+
+
+def inputs_of(values: Mapping[str, Any], read: Sequence[str]) -> list[str | Path]:
+    """Return what a command reads; the embedded model is not the folder that may be called as it is."""
+    return [one for name in read for one in given([values[name]]) if not (name == "model" and one == EMBEDDED)]
 
 
 def given(values: Iterable[Any]) -> list[str | Path]:

@@ -20,6 +20,8 @@ from pathlib import Path, PurePosixPath
 from coral_lens.errors import CoralError
 from coral_lens.storage.temporary import folder_beside
 
+EMBEDDED = "smollm2"
+"""What the embedded model is called; a folder of that name is not it."""
 Progress = Callable[[str], None]
 """Told in one line what is being done now."""
 

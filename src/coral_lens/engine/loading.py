@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from coral_lens.data.assets import cache_dir, embedded_model
+from coral_lens.data.assets import EMBEDDED, cache_dir, embedded_model
 from coral_lens.data.hub import OFFLINE, hub_session
 from coral_lens.engine._machine import file_facts, known_digest, remembered
 from coral_lens.engine.architectures import family_of, find_parts
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
-EMBEDDED = "smollm2"
 JOINS = " + "
 """Stands between the names of a model and of the adapter that was added to it."""
 ADAPTER_WEIGHTS = "adapter_model.safetensors"

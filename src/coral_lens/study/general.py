@@ -148,9 +148,13 @@ def make_general(model: Model, out: Path, *, sources: Sequence[Source] = SOURCES
 
 
 def warmed(lens: Lens, store: Scored, mask: Bool[np.ndarray, " question"]) -> Lens:
-    """Return the lens with a temperature for questions that name no task, on which its caution makes it too unsure."""
+    """Return the lens with a temperature for questions that name no task, on which its caution makes it too unsure.
+
+    Trap: it takes the place of the one that the lens has learned, which must not have been applied already.
+    """
     assert lens.trust is not None, "a listwise lens has a trust"
-    temperature = temperature_on(lens.apply(store)[lens.method], store.table, mask)
+    bare = replace(lens, trust=replace(lens.trust, temperature=1.0))
+    temperature = temperature_on(bare.apply(store)[lens.method], store.table, mask)
     return replace(lens, trust=replace(lens.trust, temperature=temperature))
 
 

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from coral_lens.cli import app
 from coral_lens.lens.folder import load_lens
+from coral_lens.lens.trace import ELSEWHERE
 
 MODEL = Path(__file__).parents[1] / "golden" / "model"
 
@@ -40,6 +41,6 @@ def test_several_files_are_several_tasks_of_the_training_and_one_file_has_no_nam
     assert both.trust is not None
     assert (both.training.tasks, one.training.tasks) == (dict.fromkeys(tasks, 40), {"questions": 40})
     assert list(both.trust.scales) == tasks
-    assert set(both.trace.answers) == {"", *tasks}
+    assert set(both.trace.answers) == {"", *tasks, ELSEWHERE}
     assert [part.part for part in both.trace.simulated] == [f"without {task}" for task in tasks]
     assert not both.is_home(toy_questions(10, seed=7)).any(), "another file is another task, as before"

@@ -915,7 +915,7 @@ method = [{{ kind = "ridge" }}]
 def test_run_lists_the_ready_made_studies_and_asks_for_one(coral: Coral) -> None:
     listed = coral("run", "--list")
     assert listed.code == 0, listed.err
-    assert len(listed.out.splitlines()) == 10
+    assert len(listed.out.splitlines()) == 11
     assert "probe1-small     The paper's Probe 1, scaled for SmolLM2 on 2 cores." in listed.out.splitlines()
     assert "Give a study" in coral("run").complaint
 

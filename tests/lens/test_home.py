@@ -16,6 +16,7 @@ from coral_lens.lens.calibrate import calibrate_on
 from coral_lens.lens.fit import fit_store
 from coral_lens.lens.folder import load_lens
 from coral_lens.lens.settings import FitSettings, Guarantees
+from coral_lens.lens.trace import ELSEWHERE
 from coral_lens.records import Question
 
 TASKS = {"a": 1.0, "b": 1.0}
@@ -81,7 +82,7 @@ def test_each_file_of_a_mixture_has_its_own_scale_its_own_check_and_is_left_out_
     trust = of_files.trust
     assert trust is not None
     assert trust.scales[EASY] > 1.2 * trust.scales[HARD]
-    assert set(trust.answers) == {"", EASY, HARD}
+    assert set(trust.answers) == {"", EASY, HARD, ELSEWHERE}
     assert [part.part for part in of_files.trace.simulated] == [f"without {EASY}", f"without {HARD}"]
     assert trust.places == (EASY, HARD)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -160,6 +161,8 @@ def test_corrsteer_scores_test_questions_under_the_direction_it_chose(tmp_path: 
     test = QuestionSet("test", extract(tiny, TEST, tmp_path / "test", extraction=Extraction(layers=(1,))), lambda: TEST)
     found = fit_corrsteer(context, settings)(test)[""]
     assert found.ids == tuple(q.id for q in TEST)
+    (chosen,) = [json.loads(path.read_text("utf-8")) for path in tmp_path.rglob("corrsteer.json")]
+    assert {one["alpha"] for one in chosen["tried"]} == {1.0}, "not to steer is tried where it is asked for"
     still = fit_corrsteer(context, CorrSteerSettings(str(tmp_path / "sae"), features=(1, 3), alphas=(0.0,)))(test)[""]
     nothing = Edited((AddDirection({Site("residual", 1): torch.zeros(32)}, 0.0, "all"),), {"nothing": True})
     base = extract(tiny, TEST, tmp_path / "base", extraction=Extraction((), edited=nothing)).table

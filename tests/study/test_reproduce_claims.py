@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from coral_lens.metrics.comparisons import Difference
 from coral_lens.metrics.scores import Metrics
 from coral_lens.report.tables.study import StudyRow, StudyTable
 from coral_lens.study.reproduce.claim import (
     between,
     interval_says,
+    is_nothing,
     most_chosen,
     no_gain_says,
     number_of,
@@ -116,6 +118,11 @@ def test_features_that_could_not_be_steered_by_are_said_so() -> None:
     _, open_claim = sae_claims({"ablation": ablation, "steering": {"rows": rows}})
     assert open_claim.said == "cannot be told"
     assert "of 2 steerings by 5 to 160 features 0 clearly raise accuracy or lower ECE, and 1 may" in open_claim.sentence
+
+
+def test_what_changed_nothing_at_all_is_told_from_what_changed_little() -> None:
+    assert is_nothing(Difference(0.0, 0.0, 0.0, 1.0))
+    assert not is_nothing(Difference(0.0, -0.001, 0.001, 1.0))
 
 
 def test_a_claim_says_which_model_it_is_of_unless_it_counts_over_all() -> None:

@@ -3,7 +3,7 @@
 The original correlates features with the correctness of generated answers. Here a sample is the option that the unsteered
 model prefers, with the mean activation over its tokens; it is correct if it is the answer. The features of the highest
 positive correlation are added at every position, each by its mean activation in the correct samples, times alpha. How many
-and how strongly is chosen on validation questions; alpha 0 is a candidate and is the unsteered model.
+and how strongly is chosen on validation questions; alpha 0, if it is among them, is the unsteered model.
 """
 
 from __future__ import annotations
@@ -136,7 +136,10 @@ def choose_direction(context: FitContext, settings: CorrSteerSettings) -> tuple[
     pearson, means = correlate_correctness(codes, preferred_options(context, train))
     site = Site("residual", sae.layer)
     directions = {n: direction_of(sae, pearson, means, n) for n in settings.features}
-    tried = [(min(directions), 0.0), *((n, a) for n in directions for a in settings.alphas if a)]
+    still = (
+        [(min(directions), 0.0)] if 0.0 in settings.alphas else []
+    )  # one pass: nothing is added, however many features
+    tried = [*still, *((n, a) for n in directions for a in settings.alphas if a)]
     edits = [AddDirection({site: directions[n]}, a, "all") for n, a in tried]
     sweep = Sweep(sae.layer, edits, [[key, *pair] for pair in tried], context.common.style)
     validation = [prompted[i] for i in context.validation(settings.questions).tolist()]

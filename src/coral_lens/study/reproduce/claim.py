@@ -49,6 +49,11 @@ def no_gain_says(value: Difference | Mapping[str, float], *, better: Literal["up
     return "agrees" if high < NEGLIGIBLE else "does not agree" if low > 0 else "cannot be told"
 
 
+def is_nothing(change: Difference) -> bool:
+    """Whether nothing was changed at all, on no resample: there is no effect whose size could agree with anything."""
+    return change.value == change.low == change.high == 0.0
+
+
 def gain_interval(value: Difference | Mapping[str, float], better: Literal["up", "down"]) -> tuple[float, float]:
     """Return the interval of a change, turned so that up is better."""
     low, high = (value[end] if isinstance(value, Mapping) else getattr(value, end) for end in ("low", "high"))

@@ -7,7 +7,17 @@ from dataclasses import replace
 
 from coral_lens.report.tables.paper_shape import ROWS, STEERING, TRANSFER, abstract_means, best_and_second, find
 from coral_lens.report.tables.study import Improvement, StudyTable, difference_of, verdict
-from coral_lens.study.reproduce.claim import Claim, Record, Said, between, interval_says, no_gain_says, stated, together
+from coral_lens.study.reproduce.claim import (
+    Claim,
+    Record,
+    Said,
+    between,
+    interval_says,
+    is_nothing,
+    no_gain_says,
+    stated,
+    together,
+)
 from coral_lens.study.reproduce.claims_inside import OF_RECORDS
 
 CORAL = ROWS["CORAL"]
@@ -118,13 +128,15 @@ def corrsteer_claims(tables: Sequence[StudyTable]) -> Iterator[Claim]:
             continue
         accuracy, ece = (difference_of(comparison, metric) for metric in ("accuracy", "ece"))
         said = together((no_gain_says(accuracy, better="up"), no_gain_says(ece, better="down")))
+        changed = f"it changes accuracy by {between(accuracy, digits=2)} and ECE by {between(ece, digits=2)} points"
+        if is_nothing(accuracy) and is_nothing(ece):
+            said, changed = "cannot be told", "its validation questions chose not to steer, so that nothing was changed"
         yield Claim(
             "features",
             "CorrSteer changes nothing that is significant",
             f"accuracy {stated('corrsteer.accuracy')}, ECE {stated('corrsteer.ece')} against {stated('corrsteer.baseline_ece')}",
             f"accuracy {between(accuracy, digits=2)}, ECE {between(ece, digits=2)} points",
             said,
-            f"{said.capitalize()}: it changes accuracy by {between(accuracy, digits=2)} and ECE by {between(ece, digits=2)} "
-            "points.",
+            f"{said.capitalize()}: {changed}.",
             table.model,
         )

@@ -332,7 +332,7 @@ def test_a_part_that_fails_stops_no_other_and_the_page_says_why(
     assert "There is no room for 16x; give a smaller one." in page
     assert "it needs the part sae, which is missing" in page
     assert "ValueError: odd &lt;shape&gt; (" in page
-    assert "it was not asked for (`--part probe1`)." in page
+    assert "it was not asked for (--part probe1)." in page
     assert "R² and variance by components" in page
     assert "of states" in next((tmp_path / "out").rglob("heads/failure.txt")).read_text("utf-8")
     # the same command tries what failed once more, and nothing else

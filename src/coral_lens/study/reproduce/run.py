@@ -226,7 +226,7 @@ def why_missing(undertaking: Undertaking, part: str, kept: dict[str, Any] | None
     """Say why a part is not there."""
     if kept and "failed" in kept:
         return str(kept["failed"])
-    return "it has not been run yet." if part in undertaking.wanted else f"it was not asked for (`--part {part}`)."
+    return "it has not been run yet." if part in undertaking.wanted else f"it was not asked for (--part {part})."
 
 
 def claim_folder(undertaking: Undertaking) -> None:

@@ -16,7 +16,7 @@ from coral_lens.records import UNNAMED, Question
 from coral_lens.storage.files import digest_bytes, read_json
 from coral_lens.study.general import SOURCES, Source, compared, general_questions, make_general
 
-DIGEST = "8fe7ee8a66d320a39acf6dd573a8f820607cf480afe61beb6e47f6e6be35afdc"
+DIGEST = "41bc9420f151bac7dfeef4bbd8ea61dfd8382e9d1a2fe047d989d0fadf737f20"
 """Of the record of the lens that ships, which has the digests of its numbers; `make lens` makes it again."""
 LARGEST = 500_000
 """Bytes of its folder."""

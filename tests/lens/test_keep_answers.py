@@ -201,7 +201,9 @@ def test_labels_of_a_task_say_who_answers_there() -> None:
     knows = fit_store(PlantedStore(150, signal={1: 2.0}), FitSettings(layers=(1,)))
     few = useless(seed=3)  # a task on which the model is good and the lens is noise
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(labelled, "fit_mixture", lambda *_, **__: (0.8, 1.0))  # by itself it would leave the lens out
+        patch.setattr(
+            labelled, "fit_mixture", lambda *_, **__: labelled.Mixture(0.8, 1.0)
+        )  # by itself it would leave the lens out
         patch.setattr(labelled, "gain_of", lambda *_, **__: Score(0.0, -1.0, 1.0))
         adapted = adapt_on(knows, few)
     assert adapted.trust is not None

@@ -9,7 +9,7 @@ from support.planted import in_articles, planted_labels
 from coral_lens.errors import CoralError
 from coral_lens.lens import label_curve
 from coral_lens.lens.label_curve import after, first_enough, labels_more, learning_curve
-from coral_lens.lens.labelled import Labelled, Prior, fit_mixture
+from coral_lens.lens.labelled import Labelled, Mixture, Prior, fit_mixture
 from coral_lens.lens.trace import LearningCurve
 
 
@@ -49,7 +49,7 @@ def test_a_size_that_shows_harm_leaves_the_lens_out_as_adapting_does() -> None:
 def test_labels_are_drawn_in_whole_articles(monkeypatch: pytest.MonkeyPatch) -> None:
     data = in_articles(planted_labels(120, trust=0.5), 12)
     drawn: list[tuple[str, ...]] = []
-    monkeypatch.setattr(label_curve, "after", lambda part, _: (drawn.append(part.groups), (0.5, 1.0))[1])
+    monkeypatch.setattr(label_curve, "after", lambda part, _: (drawn.append(part.groups), Mixture(0.5, 1.0))[1])
     curve = curve_of(data, 0.5)
     assert [point.questions for point in curve.points] == [0, 10, 20, 30, 50]
     assert all(groups.count(name) == 10 for groups in drawn for name in groups)

@@ -6,21 +6,27 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from support.planted import in_articles, planted_labels
+from sklearn.linear_model import LogisticRegression
+from support.planted import COLUMN, in_articles, planted_labels
 
 from coral_lens.lens.labelled import (
     LARGEST_LAMBDA,
+    OWN_SPREAD,
     PRIOR_OF_ENOUGH,
     PRIOR_OF_FEW,
     Judged,
     Labelled,
+    Mixture,
     Prior,
     adaptation_of,
     check_labels,
     fit_mixture,
+    fit_own,
+    fit_scale,
     fit_temperature,
     gain_of,
     judge,
+    settle,
 )
 from coral_lens.lens.trace import Adaptation
 from coral_lens.ragged import Options
@@ -29,7 +35,7 @@ from coral_lens.ragged import Options
 def found(data: Labelled, before: float, **other: object) -> Adaptation:
     """What these labels say of a lens that has such a weight without them."""
     prior = Prior(before, data.n_units, **other)  # type: ignore[arg-type]
-    return adaptation_of(data, prior, judge(data, prior))
+    return adaptation_of(data, prior, judge(data, prior))[0]
 
 
 # ------------------------------------------------------------------------------------------------------------- the fit
@@ -37,16 +43,17 @@ def found(data: Labelled, before: float, **other: object) -> Adaptation:
 
 @pytest.mark.parametrize("trust", [0.2, 0.6, 1.2])
 def test_many_labels_find_the_weight_that_answers_were_drawn_with(trust: float) -> None:
-    weight, temperature = fit_mixture(planted_labels(3000, trust=trust), Prior(0.5, 3000))
+    weight, temperature, _ = fit_mixture(planted_labels(3000, trust=trust), Prior(0.5, 3000))
     assert weight == pytest.approx(trust, abs=0.1)
     assert temperature == pytest.approx(1.0, abs=0.12)
 
 
 def test_no_labels_leave_all_as_it_is_and_the_bounds_hold() -> None:
     nothing = planted_labels(4, trust=1.0).take(np.zeros(4, dtype=bool))
-    assert fit_mixture(nothing, Prior(0.4, 0)) == pytest.approx((0.4, 1.0), abs=1e-4)
-    assert fit_mixture(nothing, Prior(0.8, 0, temperature=1.6)) == pytest.approx((0.8, 1.6), abs=1e-3)
-    assert fit_temperature(nothing, Prior(0.8, 0, temperature=1.6)) == pytest.approx(1.0, abs=1e-3), "of the base alone"
+    assert fit_mixture(nothing, Prior(0.4, 0))[:2] == pytest.approx((0.4, 1.0), abs=1e-4)
+    assert fit_mixture(nothing, Prior(0.8, 0, temperature=1.6))[:2] == pytest.approx((0.8, 1.6), abs=1e-3)
+    alone = fit_temperature(nothing, Prior(0.8, 0, temperature=1.6))
+    assert alone.temperature == pytest.approx(1.0, abs=1e-3), "of the base alone"
     assert fit_mixture(planted_labels(2000, trust=3.0), Prior(0.5, 2000))[0] == LARGEST_LAMBDA
     assert fit_mixture(planted_labels(2000, trust=-2.0), Prior(0.5, 2000))[0] == 0.0
     assert fit_mixture(planted_labels(2000, trust=-2.0), Prior(0.5, 2000, least=0.1))[0] == 0.1
@@ -57,9 +64,9 @@ def test_five_labels_are_not_worse_than_none(before: float) -> None:
     """Over forty draws of five labels, on a task that it knows and on one that it does not, believed before or not."""
     for trust in (0.0, 0.6, 1.0):
         rest = planted_labels(1000, trust=trust, seed=999)
-        without = rest.brier(before, 1.0).mean()
+        without = rest.brier(Mixture(before, 1.0)).mean()
         fits = [fit_mixture(planted_labels(5, trust=trust, seed=s), Prior(before, 5)) for s in range(40)]
-        after = np.mean([rest.brier(*fit).mean() for fit in fits])
+        after = np.mean([rest.brier(fit).mean() for fit in fits])
         assert after <= without + 0.003, (trust, after, without)
 
 
@@ -67,11 +74,71 @@ def test_over_even_shares_only_the_weight_is_fitted() -> None:
     """Weight 0.8 at temperature 2 and weight 0.4 at temperature 1 are then the same, so the temperature stays."""
     data = planted_labels(800, trust=0.5)
     even = data._replace(base=np.full_like(data.base, np.log(0.25)))
-    weight, temperature = fit_mixture(even, Prior(0.1, 800, exits=True, least=0.1))
+    weight, temperature, _ = fit_mixture(even, Prior(0.1, 800, exits=True, least=0.1))
     assert temperature == 1.0
     assert weight > 0.3
-    np.testing.assert_allclose(even.probs(0.8, 2.0), even.probs(0.4, 1.0))
-    assert fit_temperature(even, Prior(0.1, 800, exits=True)) == 1.0
+    np.testing.assert_allclose(even.probs(Mixture(0.8, 2.0)), even.probs(Mixture(0.4, 1.0)))
+    assert fit_temperature(even, Prior(0.1, 800, exits=True)).temperature == 1.0
+
+
+# ----------------------------------------------------------------------------------------------------- the task's own probe
+
+
+def test_labels_teach_what_the_states_know_beside_the_lens() -> None:
+    rest = planted_labels(2000, trust=0.6, states=1.5, seed=999)
+    without, found = (fit_mixture(planted_labels(60, trust=0.6, states=1.5), Prior(0.6, n)) for n in (19, 60))
+    assert without.own is None, "nineteen labels teach a probe nothing"
+    assert found.own is not None
+    assert np.argmax(np.abs(found.own)) == COLUMN
+    assert rest.brier(found).mean() < rest.brier(without).mean() - 0.01
+
+
+def test_the_probe_is_that_of_a_logistic_regression_with_the_stated_prior() -> None:
+    """Two options, a base that knows nothing and no lens: scikit-learn's, on the difference of the two states."""
+    rng, n = np.random.default_rng(0), 80
+    options = Options.of_sizes([2] * n)
+    z = options.centre(rng.normal(size=(2 * n, 3)))
+    answers = (z[1::2, 0] + rng.normal(size=n) > z[::2, 0]).astype(np.int64)
+    even = np.full(2 * n, np.log(0.5))
+    own = fit_own(Labelled(even, even, options, options.one_hot(answers), z=z), Mixture(0.0, 1.0))
+    spread = OWN_SPREAD / np.sqrt((z**2).sum(axis=1).mean())
+    wanted = LogisticRegression(C=spread**2, fit_intercept=False, tol=1e-8).fit(z[1::2] - z[::2], answers)
+    assert own == pytest.approx(wanted.coef_[0], abs=1e-3)
+
+
+def test_a_probe_of_states_that_know_nothing_costs_about_a_point_at_most() -> None:
+    """Over forty draws of fifty labels, on tasks that the lens knows and that it does not."""
+    for trust in (0.0, 0.6):
+        rest, costs = planted_labels(1000, trust=trust, states=0.0, seed=999), []
+        for seed in range(40):
+            data = planted_labels(50, trust=trust, states=0.0, seed=seed)
+            prior = Prior(0.6, data.n_units)
+            found = settle(data, prior, judge(data, prior).scale, worse=False)
+            assert found.own is not None
+            costs.append(rest.brier(found).mean() - rest.brier(fit_mixture(data._replace(z=None), prior)).mean())
+        assert np.mean(costs) < 0.012, (trust, np.mean(costs))
+
+
+def test_states_that_are_all_alike_have_no_probe() -> None:
+    data = planted_labels(40, trust=0.5, states=0.0)
+    assert fit_own(data._replace(z=np.zeros_like(data.z)), Mixture(0.5, 1.0)) is None
+    assert fit_own(data._replace(z=None), Mixture(0.5, 1.0)) is None
+
+
+def test_logits_that_are_twice_too_sure_are_halved() -> None:
+    data = planted_labels(5000, trust=1.0)
+    assert fit_scale(data, 2.0 * data.lens) == pytest.approx(0.5, abs=0.03)
+    assert fit_scale(data.take(np.arange(5000) < 2), 2.0 * data.lens[:8]) > 0.6, "two questions change little"
+
+
+def test_a_mixture_is_scaled_as_a_whole() -> None:
+    data = planted_labels(60, trust=0.6, states=1.5)
+    prior = Prior(0.6, 60)
+    plain, scaled = fit_mixture(data, prior), settle(data, prior, 0.5, worse=False)
+    np.testing.assert_allclose(data.scores(scaled), 0.5 * data.scores(plain))
+    worse = settle(data, prior, 0.5, worse=True)
+    assert (worse.weight, worse.own) == (0.0, None)
+    assert worse.temperature == fit_temperature(data, prior).temperature
 
 
 # -------------------------------------------------------------------------------------------------------- what is said
@@ -137,8 +204,8 @@ def test_the_interval_holds_the_true_gain_nearly_always() -> None:
     for seed in range(40):
         data = planted_labels(50, trust=0.5, seed=seed)
         said = found(data, 0.5)
-        alone = rest.brier(0.0, fit_temperature(data, Prior(0.5, 50))).mean()
-        hits += said.gain.low <= alone - rest.brier(said.weight, said.temperature).mean() <= said.gain.high
+        alone = rest.brier(fit_temperature(data, Prior(0.5, 50))).mean()
+        hits += said.gain.low <= alone - rest.brier(Mixture(said.weight, said.temperature)).mean() <= said.gain.high
     assert hits >= 34
 
 
@@ -160,7 +227,7 @@ def test_folds_are_held_back_no_more_than_all_labels_are(monkeypatch: pytest.Mon
     data, seen = planted_labels(21, trust=1.0), []
     monkeypatch.setattr(
         "coral_lens.lens.labelled.fit_mixture",
-        lambda part, prior: (seen.append((len(part.options), prior)), (0.5, 1.0))[1],
+        lambda part, prior: (seen.append((len(part.options), prior)), Mixture(0.5, 1.0))[1],
     )
     judge(data, prior := Prior(0.5, data.n_units))
     assert {n for n, _ in seen} == {18, 19}

@@ -46,6 +46,15 @@ def test_the_blend_worked_by_hand() -> None:
     )
 
 
+def test_what_a_probe_of_the_task_says_is_added_to_the_logits_and_fades() -> None:
+    options = Options.of_sizes([2, 2])
+    base = q = np.array([0.6, 0.4, 0.6, 0.4])
+    ones, own = np.ones(2), np.log([2.0, 1.0, 2.0, 1.0])
+    blended = Believed(ones, ones, ones, fading=np.array([1.0, 0.5])).blend(base, q, options, own)
+    faded = 0.6 * np.sqrt(2.0)
+    assert blended == pytest.approx([0.75, 0.25, faded / (faded + 0.4), 0.4 / (faded + 0.4)])
+
+
 @given(st.integers(0, 1000))
 def test_weight_0_is_the_base_and_weight_1_the_lens(seed: int) -> None:
     rng, options = np.random.default_rng(seed), Options.of_sizes([3, 5, 2])

@@ -92,13 +92,15 @@ def brier(store: PlantedStore, probs: np.ndarray, questions: Sequence[int] | np.
     return float(np.mean(found))
 
 
-def planted_labels(n: int, *, trust: float, seed: int = 0) -> Labelled:
-    """Questions whose answers are drawn from base * lens^trust."""
+def planted_labels(n: int, *, trust: float, seed: int = 0, states: float | None = None) -> Labelled:
+    """Questions whose answers are drawn from base * lens^trust; states, if any, know as much of them in one column."""
     rng, options = np.random.default_rng(seed), Options.of_sizes([4] * n)
     base, own = (np.log(options.softmax(scale * rng.normal(size=4 * n))) for scale in (0.5, 1.5))
-    truth = options.softmax((1 - trust) * base + trust * own).reshape(n, 4)
+    z = None if states is None else options.centre(np.random.default_rng([seed, 1]).normal(size=(4 * n, 8 * WIDTH)))
+    more = 0.0 if z is None or states is None else states * z[:, COLUMN]
+    truth = options.softmax((1 - trust) * base + trust * own + more).reshape(n, 4)
     answers = np.array([rng.choice(4, p=row) for row in truth])
-    return Labelled(base, own, options, options.one_hot(answers))
+    return Labelled(base, own, options, options.one_hot(answers), z=z)
 
 
 def in_articles(data: Labelled, n: int) -> Labelled:

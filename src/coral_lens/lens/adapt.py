@@ -18,10 +18,12 @@ from coral_lens.data.leaks import question_keys
 from coral_lens.errors import CoralError
 from coral_lens.lens.artefact import Lens
 from coral_lens.lens.calibrate import fresh_of
+from coral_lens.lens.features import build_inputs
 from coral_lens.lens.keep_answers import ENOUGH_TO_TELL
 from coral_lens.lens.label_curve import learning_curve, refuse_short_curve
 from coral_lens.lens.labelled import LARGEST_LAMBDA, Labelled, Prior, adaptation_of, check_labels, judge
 from coral_lens.lens.output import LensOutput
+from coral_lens.lens.probes.ridge import LinearProbe
 from coral_lens.lens.rules import correct_rows, log_of
 from coral_lens.lens.trace import ALL
 from coral_lens.lens.trust import LEAST, Trust, log_floored
@@ -66,7 +68,7 @@ def adapt_on(lens: Lens, store: Scored, *, with_curve: bool = False) -> Lens:
     weight = before_of(lens, output, near, fresh)
     prior = Prior(weight, data.n_units, lens.exits, known.least, temperature_before(lens, weight))
     judged = judge(data, prior)
-    found = adaptation_of(data, prior, judged)
+    found, mixture = adaptation_of(data, prior, judged)
     answered = answers_before(lens, store.questions, fresh)
     if not lens.exits and data.n_units >= ENOUGH_TO_TELL:
         check = check_labels(data, judged, answered)
@@ -82,7 +84,16 @@ def adapt_on(lens: Lens, store: Scored, *, with_curve: bool = False) -> Lens:
         answers={} if lens.exits else {ALL: answered},
     )
     used = np.union1d(lens.adapted_on, question_keys(store.questions, version=lens.keys)[fresh])
-    return replace(lens, trust=trust, tempering=None, adaptation=found, sets=None, abstention=None, adapted_on=used)
+    return replace(
+        lens,
+        trust=trust,
+        tempering=None,
+        adaptation=found,
+        task_probe=None if mixture.own is None else LinearProbe(mixture.own, 0.0),
+        sets=None,
+        abstention=None,
+        adapted_on=used,
+    )
 
 
 def refuse_few(n_labels: int, *, with_curve: bool) -> None:
@@ -100,11 +111,21 @@ def refuse_few(n_labels: int, *, with_curve: bool) -> None:
 
 
 def labelled_of(lens: Lens, store: Scored, output: LensOutput, near: Float[np.ndarray, " question"]) -> Labelled:
-    """Return what labels are fitted on: the very two that answers mix, the lens faded where it fades."""
+    """Return what labels are fitted on: the very two that answers mix, the lens faded where it fades, and the states it reads."""
     options = store.table.options
     base, own = log_of(output.fallback), log_floored(output.probs[lens.plain_method])
     faded = base + options.spread(near) * (own - base)
-    return Labelled(base, faded, options, correct_rows(store.table), groups_of(store.questions))
+    z = inputs_of(lens, store)
+    return Labelled(base, faded, options, correct_rows(store.table), groups_of(store.questions), z)
+
+
+def inputs_of(lens: Lens, store: Scored) -> Float[np.ndarray, "row feature"] | None:
+    """Return the inputs of a lens's probe, standardised and centred; None for candidates, whose states have another scale."""
+    if lens.open:
+        return None
+    correction, options = lens.correction, store.table.options
+    features = build_inputs(correction.states(store), lens.base_probs(store.table), options, correction.inputs)
+    return options.centre(correction.standardiser(features).astype(np.float64))
 
 
 def nearness(trust: Trust, shifts: Float[np.ndarray, " question"]) -> Float[np.ndarray, " question"]:

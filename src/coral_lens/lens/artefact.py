@@ -28,6 +28,7 @@ from coral_lens.lens.layer_view import LayerView
 from coral_lens.lens.open_part import OpenPart
 from coral_lens.lens.output import LensOutput, answers_on, read_store
 from coral_lens.lens.own_model import adopt, check_kind, check_model, check_shapes
+from coral_lens.lens.probes.ridge import LinearProbe
 from coral_lens.lens.publish import public_name, training_sentence, without_paths
 from coral_lens.lens.readouts import READ_OUTS
 from coral_lens.lens.record import fields_of, record_of
@@ -105,6 +106,8 @@ class Lens(Shown):
     """How far it is believed at home and elsewhere; without, its correction is left as it is, as in the paper."""
     adaptation: Adaptation | None = None
     """What labels of a task have shown, from `coral adapt`."""
+    task_probe: LinearProbe | None = None
+    """What they have taught beside weight and temperature, over the same inputs as the correction's probe (see `labelled`)."""
     exits: bool = False
     """Whether it starts from no base probabilities, so that no block above its layers need run, nor the vocabulary head."""
     open: OpenPart | None = None

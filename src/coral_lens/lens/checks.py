@@ -238,6 +238,7 @@ class AdaptationRecord(Exact):
     worse: bool = False
     exits: bool = False
     temperature_before: PositiveFloat = 1.0
+    own: bool = False
 
 
 class TraceRecord(Checked):
@@ -346,6 +347,7 @@ def check_tensors(tensors: Mapping[str, Tensor], record: Mapping[str, Any], path
         "shift.typical": (n_domains,),
         **probe_shapes(tensors, record["probe"], n_inputs),
         **({"open.reference": (len(record["layers"]), width)} if record["open"] else {}),
+        **({"task_probe.weight": (n_inputs,)} if (record.get("adaptation") or {}).get("own") else {}),
     }
     if record.get("read") == "less-letter":
         shapes["letters"] = (len(record["layers"]), shape_of(tensors, "letters", 1), width)

@@ -69,6 +69,7 @@ def tensors_of(lens: Lens) -> dict[str, torch.Tensor]:
         "training.calibrated_on": torch.from_numpy(lens.calibrated_on),
         **({"training.adapted_on": torch.from_numpy(lens.adapted_on)} if len(lens.adapted_on) else {}),
         **lens.correction.tensors(),
+        **({"task_probe.weight": torch.from_numpy(lens.task_probe.weight)} if lens.task_probe else {}),
         **lens.shift.tensors(),
         **({"open.reference": torch.from_numpy(lens.open.stacked(lens.layers))} if lens.open else {}),
     }

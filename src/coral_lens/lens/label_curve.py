@@ -7,7 +7,7 @@ from jaxtyping import Float, Int
 
 from coral_lens.errors import CoralError
 from coral_lens.lens.keep_answers import ENOUGH_TO_TELL, error_of_mean
-from coral_lens.lens.labelled import Labelled, Prior, gain_of, is_worse, judge, settle
+from coral_lens.lens.labelled import Labelled, Mixture, Prior, fit_mixture, gain_of, is_worse, judge, settle
 from coral_lens.lens.trace import WORTH, CurvePoint, LearningCurve
 
 FEWEST_FOR_CURVE = 10
@@ -44,7 +44,7 @@ def learning_curve(data: Labelled, prior: Prior, *, seed: int = 0) -> LearningCu
         for i, count in enumerate(counts):
             drawn = data.take(place < count)
             labels[i] += len(drawn.options) / CURVE_DRAWS
-            sums[i, rest] += data.take(rest).brier(*after(drawn, prior))
+            sums[i, rest] += data.take(rest).brier(after(drawn, prior))
     losses, units = sums[:, judged > 0] / judged[judged > 0], units[judged > 0]
     points = tuple(
         CurvePoint(round(n), {"brier": float(mean)}) for n, mean in zip(labels, losses.mean(axis=1), strict=True)
@@ -62,13 +62,15 @@ def counts_of_units(units: Int[np.ndarray, " question"]) -> list[int]:
     return counts if len(counts) > 1 else [0, n // 2]
 
 
-def after(drawn: Labelled, prior: Prior) -> tuple[float, float]:
-    """Return weight and temperature as `adapt` would find them from these labels alone."""
+def after(drawn: Labelled, prior: Prior) -> Mixture:
+    """Return the mixture as `adapt` would find it from these labels alone."""
     if not len(drawn.options):
-        return prior.weight, prior.temperature
+        return Mixture(prior.weight, prior.temperature)
     prior = prior._replace(n_units=drawn.n_units)
-    worse = drawn.n_units >= ENOUGH_TO_TELL and is_worse(drawn, gain_of(drawn, judge(drawn, prior)))
-    return settle(drawn, prior, worse=worse)
+    if not prior.is_enough:
+        return fit_mixture(drawn, prior)
+    judged = judge(drawn, prior)
+    return settle(drawn, prior, judged.scale, worse=is_worse(drawn, gain_of(drawn, judged)))
 
 
 def first_enough(losses: Float[np.ndarray, "size question"], units: Int[np.ndarray, " question"]) -> int:

@@ -13,6 +13,7 @@ from coral_lens.lens.answers import Answer, answer_of
 from coral_lens.lens.home import home_tasks
 from coral_lens.lens.rules import apply_temperature, base_probs
 from coral_lens.metrics.conformal import abstains, prediction_sets
+from coral_lens.ragged import Options
 from coral_lens.records import Scored
 from coral_lens.storage.arrays import side_by_side
 
@@ -56,7 +57,10 @@ def read_store(lens: Lens, store: Scored) -> LensOutput:
         tasks = home_tasks(lens, store.questions, first, home)
         believed = lens.trust.believed(store.questions, shifts, home, tasks)
         kept = kept if believed.keeps is None else believed.keeps
-        weights, tempered = believed.weights, believed.blend(fallback, plain, options)
+        weights, tempered = (
+            believed.weights,
+            believed.blend(fallback, plain, options, own_scores(lens, p, states, options)),
+        )
     else:
         weights, tempered = None, lens.tempered(p, plain, shifts, options)
     probs = {"base": raw, "temperature": cooled, lens.plain_method: plain, lens.method: tempered}
@@ -66,6 +70,15 @@ def read_store(lens: Lens, store: Scored) -> LensOutput:
                 "The lens gives answers that are not numbers: its own numbers are too large; fit or copy it again."
             )
     return LensOutput(probs, shifts, weights, fallback, home, kept)
+
+
+def own_scores(
+    lens: Lens, p: Float[np.ndarray, " row"], states: Float[np.ndarray, "row width"], options: Options
+) -> Float[np.ndarray, " row"] | None:
+    """Return what the probe that labels of a task have taught says of every option; None where a lens has none."""
+    if lens.task_probe is None:
+        return None
+    return options.centre(replace(lens.correction, probe=lens.task_probe).scores(p, states, options).scores)
 
 
 def answers_on(lens: Lens, store: Scored) -> list[Answer]:

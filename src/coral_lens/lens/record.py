@@ -14,6 +14,7 @@ import torch
 from coral_lens.data.settings import Style
 from coral_lens.lens.correction import Correction
 from coral_lens.lens.open_part import OpenPart
+from coral_lens.lens.probes.ridge import LinearProbe
 from coral_lens.lens.shift import ShiftModel
 from coral_lens.lens.tempering import Tempering
 from coral_lens.lens.trace import Adaptation, Trace, Training
@@ -70,8 +71,10 @@ def fields_of(kind: type[Lens], record: Mapping[str, Any], tensors: dict[str, to
     if (part := values["open"]) is not None:
         reference = dict(zip(correction.layers, tensors["open.reference"].numpy(), strict=True))
         values["open"] = replace(part, reference=reference)
+    own = tensors["task_probe.weight"].numpy() if "task_probe.weight" in tensors else None
     return values | {
         "correction": correction,
+        "task_probe": None if own is None else LinearProbe(own, 0.0),
         "shift": ShiftModel.from_tensors(tensors),
         "seen": tensors["training.seen"].numpy(),
         # lenses of older versions have the keys of both among those seen

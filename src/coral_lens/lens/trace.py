@@ -162,6 +162,7 @@ class LearningCurve:
 
 
 KEPT = " The answers stay the model's own."
+OWN = ", beside a small probe that these labels have taught"
 
 
 @dataclass(frozen=True)
@@ -187,11 +188,13 @@ class Adaptation:
     """Of a lens that exits early: it is compared with even chances, which have no temperature, and never left out."""
     temperature_before: float = 1.0
     """The temperature of the mixture without labels."""
+    own: bool = False
+    """Whether a probe of the task's own, learned from these labels, stands beside base and lens."""
 
     @property
     def is_left_out(self) -> bool:
-        """Whether the lens has no part in the answers: it is worse, or no weight of it is likelier than none."""
-        return self.weight < 0.005
+        """Whether nothing but the base has a part in the answers: the lens is worse, or no weight of it is likelier than none."""
+        return self.weight < 0.005 and not self.own
 
     def __str__(self) -> str:
         gain = f"{100 * self.gain.value:+.1f} ({100 * self.gain.low:+.1f} to {100 * self.gain.high:+.1f})"
@@ -215,7 +218,9 @@ class Adaptation:
         if self.worse:
             return f"the lens is worse here and is hardly believed, since there is no base: weight {self.weight:.2f}"
         doubt = "" if self.exits or self.temperature_before == 1.0 else f" ({self.temperature_before:.2f} without)"
-        weight = f"Weight of the lens {self.weight:.2f} ({self.before:.2f} without labels){cooled}{doubt}"
+        weight = (
+            f"Weight of the lens {self.weight:.2f} ({self.before:.2f} without labels){cooled}{doubt}{OWN * self.own}"
+        )
         if self.gain.low > 0.0:
             return f"clearly better. {weight}"
         clear = "worse on these, which are too few to tell" if self.gain.high < 0.0 else "not clearly better or worse"

@@ -88,9 +88,15 @@ class Trust:
 
         `fixed`: the options say nothing of their questions, so that away from home the lens has none.
         """
-        beyond = np.log(np.maximum(shift, 1e-12) / np.where(at_home, self.home_reach, self.reach)) / np.log(FADE)
         elsewhere = 0.0 if fixed and not self.adapted else self.elsewhere
-        return np.maximum(np.where(at_home, 1.0, elsewhere) * np.clip(1.0 - beyond, 0.0, 1.0), self.least)
+        return np.maximum(np.where(at_home, 1.0, elsewhere) * self.fading(shift, at_home), self.least)
+
+    def fading(
+        self, shift: Float[np.ndarray, " question"], at_home: Bool[np.ndarray, " question"]
+    ) -> Float[np.ndarray, " question"]:
+        """Return how much is left of all trust at each shift: 1 within reach, 0 far beyond it."""
+        beyond = np.log(np.maximum(shift, 1e-12) / np.where(at_home, self.home_reach, self.reach)) / np.log(FADE)
+        return np.clip(1.0 - beyond, 0.0, 1.0)
 
     def believed(
         self,
@@ -112,6 +118,7 @@ class Trust:
             np.where(at_home, scales, 1.0),
             np.where(at_home, 1.0, self.temperature_at(weights)),
             keeps=~self.answering(questions, at_home, tasks),
+            fading=self.fading(shift, at_home),
         )
 
     def temperature_at(self, weights: Float[np.ndarray, " question"]) -> Float[np.ndarray, " question"]:
@@ -189,13 +196,22 @@ class Believed:
     """What the mixture of both is scaled by."""
     keeps: Bool[np.ndarray, " question"] | None = None
     """Where the base's answer is kept whatever the lens prefers; None: nowhere."""
+    fading: Float[np.ndarray, " question"] | float = 1.0
+    """How much is left, at its shift, of what a probe of the task's own says."""
 
     def blend(
-        self, base: Float[np.ndarray, " row"], q: Float[np.ndarray, " row"], options: Options
+        self,
+        base: Float[np.ndarray, " row"],
+        q: Float[np.ndarray, " row"],
+        options: Options,
+        own: Float[np.ndarray, " row"] | None = None,
     ) -> Float[np.ndarray, " row"]:
-        """Return the base's probabilities and the lens's, multiplied in these weights."""
+        """Return the base's probabilities and the lens's, multiplied in these weights; `own` is added to their logits."""
         lens, scale, inverse = (options.spread(x) for x in (self.weights, self.scales, 1.0 / self.temperature))
-        mixed = options.softmax(inverse * ((1.0 - lens) * log_of(base) + lens * scale * log_floored(q)))
+        scores = inverse * ((1.0 - lens) * log_of(base) + lens * scale * log_floored(q))
+        if own is not None:
+            scores = scores + options.spread(np.broadcast_to(self.fading, len(options))) * own
+        mixed = options.softmax(scores)
         if self.keeps is None or not self.keeps.any():
             return mixed
         return keep_answers(mixed, options.top(base), self.keeps, options)

@@ -31,9 +31,9 @@ def apply_maps(
     *,
     which: MapName | None = None,
 ) -> list[dict[str, Any]]:
-    """Return the rows of a table with calibrated probabilities; `which` is another map than the audit stood on.
+    """Return the rows of a table with calibrated probabilities; `which` selects another map than the one the audit used.
 
-    Sets and abstention were fitted on one map, and are left out with another.
+    Prediction sets and abstention were fitted on one map, and are left out with another.
     """
     said, refuse = said or TableOptions(), Refusals((said or TableOptions()).skip_bad)
     table = open_table(source, refuse)

@@ -139,7 +139,7 @@ def save_maps(path: Path, maps: Mapping[str, SystemMaps]) -> None:
 
 
 def load_maps(path: str | Path) -> dict[str, SystemMaps]:
-    """Read a file of maps, or that of an audit's folder, and check that nothing was changed or lost."""
+    """Read a file of maps, or the one in an audit's folder, and check that nothing was changed or lost."""
     path = Path(path)
     path = path / MAPS_FILE if path.is_dir() else path
     record = read_record(path, remedy="run the audit again", needs=("format", "systems"))

@@ -46,7 +46,7 @@ def refuse_other_audit(folder: Path) -> None:
 
 
 def write_audit(found: Audit, folder: str | Path) -> Path:
-    """Write the page, the numbers, the maps and the predictions of an audit; return the page."""
+    """Write the page, the numbers, the maps and the predictions of an audit; return the path of the page."""
     folder = Path(folder)
     refuse_other_audit(folder)
     run = run_of(found.audited, provenance_of(found))

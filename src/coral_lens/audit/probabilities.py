@@ -22,10 +22,10 @@ def audit_probabilities(
     table: TableOptions | None = None,
     bar: Bar | bool = True,
 ) -> Audit:
-    """Audit probabilities with labels beside them, of a file, of a frame, or of several files of the same questions.
+    """Audit labelled probabilities from a file, from a frame, or from several files of the same questions.
 
-    Maps are fitted on `fit_on` if it is given, else on a part of the source, and measured on the rest. `swap` has the same
-    questions with their options in another order. `write_audit(found, folder)` writes the page and the maps.
+    Maps are fitted on `fit_on` if it is given, otherwise on a part of the source, and measured on the rest. `swap` holds the
+    same questions with their options in another order. `write_audit(found, folder)` writes the page and the maps.
     """
     audited = read_audited(sources_in(source), table)
     others = [None if other is None else read_audited([other], table) for other in (fit_on, swap)]

@@ -70,10 +70,10 @@ def as_open(questions: str | Sequence[str | OpenQuestion]) -> list[OpenQuestion]
 
 
 def load_open_questions(source: str | Path | Any, options: SourceOptions | None = None) -> list[OpenQuestion]:
-    """Return open questions of a file, a saved dataset or a frame, or of a list of dicts.
+    """Return open questions from a file, a saved dataset or a frame, or from a list of dicts.
 
-    A row has a `question`, and where it is known an `answer` or `answers`, a list of all that count as right; other columns are
-    carried along. `options` has a limit, and how the table is read.
+    A row has a `question` and, if it is known, an `answer`, or `answers`, a list of all that count as right; other columns
+    are carried along. `options` sets a limit, and how the table is read.
     """
     options = options or SourceOptions()
     if isinstance(source, str | Path) and not is_file(source):

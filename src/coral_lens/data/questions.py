@@ -41,10 +41,10 @@ class Questions(list[Question]):
 def load_questions(source: str | Path | Any, options: TaskOptions | TableOptions | None = None) -> list[Question]:
     """Return questions from a file, a saved dataset or a frame, or from a task: `arc_easy`, `arc_easy:validation`, `mmlu`.
 
-    Files are JSON, JSON lines, CSV, TSV, parquet, Arrow or Excel workbooks, each but the last also gzipped. In Python a source
-    may also be a frame of pandas or polars, a `datasets.Dataset`, an Arrow table, or a list of dicts. A name is taken for a
-    file if that file exists or if it ends like one. What columns may be called and how options and answers may be written is
-    in the guide `your-own-questions`; what was understood stands in `summary` of the list that comes back.
+    Files are JSON, JSON lines, CSV, TSV, parquet, Arrow or Excel workbooks, each but the last also gzipped. In Python a
+    source may also be a pandas or polars frame, a `datasets.Dataset`, an Arrow table, or a list of dicts. A name is taken to
+    be a file if that file exists or if the name ends like one. The guide `your-own-questions` says what columns may be called
+    and how options and answers may be written; what was understood is in `summary` of the returned list.
     """
     options = TaskOptions(table=options) if isinstance(options, TableOptions) else options or TaskOptions()
     if options.include_path:

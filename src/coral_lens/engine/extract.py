@@ -110,9 +110,10 @@ def extract(
 ) -> ActivationStore:
     """Score the questions and keep their pooled states in `folder`, going on where an earlier run was stopped.
 
-    It may be a URL such as s3://bucket/states. A finished store is returned at once, also if it has more layers than are asked
-    for. A shard whose bytes do not match its digests is computed again. A question that cannot be asked (an option without
-    tokens, or too long for the model) or whose scores or states are not finite is left out with a warning that names it.
+    The folder may be a URL such as s3://bucket/states. A finished store is returned at once, even if it has more layers than
+    are asked for. A shard whose bytes do not match its digests is computed again. A question is left out, with a warning that
+    names it, if it cannot be asked (an option has no tokens, or it is too long for the model) or if its scores or states are
+    not finite.
     """
     with working_place(folder) as place:
         place.refresh()

@@ -59,10 +59,10 @@ def load_model(
 ) -> Model:
     """Load a model by hub id, local folder, `.gguf` file, or `smollm2` (the embedded one).
 
-    `dtype` is a `Precision`, or `auto`, which is the default: on a GPU the checkpoint's own, on the CPU `mixed` where that is
-    much faster than float32 on this machine, else float32. A LoRA `adapter`, a folder or hub id, is added to the weights; the
-    model is then called `name + adapter`, and can be loaded by that name. Code from the hub is run only if `trust_remote_code`
-    is given.
+    `dtype` is a `Precision` or `auto`, the default. On a GPU `auto` takes the checkpoint's own; on the CPU it takes `mixed`
+    if that is much faster than float32 on this machine, otherwise float32. A LoRA `adapter`, a folder or hub id, is added to
+    the weights; the model is then called `name + adapter`, and can be loaded by that name. Code from the hub is run only if
+    `trust_remote_code` is given.
     """
     from transformers import AutoTokenizer
 

@@ -421,9 +421,9 @@ def wrap(
     name: str,
     fingerprint: dict[str, str] | None = None,
 ) -> Model:
-    """Make a Model of a transformers model and tokenizer that are already in memory; nothing of them is changed.
+    """Make a Model from a transformers model and tokenizer that are already in memory; neither is changed.
 
-    `fingerprint` are the digests of both, where they are known already.
+    `fingerprint` holds the digests of both, if they are known already.
     """
     parts = find_parts(hf)
     config = hf.config.get_text_config()

@@ -39,10 +39,10 @@ UNTOLD = 0.5
 
 
 def adapt(lens: Lens, model: Model, questions: Sequence[Question], *, work_dir: str | Path | None = None) -> Lens:
-    """Return the lens for the task of these labelled questions, of which 30 to 100 are enough; the same as `lens.adapt`.
+    """Return the lens adapted to the task of these labelled questions; 30 to 100 are enough. The same as `lens.adapt`.
 
-    Questions that it was fitted on are left out. The adapted lens is for this task alone; its field `adaptation` says what was
-    found.
+    Questions that the lens was fitted on are left out. The adapted lens is for this task alone; its field `adaptation` says
+    what was found.
 
         lens = coral_lens.adapt(lens, model, few)
     """

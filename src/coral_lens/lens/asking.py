@@ -44,10 +44,10 @@ def fit_open(
     work_dir: str | Path | None = None,
     bar: Bar | bool = True,
 ) -> Lens:
-    """Fit a lens on open questions with known answers, and on what the model itself writes to them.
+    """Fit a lens on open questions with known answers, and on what the model itself writes as answers to them.
 
-    A candidate is right if it is a known answer by the rule that also merges candidates; where none is, `none of these` is. With
-    `work_dir` texts and states are kept there, and an interrupted or repeated fit reuses them.
+    A candidate is right if it equals a known answer by the rule that also merges candidates; if none does, `none of these` is
+    right. With `work_dir` texts and states are kept there, and an interrupted or repeated fit reuses them.
 
         lens = coral_lens.fit_open(model, coral_lens.load_open_questions("open.jsonl"))
     """
@@ -136,9 +136,9 @@ def ask(
     work_dir: str | Path | None = None,
     bar: Bar | bool = False,
 ) -> OpenAnswers:
-    """Answer open questions, which may be plain texts. One that the model writes no answer to is left out with a warning.
+    """Answer open questions, which may be plain texts. A question that the model writes no answer to is left out with a warning.
 
-    With `work_dir` texts and scores are kept there, and an interrupted run goes on.
+    With `work_dir` texts and scores are kept there, and an interrupted run can go on.
 
         lens.ask(model, "Which river flows through Vienna?")[0].answer
     """

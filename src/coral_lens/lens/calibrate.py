@@ -70,10 +70,10 @@ def calibrate(
     *,
     work_dir: str | Path | None = None,
 ) -> Lens:
-    """Return the lens with prediction sets of a stated coverage, a rule when to abstain, or both.
+    """Return the lens with prediction sets of a stated coverage, a rule for when to abstain, or both.
 
-    The questions must be labelled and such as the lens has never seen; those that it has are left out. With `work_dir` their
-    scores are kept there, and an interrupted calibration goes on.
+    The questions must be labelled, and the lens must never have seen them; those that it has seen are left out. With
+    `work_dir` their scores are kept there, and an interrupted calibration can go on.
 
         lens = coral_lens.calibrate(lens, model, held_out, coral_lens.Guarantees(coverage=0.9, risk=0.2))
     """

@@ -79,8 +79,8 @@ def fit(
     """Fit a lens on labelled questions.
 
     With `work_dir` the activations are kept there, and an interrupted or repeated fit reuses them. Progress is shown in a
-    terminal and in a notebook; `bar=False` shows nothing. Questions of several files are of a task each: give those of one
-    kind in one file, or name their task.
+    terminal and in a notebook; `bar=False` shows nothing. If the questions come from several files, each file counts as a
+    task: put questions of one kind into one file, or name their task.
     """
     settings, bar = settings or FitSettings(), bar_of(bar)
     questions = apart_by_file(asked_as(questions, settings.style))

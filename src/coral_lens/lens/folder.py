@@ -107,9 +107,10 @@ def is_same_card(folder: Path, text: bytes) -> bool:
 
 
 def load_lens(folder: str | Path) -> Lens:
-    """Read a lens from a folder, or from the hub if it is an id like `owner/name`, and check that nothing was changed or lost.
+    """Read a lens from a folder, or from the hub if given an id like `owner/name`, and check that nothing was changed or lost.
 
-    Whoever made it, it is checked before it is used: no code of it runs, and what is not a lens is one sentence.
+    Whoever made it, it is checked before it is used: none of its contents are run as code, and anything that is not a lens is
+    refused in one sentence.
     """
     source = local_folder(folder)
     path = source / RECORD

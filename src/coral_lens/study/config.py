@@ -233,7 +233,7 @@ def study_path(source: str | Path) -> Path:
 
 
 def load_study(source: str | Path) -> Study:
-    """Read a study from a file, or a ready-made one by its name; whatever is wrong with it is one sentence that says where."""
+    """Read a study from a file, or a ready-made one by its name; an error is one sentence that says what is wrong, and where."""
     path = study_path(source)
     try:
         text = path.read_bytes().decode("utf-8")

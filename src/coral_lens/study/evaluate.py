@@ -49,11 +49,11 @@ def evaluate(
 ) -> Run:
     """Measure one lens, or several side by side, on labelled questions, or on several named sets of them.
 
-    Questions that a lens was fitted or calibrated on are left out and counted. A lens keeps no more of them than their keys: give
-    `guard_of(training questions)` as `guard`, and questions on the same articles and on edited copies of these are left out too.
-    The questions are scored once for all lenses, which must start from the same base probabilities and prompts. With `work_dir`
-    their states are kept there, and an interrupted evaluation goes on. Progress is shown in a terminal and in a notebook;
-    `bar=False` shows nothing.
+    Questions that a lens was fitted or calibrated on are left out and counted. A lens keeps only the keys of these questions:
+    pass `guard_of(training questions)` as `guard` to leave out questions on the same articles, and on edited copies of these,
+    as well. The questions are scored once for all lenses, which must start from the same base probabilities and prompts. With
+    `work_dir` their states are kept there, and an interrupted evaluation can go on. Progress is shown in a terminal and in a
+    notebook; `bar=False` shows nothing.
     """
     panel = LensPanel((lens,) if isinstance(lens, Lens) else tuple(lens))
     given = questions if isinstance(questions, Mapping) else {label_of(questions): questions}

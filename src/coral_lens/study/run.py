@@ -110,12 +110,12 @@ def run_study(
     data: str | Path | None = None,
     bar: Bar | bool = True,
 ) -> tuple[Run, ...]:
-    """Run a study to its report, from wherever it was stopped; return the run of each model and training mixture.
+    """Run a study up to its report, from wherever it was stopped; return the run of each model and training mixture.
 
-    A study is a TOML file, the name of a ready-made one (`probe1-small`), or what `load_study` returned. Results go to the folder
-    `out`, by default the study's name; states, lenses and predictions to `work`, which studies may share. `data` is a folder with
-    TASK/SPLIT.jsonl files, looked into before the embedded data and the hub. Progress is shown in a terminal and in a notebook;
-    `bar=False` shows nothing.
+    A study is a TOML file, the name of a ready-made one (`probe1-small`), or what `load_study` returned. Results go to the
+    folder `out`, by default the study's name; states, lenses and predictions go to `work`, which studies may share. `data` is
+    a folder with TASK/SPLIT.jsonl files, which is searched before the embedded data and the hub. Progress is shown in a
+    terminal and in a notebook; `bar=False` shows nothing.
     """
     wanted = study if isinstance(study, Study) else load_study(study)
     target = Path(out or wanted.name)

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from coral_lens.data.own_files import tasks_of
 from coral_lens.data.settings import Style
+from coral_lens.data.sources import is_file
 from coral_lens.engine.activations import ActivationStore, JoinedStore, Subset
 from coral_lens.engine.extract import extract
 from coral_lens.engine.fingerprints import identity_difference
@@ -237,16 +239,20 @@ class StudyStates:
     # --------------------------------------------------------------------------------------------------- sets
 
     def question_set(self, name: str, parts: Iterable[Selection]) -> QuestionSet:
-        """Return selected questions with their states."""
-        chosen = [(self.store(part.source), part) for part in parts if part.ids]
-        joined = JoinedStore([Subset(s, np.array([q.id in part.ids for q in s.questions])) for s, part in chosen])
-        ids = [q.id for q in joined.questions]
+        """Return selected questions with their states; those of several files are of a task each."""
+        chosen = [part for part in parts if part.ids]
+        tasks = tasks_of([part.source.task for part in chosen if is_file(part.source.task)])
+        joined = JoinedStore([self._subset(part, tasks.get(part.source.task, "")) for part in chosen])
 
         def asked() -> tuple[Question, ...]:
-            known = {q.id: q for _, part in chosen for q in self._asked(part.source)}
-            return tuple(known[i] for i in ids)
+            known = {q.id: q for part in chosen for q in self._asked(part.source)}
+            return tuple(replace(known[q.id], task=q.task) for q in joined.questions)
 
         return QuestionSet(name, joined, asked)
+
+    def _subset(self, part: Selection, task: str) -> Subset:
+        store = self.store(part.source)
+        return Subset(store, np.array([q.id in part.ids for q in store.questions]), task)
 
     def test_set(self, plan: TestPlan) -> QuestionSet:
         """Return the questions of a test with their states, and those that methods may adapt on."""

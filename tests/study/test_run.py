@@ -287,6 +287,35 @@ def test_studies_that_share_their_work_share_states_and_lenses(
     assert np.array_equal(new.evaluations[0].predictions["coral"].probs, old.evaluations[2].predictions["coral"].probs)
 
 
+def test_a_study_that_names_layers_takes_them_of_the_states_of_all_and_its_results_are_the_same(
+    undisturbed: Path, tiny: Model, data: Path, tmp_path: Path
+) -> None:
+    study = study_of(layers=[1])
+    run_in(study, tmp_path / "apart", data, Opening(tiny))
+    shutil.copytree(undisturbed / "work", tmp_path / "shared" / "work")
+    run_in(study, tmp_path / "shared", data, lambda name: pytest.fail(name))
+    alone, shared = files_of(tmp_path / "apart"), files_of(tmp_path / "shared")
+    states = {name for name in alone if "/states/" in name}
+    assert states.isdisjoint(shared)
+    assert [name for name in alone.keys() - states if alone[name] != shared.get(name)] == []
+
+
+def test_states_of_some_layers_more_are_taken_and_those_that_lack_one_are_not(
+    tiny: Model, data: Path, tmp_path: Path
+) -> None:
+    def opened(*layers: int, **more: Any) -> list[str]:
+        opening = Opening(tiny)
+        study = study_of(layers=layers, test=STUDY["test"][2:], method=[{"kind": "isotonic"}], **more)
+        run_in(study, tmp_path, data, opening)
+        return opening.names
+
+    assert opened(0, 2) == ["tiny"]
+    assert opened(2) == []
+    assert opened(2, seed=1) == ["tiny"], "other questions are drawn"
+    assert opened(1) == ["tiny"]
+    assert opened(2, read=["answer", "context"]) == ["tiny"], "states are read elsewhere too"
+
+
 # --- killed and resumed
 
 

@@ -90,6 +90,7 @@ class ScoredShards(ABC):
 
     @property
     def layers(self) -> tuple[int, ...]:
+        """The layers that can be read."""
         return tuple(self.manifest["layers"])
 
     @property
@@ -194,16 +195,16 @@ class ScoredShards(ABC):
 class ActivationStore(ScoredShards):
     """A finished store in a folder, or at a URL such as s3://bucket/states. Everything it returns is checked against its digests.
 
-    `layers` hides others that it holds.
+    `layers` hides others that it holds: what is made of them is what a store of these layers alone would give.
     """
 
-    _shown: Sequence[int] | None = None
-
     def __init__(self, folder: str | Path, *, layers: Sequence[int] | None = None) -> None:
-        self.place, self._shown = reading_place(folder, cache_dir() / "stores"), layers
+        self.place = reading_place(folder, cache_dir() / "stores")
         self.folder, self.name, self._brought = self.place.folder, self.place.name, set[str]()
         with self.place.named():
             self._open(self.folder)
+        if layers is not None:
+            self.manifest |= {"layers": list(layers)}
 
     def _open(self, folder: Path) -> None:
         self.manifest = read_manifest(folder / "manifest.json", needs=("format",))
@@ -217,11 +218,6 @@ class ActivationStore(ScoredShards):
                 f"{folder} is not finished; run the same `coral` command again and it goes on where it was."
             )
         self._refuse_unscored(f" and another folder than {folder}")
-
-    @property
-    def layers(self) -> tuple[int, ...]:
-        """The layers that can be read."""
-        return super().layers if self._shown is None else tuple(self._shown)
 
     @cached_property
     def _asked(self) -> list[Question]:

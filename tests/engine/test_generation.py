@@ -101,6 +101,12 @@ def test_samples_share_what_prompts_begin_with(tiny: Model) -> None:
     assert both == [answers(tiny, [text], temperature=1.0, n_samples=3)[0] for text in texts]
 
 
+def test_the_last_samples_are_the_same_without_the_first(tiny: Model) -> None:
+    texts = ["Tell me: how", "Tell me: what is two plus two"]
+    whole = answers(tiny, texts, temperature=1.0, n_samples=3)
+    assert answers(tiny, texts, temperature=1.0, n_samples=2, first_sample=1) == [some[1:] for some in whole]
+
+
 def test_fewer_answers_are_written_at_a_time_where_memory_is_short(tiny: Model) -> None:
     ids = [(1,) * n for n in (30, 10, 10, 10)]
     how = GenerationSettings(max_new_tokens=10, temperature=1.0, n_samples=2, batch_size=8)

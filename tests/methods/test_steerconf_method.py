@@ -554,6 +554,49 @@ def test_wordings_that_are_asked_together_are_answered_as_one_by_one(tiny: Model
 
 
 @pytest.mark.usefixtures("one_thread")
+@pytest.mark.filterwarnings("ignore:.*lost their beginning")
+def test_the_samples_of_the_first_stage_are_not_written_again(
+    tiny: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    questions = [Question(str(i), str(i), f"Which of {i}?", ("a", "b", "c"), 0) for i in range(3)]
+    settings = SteerConfSettings(
+        prompts=("vanilla", "cautious"),
+        thinking=(False,),
+        temperatures=(0.7, 0.5),
+        samples=(1, 4),
+        screening=2,
+        max_new_tokens=6,
+        ask_again=True,
+    )
+    wanted: list[tuple[str, int, int, int]] = []
+
+    def counted(
+        context: FitContext, prompts: Sequence[str], name: str, *, settings: GenerationSettings
+    ) -> list[list[Generated]]:
+        wanted.append((name, len(prompts), settings.first_sample, settings.n_samples))
+        return load_or_generate(context, prompts, name, settings=settings)
+
+    monkeypatch.setattr(method_module, "load_or_generate", counted)
+
+    def interview(name: str) -> Interview:
+        return Interview(FitContext(lambda: tiny, NOBODY, FitSettings(), tmp_path / name), settings)
+
+    staged, afresh = interview("staged"), interview("afresh")
+    chosen = choose_interview(staged, questions, judge_of(questions, "ece"))
+    wording = f"validation-{chosen.prompt}-direct"
+    assert [(n, first, samples) for name, n, first, samples in wanted if not name.endswith("-again")] == [
+        (6, 0, 2),
+        (3, 2, 2),
+        (3, 0, 4),
+    ]
+    again = {name: n for name, n, *_ in wanted if name.endswith("-again")}
+    assert again == {"validation-2-wordings-0.7-again": 12, f"{wording}-0.7-again": 6, f"{wording}-0.5-again": 12}
+    plan = replace(chosen, temperature=0.7, samples=4)
+    assert afresh.ask(questions, "validation", plan) == staged.ask(questions, "validation", plan)
+    assert afresh.drawn.items() <= staged.drawn.items(), "the very texts that are written at once"
+
+
+@pytest.mark.usefixtures("one_thread")
 def test_killed_writing_goes_on_and_ends_with_the_same_bytes(
     tiny: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -257,6 +257,41 @@ def test_a_second_run_does_nothing_but_the_page(
     assert {p: p.stat().st_mtime_ns for p in (root / "work").rglob("*.safetensors")} == before
 
 
+def test_a_figure_is_drawn_once_and_again_only_where_its_part_has_changed(
+    whole: tuple[Path, Opening, Scale], saved: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn, shown, usual, parts = list[str](), list[int](), Picture.files, ("layers", "heads", "dimensions")
+    known = run_module.records_of(undertaking(saved, whole[2], whole[0], nobody), str(saved))
+    page = tmp_path / "out" / "reproduction.html"
+
+    def n_figures() -> int:
+        return page.read_text("utf-8").count("<figure")
+
+    def leaving(part: str) -> Any:
+        def run(_: Any) -> dict[str, Any]:
+            shown.append(n_figures())
+            return known[part]
+
+        return run
+
+    monkeypatch.setattr(Picture, "files", lambda self: (drawn.append(self.name), usual(self))[1])
+    monkeypatch.setattr(Picture, "svg", lambda self: pytest.fail(f"{self.name} is drawn once more for the page"))
+    patched(monkeypatch, {part: replace(PARTS[part], run=leaving(part)) for part in parts})
+    asked = undertaking(saved, whole[2], tmp_path, nobody, parts=parts)
+    reproduce(asked)
+    assert drawn == [f"{part}-tiny-llama" for part in parts]
+    assert [*shown, n_figures()] == [0, 1, 2, 3], "the page after each part has the figures of all that are done"
+    first, path = page.read_bytes(), next((tmp_path / "out").rglob("dimensions/part.json"))
+    kept = read_record(path)
+    kept["record"]["groups"][0]["layer"] = 99
+    write_record(path, {k: v for k, v in kept.items() if k != "digest"})
+    run_module.show(asked)
+    assert drawn[3:] == ["dimensions-tiny-llama"]
+    path.unlink()
+    reproduce(replace(asked))
+    assert page.read_bytes() == first, "as drawn by another process"
+
+
 def test_several_models_stand_side_by_side_and_one_is_in_memory_at_a_time(
     files: dict[str, Path], saved: Path, tmp_path: Path
 ) -> None:

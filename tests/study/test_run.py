@@ -25,6 +25,7 @@ from coral_lens.cli.printing import show_run
 from coral_lens.data.leaks import ARTICLE, REPEATED, normalised
 from coral_lens.data.settings import Style
 from coral_lens.engine import shard_work
+from coral_lens.engine.activations import ActivationStore
 from coral_lens.engine.model import Model, wrap
 from coral_lens.errors import CoralError
 from coral_lens.methods import lens as lens_method
@@ -286,6 +287,35 @@ def test_studies_that_share_their_work_share_states_and_lenses(
     assert np.array_equal(new.evaluations[0].predictions["coral"].probs, old.evaluations[2].predictions["coral"].probs)
 
 
+def test_a_study_that_names_layers_takes_them_of_the_states_of_all_and_its_results_are_the_same(
+    undisturbed: Path, tiny: Model, data: Path, tmp_path: Path
+) -> None:
+    study = study_of(layers=[1])
+    run_in(study, tmp_path / "apart", data, Opening(tiny))
+    shutil.copytree(undisturbed / "work", tmp_path / "shared" / "work")
+    run_in(study, tmp_path / "shared", data, lambda name: pytest.fail(name))
+    alone, shared = files_of(tmp_path / "apart"), files_of(tmp_path / "shared")
+    states = {name for name in alone if "/states/" in name}
+    assert states.isdisjoint(shared)
+    assert [name for name in alone.keys() - states if alone[name] != shared.get(name)] == []
+
+
+def test_states_of_some_layers_more_are_taken_and_those_that_lack_one_are_not(
+    tiny: Model, data: Path, tmp_path: Path
+) -> None:
+    def opened(*layers: int, **more: Any) -> list[str]:
+        opening = Opening(tiny)
+        study = study_of(layers=layers, test=STUDY["test"][2:], method=[{"kind": "isotonic"}], **more)
+        run_in(study, tmp_path, data, opening)
+        return opening.names
+
+    assert opened(0, 2) == ["tiny"]
+    assert opened(2) == []
+    assert opened(2, seed=1) == ["tiny"], "other questions are drawn"
+    assert opened(1) == ["tiny"]
+    assert opened(2, read=["answer", "context"]) == ["tiny"], "states are read elsewhere too"
+
+
 # --- killed and resumed
 
 
@@ -468,6 +498,46 @@ def test_the_rest_of_a_mixture_is_tested_and_never_trained_on(tiny: Model, data:
     assert seen["settings"]["validation"] == pytest.approx(1 / 3)
     stores = [p.name for p in (tmp_path / "work" / "tiny" / "states").iterdir()]
     assert len(stores) == 2, "one store serves training and test"
+
+
+def own_file(folder: Path, name: str, n: int) -> str:
+    """A file of questions whose ids are its own."""
+    rows = [
+        {"question": f"Which {name} is number {i}?", "options": [f"{name} {i % 7}{c}" for c in "abc"], "answer": i % 3}
+        for i in range(n)
+    ]
+    write_rows(folder / f"{name}.jsonl", rows)
+    return str(folder / f"{name}.jsonl")
+
+
+def test_each_of_several_files_of_a_mixture_is_a_task_that_is_called_as_the_file(
+    tiny: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = {"stones": 64, "rivers": 48, "clouds": 30}
+    stones, rivers, clouds = (own_file(tmp_path, name, n) for name, n in sizes.items())
+    mixture = {
+        "name": "mine",
+        "held_out": 0.25,
+        "sources": [{"task": stones, "shots": 0}, {"task": rivers, "shots": 0}],
+    }
+    prompted: list[set[str]] = []
+
+    def fit_even(context: FitContext, _: None) -> Predict:
+        prompted.append({q.task for q in context.train.prompted()})
+        return lambda test: {"": predictions_of("even", test.states, np.full(test.states.table.options.n_rows, 1 / 3))}
+
+    monkeypatch.setitem(METHODS, "even", Method(no_options, fit_even))
+    tests, methods = [{"rest": "mine"}, {"task": clouds, "shots": 0}], [{"kind": "listwise"}, {"kind": "even"}]
+    run_in(study_of(mixture=[mixture], test=tests, method=methods), tmp_path, tmp_path, Opening(tiny))
+    run, names = load_run(tmp_path / "out/runs/tiny/mine"), ["questions (stones.jsonl)", "questions (rivers.jsonl)"]
+    assert run.lens["training"]["tasks"] == dict(zip(names, (48, 36), strict=True)), "and so many of each are held out"
+    assert prompted == [set(names)]
+    assert set(run.lens["trust"]["scales"]) == set(names)
+    assert {q.task for e in run.evaluations for q in e.questions} == {"questions"}, (
+        "a file that is tested names no task"
+    )
+    stores = [ActivationStore(path.parent) for path in (tmp_path / "work").rglob("manifest.json")]
+    assert {q.task for store in stores for q in store.questions} == {"questions"}, "nor do states, which others may use"
 
 
 def test_a_worked_example_is_never_an_evaluated_question(data: Path, tmp_path: Path) -> None:

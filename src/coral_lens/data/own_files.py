@@ -25,11 +25,9 @@ def apart_by_file(questions: Sequence[Own]) -> list[Own]:
     Those of one file stay as they are, and so do those that Python made of no file.
     """
     files = [file_of(q) if q.task == UNNAMED else None for q in questions]
-    places = list(dict.fromkeys(file for file in files if file is not None))
-    if len(places) < 2:
-        return list(questions)
-    tasks = tasks_of(places)
-    return [q if file is None else replace(q, task=tasks[file]) for q, file in zip(questions, files, strict=True)]
+    tasks = tasks_of([file for file in files if file is not None])
+    pairs = zip(questions, files, strict=True)
+    return [q if file is None or file not in tasks else replace(q, task=tasks[file]) for q, file in pairs]
 
 
 def file_of(question: Question | OpenQuestion) -> str:
@@ -38,9 +36,12 @@ def file_of(question: Question | OpenQuestion) -> str:
 
 
 def tasks_of(files: Sequence[str]) -> dict[str, str]:
-    """Return the name of the task that each file is: folders are nobody's business, so files of one name get numbers."""
-    tasks: dict[str, str] = {}
-    for file in files:
+    """Return the name of the task that each of several files is; one file has none.
+
+    Folders are nobody's business, so files of one name get numbers.
+    """
+    places, tasks = list(dict.fromkeys(files)), dict[str, str]()
+    for file in places if len(places) > 1 else ():
         name, n = Path(file).name, 1
         while (task := f"{BEGINNING}{name})" if n == 1 else f"{BEGINNING}{name}, {n})") in tasks.values():
             n += 1

@@ -32,7 +32,7 @@ from coral_lens.engine.readers import heads_name, layer_name
 from coral_lens.engine.settings import STATE_PLACES, StatePlace
 from coral_lens.errors import CoralError
 from coral_lens.ragged import Options
-from coral_lens.records import OptionTable, Question, counts_of, question_from, question_record, targets_of
+from coral_lens.records import UNNAMED, OptionTable, Question, counts_of, question_from, question_record, targets_of
 from coral_lens.storage.arrays import allocate, release, row_chunks
 from coral_lens.storage.files import digest, disk_errors
 from coral_lens.storage.places import reading_place
@@ -90,6 +90,7 @@ class ScoredShards(ABC):
 
     @property
     def layers(self) -> tuple[int, ...]:
+        """The layers that can be read."""
         return tuple(self.manifest["layers"])
 
     @property
@@ -194,16 +195,16 @@ class ScoredShards(ABC):
 class ActivationStore(ScoredShards):
     """A finished store in a folder, or at a URL such as s3://bucket/states. Everything it returns is checked against its digests.
 
-    `layers` hides others that it holds.
+    `layers` hides others that it holds: what is made of them is what a store of these layers alone would give.
     """
 
-    _shown: Sequence[int] | None = None
-
     def __init__(self, folder: str | Path, *, layers: Sequence[int] | None = None) -> None:
-        self.place, self._shown = reading_place(folder, cache_dir() / "stores"), layers
+        self.place = reading_place(folder, cache_dir() / "stores")
         self.folder, self.name, self._brought = self.place.folder, self.place.name, set[str]()
         with self.place.named():
             self._open(self.folder)
+        if layers is not None:
+            self.manifest |= {"layers": list(layers)}
 
     def _open(self, folder: Path) -> None:
         self.manifest = read_manifest(folder / "manifest.json", needs=("format",))
@@ -217,11 +218,6 @@ class ActivationStore(ScoredShards):
                 f"{folder} is not finished; run the same `coral` command again and it goes on where it was."
             )
         self._refuse_unscored(f" and another folder than {folder}")
-
-    @property
-    def layers(self) -> tuple[int, ...]:
-        """The layers that can be read."""
-        return super().layers if self._shown is None else tuple(self._shown)
 
     @cached_property
     def _asked(self) -> list[Question]:
@@ -299,6 +295,14 @@ class Subset:
 
     store: ScoredShards
     keep: Bool[np.ndarray, " question"]
+    task: str = ""
+    """What the task of those is called that name none; empty: they stay unnamed."""
+
+    @property
+    def questions(self) -> list[Question]:
+        """The kept questions."""
+        kept = [q for q, is_kept in zip(self.store.questions, self.keep, strict=True) if is_kept]
+        return [replace(q, task=self.task) if self.task and q.task == UNNAMED else q for q in kept]
 
 
 def first_questions(store: ActivationStore, n: int | None) -> Subset:
@@ -333,7 +337,7 @@ class JoinedStore:
 
     @cached_property
     def questions(self) -> list[Question]:
-        return [q for p in self.parts for q, kept in zip(p.store.questions, p.keep, strict=True) if kept]
+        return [q for p in self.parts for q in p.questions]
 
     @cached_property
     def table(self) -> OptionTable:
@@ -384,14 +388,19 @@ class JoinedStore:
             keep, at = part.keep.copy(), np.flatnonzero(part.keep)
             keep[at[~mask[start : start + len(at)]]] = False
             start += len(at)
-            parts.append(Subset(part.store, keep))
+            parts.append(replace(part, keep=keep))
         return JoinedStore([part for part in parts if part.keep.any()])
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
         """Return what a lens keeps of where its states come from."""
         parts = [
-            {"store": digest(p.store.manifest), "kept": digest(np.flatnonzero(p.keep).tolist())} for p in self.parts
+            {
+                "store": digest(p.store.manifest),
+                "kept": digest(np.flatnonzero(p.keep).tolist()),
+                **({"task": p.task} if p.task else {}),
+            }
+            for p in self.parts
         ]
         return {
             "model": self.parts[0].store.manifest["model"],

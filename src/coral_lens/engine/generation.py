@@ -83,7 +83,7 @@ def generate_answers(
         drafts = [
             Draft(prompt, ids[prompt], stream_of(texts[prompt], sample, settings.seed))
             for prompt in batch
-            for sample in range(settings.n_samples)
+            for sample in range(settings.first_sample, settings.first_sample + settings.n_samples)
         ]
         with in_use(model), fused(model.hf):
             write(model, drafts, settings, stop)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
 from coral_lens.errors import CoralError
-from coral_lens.storage.settings import Count, OneOf, Option, Range, Seed, Settings, parse_names
+from coral_lens.storage.settings import LATER, Count, OneOf, Option, Range, Seed, Settings, parse_names
 
 TokenPlace = Literal["answer", "context", "all"]
 """The tokens of options, those before them, or both."""
@@ -39,6 +39,8 @@ class GenerationSettings(Settings):
     """Seed of the samples."""
     batch_size: Count = 64
     """Answers that are written at a time, samples included; fewer where their keys and values would need too much memory."""
+    first_sample: Annotated[int, Range(0), LATER] = 0
+    """Number of the first of these samples: those before it are not written again where they are there already."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -45,7 +45,7 @@ def kept_answers(
     texts of several kinds.
     """
     about: dict[str, Any] = {
-        "settings": asdict(settings),
+        "settings": settings.record(),
         "weights": model.fingerprint["weights"],
         "piece": PIECE,
         **({"stop": list(stop)} if stop else {}),

@@ -15,6 +15,7 @@ from operator import or_
 from pathlib import Path
 
 from coral_lens.data.leaks import Guard, guard_of, guard_of_shown
+from coral_lens.data.own_files import apart_by_file
 from coral_lens.data.questions import load_questions
 from coral_lens.data.settings import ChatTemplate, TaskOptions
 from coral_lens.data.sources import is_file
@@ -248,7 +249,7 @@ def everything(source: Source, load: Load) -> Selection:
 
 def held_out_ids(mixture: Mixture, load: Load, *, seed: int) -> frozenset[str]:
     """Return the questions that a mixture keeps for a test, whole groups only and the same share of every task."""
-    questions = [q for s in mixture.sources for q in load(s)]
+    questions = apart_by_file([q for s in mixture.sources for q in load(s)])
     ids = [q.id for q in questions]
     if len(set(ids)) < len(ids):
         twice = next(i for i in ids if ids.count(i) > 1)

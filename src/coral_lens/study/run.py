@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coral_lens.data.own_files import apart_by_file
 from coral_lens.data.settings import Style
 from coral_lens.engine.loading import load_model
 from coral_lens.errors import need
@@ -94,7 +95,7 @@ def prepare_study(study: Study, data: Path | None) -> Prepared:
     style = Style(study.style, study.chat)
     tested = [q for test in plan.tests for q in selected(test.part, load)]
     for mixture in plan.mixtures:
-        trained = [q for part in mixture.parts for q in selected(part, load)]
+        trained = apart_by_file([q for part in mixture.parts for q in selected(part, load)])
         check_questions(trained)
         for entry, settings in methods:
             METHODS[entry.kind].check([*trained, *tested], style, settings)

@@ -2,7 +2,8 @@
 
     WORK/MODEL/states/SOURCE/       a store for each source; in a dtype that was asked for by name, in a folder beside MODEL
 
-A store that was finished before is opened without the model; whatever two different models have made is never mixed.
+A store that was finished before is opened without the model, also one of more layers than the study names; whatever two
+different models have made is never mixed.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
+from coral_lens.data.own_files import tasks_of
 from coral_lens.data.settings import Style
+from coral_lens.data.sources import is_file
 from coral_lens.engine.activations import ActivationStore, JoinedStore, Subset
 from coral_lens.engine.extract import extract
 from coral_lens.engine.fingerprints import identity_difference
@@ -157,7 +160,7 @@ class StudyStates:
         if place.is_finished:
             if any(is_younger(part, place.mark) for part in (self.name, self._around.folders.adapter) if part):
                 self.model()  # which is compared with the store
-            store = ActivationStore(place.folder)
+            store = ActivationStore(place.folder, layers=self.study.layers if place.states else None)
         else:
             store = self._extract(place)
             write_record(place.mark, {"key": place.key})
@@ -165,14 +168,45 @@ class StudyStates:
         return store
 
     def _place(self, source: Source, only: frozenset[str] | None = None) -> StorePlace:
-        identity = self._identity(source) | ({} if only is None else {"layers": [], "only": digest(sorted(only))})
-        n = source.n or "all"
-        folder = self.folder / "states" / f"{file_name(source.label)}-{n}-{source.shots}shot-{digest(identity)[:8]}"
+        """Return where the store of a source is: its own place, or that of a finished store with more layers."""
+        own = self._place_of(source, self.study.layers, only)
+        if own.is_finished or only is not None:
+            return own
+        return next((wider for wider in self._wider_places(source) if wider.is_finished), own)
+
+    def _wider_places(self, source: Source) -> Iterator[StorePlace]:
+        """Yield the places of stores of the same questions, asked and read alike, that hold all layers of the study."""
+        for folder, held in self._wide_enough.items():
+            for layers in (None, held):  # whoever wanted all of them named them, or named none
+                if self._folder(source, self._identity(source, layers)) == folder:
+                    yield self._place_of(source, layers)
+
+    @cached_property
+    def _wide_enough(self) -> dict[Path, tuple[int, ...]]:
+        """The stores that hold all layers that the study names, each with all that it holds."""
+        if (named := self.study.layers) is None:
+            return {}
+        manifests = {
+            path.parent: kept_record(path) for path in sorted((self.folder / "states").glob("*/manifest.json"))
+        }
+        held = {folder: tuple(manifest["layers"]) for folder, manifest in manifests.items() if manifest}
+        return {folder: layers for folder, layers in held.items() if set(named) <= set(layers)}
+
+    def _folder(self, source: Source, identity: dict[str, Any]) -> Path:
+        name = f"{file_name(source.label)}-{source.n or 'all'}-{source.shots}shot-{digest(identity)[:8]}"
+        return self.folder / "states" / name
+
+    def _place_of(
+        self, source: Source, layers: tuple[int, ...] | None, only: frozenset[str] | None = None
+    ) -> StorePlace:
+        identity = self._identity(source, layers)
+        identity |= {} if only is None else {"layers": [], "only": digest(sorted(only))}
 
         def wanted(load: Load) -> list[Question]:
             return [q for q in load(source) if only is None or q.id in only]
 
         key = digest([identity, prompts_digest(wanted(self._load))])
+        folder = self._folder(source, identity)
         return StorePlace(source.label, folder, key, lambda: wanted(self._asked), states=only is None)
 
     def extract_part(self, source: Source, part: Part) -> bool:
@@ -227,9 +261,9 @@ class StudyStates:
         # the first number is of questions that were scored before
         add_scoring(place.folder, watch.read(sum(done[1:]), model.device.type))
 
-    def _identity(self, source: Source) -> dict[str, Any]:
+    def _identity(self, source: Source, layers: tuple[int, ...] | None) -> dict[str, Any]:
         study = self.study
-        asking = {"style": study.style, "chat": study.chat, "layers": study.layers, "fixed_shots": study.fixed_shots}
+        asking = {"style": study.style, "chat": study.chat, "layers": layers, "fixed_shots": study.fixed_shots}
         more: dict[str, Any] = {} if study.read == ("answer",) else {"read": study.read}
         more |= {"neutral": True} if study.scores_neutral else {}
         return source.model_dump(mode="json") | asking | more | {"seed": study.seed if source.n else None}
@@ -237,16 +271,20 @@ class StudyStates:
     # --------------------------------------------------------------------------------------------------- sets
 
     def question_set(self, name: str, parts: Iterable[Selection]) -> QuestionSet:
-        """Return selected questions with their states."""
-        chosen = [(self.store(part.source), part) for part in parts if part.ids]
-        joined = JoinedStore([Subset(s, np.array([q.id in part.ids for q in s.questions])) for s, part in chosen])
-        ids = [q.id for q in joined.questions]
+        """Return selected questions with their states; those of several files are of a task each."""
+        chosen = [part for part in parts if part.ids]
+        tasks = tasks_of([part.source.task for part in chosen if is_file(part.source.task)])
+        joined = JoinedStore([self._subset(part, tasks.get(part.source.task, "")) for part in chosen])
 
         def asked() -> tuple[Question, ...]:
-            known = {q.id: q for _, part in chosen for q in self._asked(part.source)}
-            return tuple(known[i] for i in ids)
+            known = {q.id: q for part in chosen for q in self._asked(part.source)}
+            return tuple(replace(known[q.id], task=q.task) for q in joined.questions)
 
         return QuestionSet(name, joined, asked)
+
+    def _subset(self, part: Selection, task: str) -> Subset:
+        store = self.store(part.source)
+        return Subset(store, np.array([q.id in part.ids for q in store.questions]), task)
 
     def test_set(self, plan: TestPlan) -> QuestionSet:
         """Return the questions of a test with their states, and those that methods may adapt on."""

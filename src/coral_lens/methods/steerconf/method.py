@@ -11,7 +11,7 @@ answer may be asked for it in one more step.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import groupby, product
 from typing import Annotated, Any
 
@@ -179,6 +179,8 @@ class Interview:
 
     context: FitContext
     settings: SteerConfSettings
+    drawn: dict[tuple[str, float, int], list[Generated]] = field(default_factory=dict)
+    """The samples of each prompt so far, by temperature and limit of tokens."""
 
     def ask(self, questions: Sequence[Question], name: str, plan: InterviewPlan) -> Replies:
         """Ask all questions in one way, as often as it says."""
@@ -199,7 +201,7 @@ class Interview:
         )
         (first, *others) = (f"{plan.prompt}-{'cot' if plan.thinking else 'direct'}" for plan in plans)
         label = f"{name}-{f'{1 + len(others)}-wordings' if others else first}-{temperature}"
-        answers: list[list[Generated]] = load_or_generate(self.context, prompts, label, settings=settings)
+        answers = self.write(prompts, label, settings)
         options = [option_texts(q) for q in questions] * len(plans)
         samples = [
             [read_answer(text.text, o, finished=text.finished) for text in texts]
@@ -225,11 +227,23 @@ class Interview:
             return []
         prompts = [f"{asked.prompts[i]}{asked.answers[i][j].text.rstrip()}\n{ANSWER_LINE}" for i, j in places]
         once = replace(settings, n_samples=1, max_new_tokens=ANSWER_TOKENS)
-        ended = load_or_generate(self.context, prompts, f"{asked.label}-again", settings=once)
+        ended = self.write(prompts, f"{asked.label}-again", once)
         for (i, j), (more,) in zip(places, ended, strict=True):
             # the cut text was not readable: only what was written now is read, so that half a number stays unread
             asked.samples[i][j] = read_answer(f"{ANSWER_LINE}{more.text}", asked.options[i], finished=more.finished)
         return [i for i, _ in places]
+
+    def write(self, prompts: Sequence[str], name: str, settings: GenerationSettings) -> list[list[Generated]]:
+        """Return the samples of prompts; those that this interview has drawn before are not written again."""
+        keys = [(prompt, settings.temperature, settings.max_new_tokens) for prompt in prompts]
+        samples = [self.drawn.get(key, []) for key in keys]
+        if lacking := [i for i, drawn in enumerate(samples) if len(drawn) < settings.n_samples]:
+            first = min(len(samples[i]) for i in lacking)
+            rest = replace(settings, first_sample=first, n_samples=settings.n_samples - first)
+            written = load_or_generate(self.context, [prompts[i] for i in lacking], name, settings=rest)
+            for i, more in zip(lacking, written, strict=True):
+                samples[i] = self.drawn[keys[i]] = [*samples[i][:first], *more]
+        return [drawn[: settings.n_samples] for drawn in samples]
 
 
 ANSWER_TOKENS = 24
@@ -311,7 +325,8 @@ def fit_steerconf(context: FitContext, settings: SteerConfSettings) -> Predict:
 
     def predict(test: QuestionSet) -> dict[str, Predictions]:
         questions = test.prompted()
-        replies = interview.ask(questions, file_name(test.name), chosen)
+        # an interview of its own: what tests have drawn is not kept in memory for the others
+        replies = Interview(context, settings).ask(questions, file_name(test.name), chosen)
         context.note(test.name, replies.failures(chosen.samples))
         probs = replies.probs([len(q.options) for q in questions], chosen.samples, chosen.aggregation)
         return {"": predictions_of("steerconf", test.states, probs)}

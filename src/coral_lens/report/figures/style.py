@@ -169,6 +169,19 @@ class Picture:
             yield figure
 
 
+@dataclass(frozen=True, slots=True)
+class DrawnPicture:
+    """What was drawn of a picture: pages show it as often as they like, and it is not painted again."""
+
+    name: str
+    caption: str
+    markup: str
+
+    def svg(self) -> str:
+        """Return the `<svg>` element, as the picture itself gives it."""
+        return self.markup
+
+
 def png_of(figure: Figure, *, dpi: int) -> bytes:
     """Return a painted figure as a PNG file."""
     out = io.BytesIO()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from coral_lens.report.figures.style import Picture
+from coral_lens.report.figures.style import DrawnPicture, Picture
 from coral_lens.report.findings import Gathered
 
 
@@ -57,7 +57,7 @@ class Contents:
         """Begin a section."""
         self.sections.append(Section(anchor, title))
 
-    def figure(self, picture: Picture, title: str) -> Plate:
+    def figure(self, picture: Picture | DrawnPicture, title: str) -> Plate:
         """Number a picture of ours."""
         from markupsafe import Markup
 

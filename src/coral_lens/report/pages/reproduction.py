@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from coral_lens.report.figures.style import Picture
+from coral_lens.report.figures.style import DrawnPicture, Picture
 from coral_lens.report.pages.contents import Contents
 from coral_lens.report.pages.templates import fill_template, leaves_of
 from coral_lens.report.tables.paper import COLUMNS
@@ -44,7 +44,7 @@ class PaperSection:
     blocks: tuple[Block, ...] = ()
     table: str = ""
     """What the paper calls the table that the blocks are."""
-    pictures: tuple[tuple[Picture, str], ...] = ()
+    pictures: tuple[tuple[Picture | DrawnPicture, str], ...] = ()
     """Each with its title."""
     claims: tuple[ClaimLine, ...] = ()
     missing: tuple[str, ...] = ()

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from coral_lens.errors import CoralError
 from coral_lens.report.figures.paper import ablation_figure, dimension_figure, head_figure, layer_figure
-from coral_lens.report.figures.style import Picture
+from coral_lens.report.figures.style import DrawnPicture, Picture
 from coral_lens.report.pages.reproduction import (
     ClaimLine,
     PaperSection,
@@ -24,7 +24,7 @@ from coral_lens.report.pages.reproduction import (
 from coral_lens.report.tables.paper_shape import Block, model_names, shape_latex, shape_markdown, table_one, table_two
 from coral_lens.report.tables.study import StudyTable, read_tables
 from coral_lens.storage.escape import for_markdown
-from coral_lens.storage.files import file_name, write_atomic
+from coral_lens.storage.files import digest, file_name, write_atomic
 from coral_lens.study.reproduce.claim import Claim
 from coral_lens.study.reproduce.claims import claims_of_record, claims_of_tables
 from coral_lens.study.reproduce.parts import PARTS
@@ -36,6 +36,32 @@ STUDIES = ("probe1", "probe2", "transfer", "corrsteer")
 ABSTRACT = (
     "Relative changes of each value, averaged over models and tasks: three benchmarks of Table 1, four of Table 2."
 )
+
+
+class Figures:
+    """The figures of a page that is written again and again: each is drawn once, and once more when what it shows has changed."""
+
+    def __init__(self) -> None:
+        self._drawn: dict[Path, tuple[str, DrawnPicture]] = {}
+
+    def drawn(self, record: Any, draw: Callable[..., Picture], path: Path) -> DrawnPicture:
+        """Return the figure of a record, in files of this path but for their endings.
+
+        What cannot be drawn fails here, and not when the page is rendered.
+        """
+        key = digest(record)
+        known = self._drawn.get(path)
+        if known is None or known[0] != key:
+            self._drawn[path] = known = (key, drawn_into(draw(record, name=path.name), path))
+        return known[1]
+
+
+def drawn_into(picture: Picture, path: Path) -> DrawnPicture:
+    """Draw a picture into its files."""
+    files = picture.files()
+    for ending, data in files.items():
+        write_atomic(path.with_name(f"{path.name}{ending}"), data)
+    return DrawnPicture(picture.name, picture.caption, files[".svg"].decode())
 
 
 @dataclass(frozen=True)
@@ -51,6 +77,8 @@ class Findings:
     """By model, then by part: why it is missing."""
     broken: dict[str, dict[str, str]] = field(default_factory=dict)
     """By model, then by part: why a piece of what it has left cannot be shown; filled while the page is built."""
+    figures: Figures = field(default_factory=Figures)
+    """Those that were drawn for the page before."""
 
     @cached_property
     def names(self) -> dict[str, str]:
@@ -242,25 +270,18 @@ def page_sections(
 
 def figures(
     findings: Findings, part: str, draw: Callable[..., Picture], title: str, *, key: str = ""
-) -> tuple[tuple[Picture, str], ...]:
+) -> tuple[tuple[DrawnPicture, str], ...]:
     """Return the figure of a part for each model that has it; `key` names what is drawn where the record holds more."""
     drawn = []
     for model in findings.models:
         record, called = findings.records.get(model, {}).get(part), findings.names[model]
         if record is None:
             continue
-        build = partial(draw, record[key] if key else record, name=f"{part}-{file_name(called)}")
-        if picture := findings.built(part, model, partial(written, build, findings.out)):
+        path = findings.out / "figures" / f"{part}-{file_name(called)}"
+        build = partial(findings.figures.drawn, record[key] if key else record, draw, path)
+        if picture := findings.built(part, model, build):
             drawn.append((picture, f"{title}, {called}"))
     return tuple(drawn)
-
-
-def written(build: Callable[[], Picture], out: Path) -> Picture:
-    """Draw a figure into its files and return it: what cannot be drawn then fails here, and not when the page is rendered."""
-    picture = build()
-    for ending, data in picture.files().items():
-        write_atomic(out / "figures" / f"{picture.name}{ending}", data)
-    return picture
 
 
 def markdown_of(page: Reproduction, steering: Sequence[Block], transfer: Sequence[Block]) -> str:

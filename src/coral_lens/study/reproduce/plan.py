@@ -131,7 +131,8 @@ def study_load(place: Workplace, study: Study) -> Load:
 def tokens_written(settings: Any, n_tests: int) -> float:
     """Return the tokens of the answers that SteerConf has written: to choose, in every way or in two stages, and of tests."""
     most, ways = max(settings.samples), len(settings.prompts) * len(settings.thinking)
-    tried = ways * len(settings.temperatures) * most if settings.crossed else ways * settings.screening + 3 * most
+    staged = ways * settings.screening + 3 * most - min(settings.screening, most)
+    tried = ways * len(settings.temperatures) * most if settings.crossed else staged
     return (settings.questions * tried + n_tests * most) * settings.max_new_tokens * WRITTEN
 
 

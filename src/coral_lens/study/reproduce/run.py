@@ -24,7 +24,7 @@ from coral_lens.storage.files import digest, kept_record, versions, write_atomic
 from coral_lens.storage.progress import Bar, duration, silent
 from coral_lens.study.folders import Folders, check_folders
 from coral_lens.study.plan import Load, loader
-from coral_lens.study.reproduce.page import STUDIES, Findings, write_page
+from coral_lens.study.reproduce.page import STUDIES, Figures, Findings, write_page
 from coral_lens.study.reproduce.parts import PARTS, Workplace
 from coral_lens.study.reproduce.scale import Scale
 from coral_lens.study.states import Helpers, OpenModel
@@ -72,6 +72,11 @@ class Undertaking:
     def load(self) -> Load:
         """Gives the questions of a source, each read once for all parts and models."""
         return loader(self.scale.study("probe1", self.models[0]), self.folders.data)
+
+    @cached_property
+    def figures(self) -> Figures:
+        """The figures of the page, each drawn once for all the times that it is written."""
+        return Figures()
 
     @cached_property
     def questions(self) -> DigestOf:
@@ -211,7 +216,9 @@ def show(undertaking: Undertaking) -> Path:
     took = {
         m: {p: duration(one["seconds"]) for p, one in parts.items() if "record" in one} for m, parts in kept.items()
     }
-    findings = Findings(undertaking.models, undertaking.scale, undertaking.folders.out, records, failed)
+    findings = Findings(
+        undertaking.models, undertaking.scale, undertaking.folders.out, records, failed, figures=undertaking.figures
+    )
     provenance = {
         "scale": undertaking.scale.name,
         "models": list(undertaking.models),

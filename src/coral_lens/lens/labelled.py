@@ -152,7 +152,7 @@ def adaptation_of(data: Labelled, prior: Prior, judged: Judged) -> Adaptation:
     worse = is_worse(data, gain)
     weight, temperature = settle(data, prior, worse=worse)
     found = Adaptation(len(data.options), weight, prior.weight, temperature, gain, worse=worse, exits=prior.exits)
-    return replace(found, temperature_before=prior.temperature)
+    return replace(found, temperature_before=prior.temperature, few=data.n_units < ENOUGH_TO_TELL)
 
 
 def is_worse(data: Labelled, gain: Score) -> bool:

@@ -187,6 +187,8 @@ class Adaptation:
     """Of a lens that exits early: it is compared with even chances, which have no temperature, and never left out."""
     temperature_before: float = 1.0
     """The temperature of the mixture without labels."""
+    few: bool = False
+    """Whether fewer of them are independent than can tell better from worse; earlier versions did not say."""
 
     @property
     def is_left_out(self) -> bool:
@@ -216,10 +218,11 @@ class Adaptation:
             return f"the lens is worse here and is hardly believed, since there is no base: weight {self.weight:.2f}"
         doubt = "" if self.exits or self.temperature_before == 1.0 else f" ({self.temperature_before:.2f} without)"
         weight = f"Weight of the lens {self.weight:.2f} ({self.before:.2f} without labels){cooled}{doubt}"
-        if self.gain.low > 0.0:
-            return f"clearly better. {weight}"
-        clear = "worse on these, which are too few to tell" if self.gain.high < 0.0 else "not clearly better or worse"
-        return f"{clear}. {weight}"
+        said = "better" if self.gain.low > 0.0 else "worse" if self.gain.high < 0.0 else ""
+        if not said:
+            return f"not clearly better or worse. {weight}"
+        few = self.few or said == "worse"  # enough that are worse have been left out above
+        return f"{f'{said} on these, which are too few to tell' if few else f'clearly {said}'}. {weight}"
 
     def to_json(self) -> dict[str, Any]:
         """Return it as a record."""

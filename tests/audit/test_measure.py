@@ -160,3 +160,9 @@ def test_settings_that_say_two_things_are_refused() -> None:
 def test_an_audit_is_the_same_each_time() -> None:
     given = audited(200, sharpness=2)
     assert replace(audit(given), audited=given) == replace(audit(given), audited=given)
+
+
+def test_a_column_that_is_not_there_is_refused_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coral_lens.audit.measure.measure", lambda *_, **__: pytest.fail("this takes long"))
+    with pytest.raises(CoralError, match="no column 'team'"):
+        audit(two(40), AuditSettings(by=("team",)))

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 from support.questions import toy_questions
 from typer.testing import CliRunner
 
 from coral_lens.cli import app
+from coral_lens.cli.fit import show_forgotten
+from coral_lens.data.leaks import KEYS, question_keys
 from coral_lens.lens.folder import load_lens
 from coral_lens.lens.trace import ELSEWHERE
 
@@ -44,3 +49,17 @@ def test_several_files_are_several_tasks_of_the_training_and_one_file_has_no_nam
     assert set(both.trace.answers) == {"", *tasks, ELSEWHERE}
     assert [part.part for part in both.trace.simulated] == [f"without {task}" for task in tasks]
     assert not both.is_home(toy_questions(10, seed=7)).any(), "another file is another task, as before"
+
+
+def test_adapting_says_what_has_no_part_in_it_any_more(capsys: pytest.CaptureFixture[str]) -> None:
+    earlier, later = toy_questions(30, seed=1), toy_questions(12, seed=2)
+    keys, fresh = question_keys(earlier, version=KEYS), np.arange(12) >= 5
+    lens: Any = SimpleNamespace(adapted_on=keys, keys=KEYS, sets="sets", abstention=None)
+    show_forgotten(lens, later, fresh)
+    said = capsys.readouterr().out
+    assert "5 questions were left out, because the lens was fitted on them." in said
+    assert f"{len(keys)} labels of the earlier adaptation are forgotten: give them together with the new ones." in said
+    assert "run `coral calibrate` again" in said
+    lens.sets = None
+    show_forgotten(lens, [*earlier, *later], np.ones(42, dtype=bool))
+    assert capsys.readouterr().out == "", "they are all given again"

@@ -8,7 +8,7 @@ from support.planted import in_articles, planted_labels
 
 from coral_lens.errors import CoralError
 from coral_lens.lens import label_curve
-from coral_lens.lens.label_curve import after, first_enough, labels_more, learning_curve
+from coral_lens.lens.label_curve import after, first_enough, how_many_more, labels_more, learning_curve
 from coral_lens.lens.labelled import Labelled, Mixture, Prior, fit_mixture
 from coral_lens.lens.trace import LearningCurve
 
@@ -77,3 +77,19 @@ def test_it_wants_ten_labels() -> None:
     curve = curve_of(planted_labels(10, trust=1.0), 0.5)
     assert [point.questions for point in curve.points] == [0, 5]
     assert curve.more is None
+
+
+@pytest.mark.parametrize(("n", "articles"), [(30, 30), (50, 50), (120, 12), (120, 1)])
+def test_a_flat_curve_of_labels_that_are_held_back_does_not_call_more_of_them_needless(n: int, articles: int) -> None:
+    """Ten labels, or ten of twelve articles, may move the weight little; those of one article are one."""
+    data = planted_labels(n, trust=0.3, seed=1)
+    assert curve_of(in_articles(data, articles), 0.3).more is None
+
+
+def test_only_sizes_that_are_not_held_back_say_that_more_labels_are_needless() -> None:
+    flat, units = np.ones((3, 40)), np.arange(40)
+    labels = np.array([0.0, 20.0, 40.0])
+    assert how_many_more(labels, flat, units, np.array([False, True, True]), 80) == 0
+    assert how_many_more(labels, flat, units, np.array([False, False, True]), 80) is None
+    falls = flat + np.array([0.5, 0.5, 0.2])[:, None]
+    assert how_many_more(labels, falls, units, np.array([False, False, True]), 80), "where few teach, more do"

@@ -161,6 +161,15 @@ def test_a_lens_that_helps_says_by_how_much() -> None:
     assert "(0.50 without labels)" in str(said)
 
 
+@pytest.mark.parametrize(("n", "articles"), [(10, 10), (60, 5), (60, 1)])
+def test_a_few_labels_call_no_lens_clearly_better(n: int, articles: int) -> None:
+    """Of ten questions, of five articles and of one, an interval that leaves out 0 is no more than chance can do."""
+    said = found(in_articles(planted_labels(n, trust=1.5, seed=3), articles), 0.5)
+    assert said.gain.low > 0.0, "they do speak for it"
+    assert "clearly better" not in str(said)
+    assert ": better on these, which are too few to tell. Weight of the lens" in str(said)
+
+
 @pytest.mark.parametrize(("trust", "before"), [(0.0, 0.0), (-1.0, 0.5)])
 def test_a_lens_without_weight_is_called_worse_only_where_it_was_measured_worse(trust: float, before: float) -> None:
     """Its likeliest weight is 0, in every fold too: nothing is gained and nothing lost."""

@@ -145,6 +145,8 @@ def test_lenses_of_one_rule_are_told_apart_by_kind_and_else_by_number(lens: Lens
         assert evaluation.predictions[row].method == row
     alone = listwise.predictions(tiny, evaluation.questions)
     assert evaluation.predictions[rows[1]].probs == pytest.approx(alone[listwise.method].probs, abs=1e-6)
+    assert subject_of(evaluation.predictions) == rows[1], "what the lens answers with, as where it stands alone"
+    assert subject_of(twice.predictions) == "coral (ridge) 1", "it is not tempered"
 
 
 def test_each_of_several_lenses_is_judged_by_itself_whatever_their_order(

@@ -95,6 +95,8 @@ def audit(
     """Audit systems. Maps are fitted on another set if one is given, else on a part of this one, and measured on the rest."""
     settings = settings or AuditSettings()
     systems = audited.systems
+    for column in settings.by:
+        audited.column(column)  # a name that no column has is refused before the work
     with bar("audit", 5, "steps") as done:
         metrics = {n: measure(p, seed=settings.seed, more=("smooth_ece",)) for n, p in systems.items()}
         done(1)

@@ -27,6 +27,9 @@ from coral_lens.lens.settings import FitSettings, Guarantees
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
+    from jaxtyping import Bool
+
     from coral_lens.data.open_questions import OpenQuestion
     from coral_lens.engine.model import Model
     from coral_lens.lens.artefact import Lens
@@ -189,8 +192,13 @@ def show_promises(lens: Lens, left_out: int) -> None:
     for promise in (lens.sets, lens.abstention):
         if promise:
             typer.echo(f"{promise}")
-    if left_out:
-        typer.echo(f"{left_out} questions were left out, because the lens was fitted on them.")
+    show_left_out(left_out)
+
+
+def show_left_out(n: int) -> None:
+    """Say how many questions were left out because a lens had seen them."""
+    if n:
+        typer.echo(f"{n} questions were left out, because the lens was fitted on them.")
 
 
 @app.command()
@@ -239,7 +247,21 @@ def adapt(
             adapted = adapt_on(fitted, store, with_curve=learning_curve)
         adapted.save(out)
     print_adaptation(adapted)
+    show_forgotten(fitted, labelled, fresh)
     typer.echo(f"Lens in {out}, for questions of this task alone.")
+
+
+def show_forgotten(lens: Lens, questions: Sequence[Question], fresh: Bool[np.ndarray, " question"]) -> None:
+    """Say what has no part in an adapted lens: questions that the lens had seen, earlier labels, and promises."""
+    import numpy as np
+
+    from coral_lens.data.leaks import question_keys
+
+    show_left_out(len(fresh) - int(fresh.sum()))
+    if n := len(np.setdiff1d(lens.adapted_on, question_keys(questions, version=lens.keys))):
+        typer.echo(f"{n} labels of the earlier adaptation are forgotten: give them together with the new ones.")
+    if lens.sets or lens.abstention:
+        typer.echo("Its prediction sets and its abstention were for the lens before that: run `coral calibrate` again.")
 
 
 def warn_of_home(lens: Lens, questions: list[Question]) -> None:

@@ -238,6 +238,7 @@ class AdaptationRecord(Exact):
     worse: bool = False
     exits: bool = False
     temperature_before: PositiveFloat = 1.0
+    few: bool = False
     own: bool = False
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from coral_lens.errors import CoralError
 from coral_lens.lens.keep_answers import ENOUGH_TO_TELL, error_of_mean
@@ -49,9 +49,8 @@ def learning_curve(data: Labelled, prior: Prior, *, seed: int = 0) -> LearningCu
     points = tuple(
         CurvePoint(round(n), {"brier": float(mean)}) for n, mean in zip(labels, losses.mean(axis=1), strict=True)
     )
-    late = np.flatnonzero(np.array(counts) >= ENOUGH_TO_TELL)
-    late = late if len(late) > 1 else np.arange(1, len(counts))  # from twenty on, labels are held back less
-    more = labels_more(labels[late], losses[late], units, len(data.options)) if len(late) > 1 else None
+    free = np.minimum(counts, data.n_units) >= ENOUGH_TO_TELL
+    more = how_many_more(labels, losses, units, free, len(data.options))
     return LearningCurve(points, points[first_enough(losses, units)].questions, more)
 
 
@@ -77,6 +76,23 @@ def first_enough(losses: Float[np.ndarray, "size question"], units: Int[np.ndarr
     """Return the first size that is not behind the last one by more than a standard error of the paired difference."""
     behind = losses - losses[-1]
     return next(i for i, one in enumerate(behind) if one.mean() <= error_of_mean(one, units))
+
+
+def how_many_more(
+    labels: Float[np.ndarray, " size"],
+    losses: Float[np.ndarray, "size question"],
+    units: Int[np.ndarray, " question"],
+    free: Bool[np.ndarray, " size"],
+    n: int,
+) -> int | None:
+    """Return about how many labels beyond n would gain `WORTH`, from sizes that are `free`, where there are two of them.
+
+    A few labels are held back by a narrow prior. A score that falls with them all the same would fall further; one that does not
+    says nothing of what twenty and more would do.
+    """
+    sizes = np.flatnonzero(free) if free.sum() > 1 else np.arange(1, len(labels))
+    more = labels_more(labels[sizes], losses[sizes], units, n) if len(sizes) > 1 else None
+    return None if more == 0 and free.sum() < 2 else more
 
 
 def labels_more(

@@ -210,7 +210,8 @@ def adaptation_of(data: Labelled, prior: Prior, judged: Judged) -> tuple[Adaptat
     found = Adaptation(
         len(data.options), mixture.weight, prior.weight, mixture.temperature, gain, worse=worse, exits=prior.exits
     )
-    return replace(found, temperature_before=prior.temperature, own=mixture.own is not None), mixture
+    few, own = data.n_units < ENOUGH_TO_TELL, mixture.own is not None
+    return replace(found, temperature_before=prior.temperature, few=few, own=own), mixture
 
 
 def is_worse(data: Labelled, gain: Score) -> bool:

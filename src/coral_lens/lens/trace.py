@@ -190,6 +190,8 @@ class Adaptation:
     """The temperature of the mixture without labels."""
     own: bool = False
     """Whether a probe of the task's own, learned from these labels, stands beside base and lens."""
+    few: bool = False
+    """Whether fewer of them are independent than can tell better from worse; earlier versions did not say."""
 
     @property
     def is_left_out(self) -> bool:
@@ -221,10 +223,11 @@ class Adaptation:
         weight = (
             f"Weight of the lens {self.weight:.2f} ({self.before:.2f} without labels){cooled}{doubt}{OWN * self.own}"
         )
-        if self.gain.low > 0.0:
-            return f"clearly better. {weight}"
-        clear = "worse on these, which are too few to tell" if self.gain.high < 0.0 else "not clearly better or worse"
-        return f"{clear}. {weight}"
+        said = "better" if self.gain.low > 0.0 else "worse" if self.gain.high < 0.0 else ""
+        if not said:
+            return f"not clearly better or worse. {weight}"
+        few = self.few or said == "worse"  # enough that are worse have been left out above
+        return f"{f'{said} on these, which are too few to tell' if few else f'clearly {said}'}. {weight}"
 
     def to_json(self) -> dict[str, Any]:
         """Return it as a record."""

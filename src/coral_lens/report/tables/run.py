@@ -176,10 +176,14 @@ def in_order(run: Run) -> list[Evaluation]:
 
 
 def subject_of(methods: Iterable[str]) -> str | None:
-    """Return the method that a table is about, or None where there is no lens in it."""
+    """Return the method that a table is about, or None where there is no lens in it.
+
+    A lens that is tempered answers with that row, under whatever name it stands beside others.
+    """
     known = list(methods)
     lenses = [m for m in (*SUBJECTS, *known) if m in known and m not in UNSTEERED and not m.startswith(OF_ANOTHER)]
-    return lenses[0] if lenses else None
+    first = lenses[0] if lenses else None
+    return tempered if (tempered := f"{first} tempered") in known else first
 
 
 def temperature_of(lens: str) -> str:

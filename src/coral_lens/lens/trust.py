@@ -162,8 +162,9 @@ def tasks_named(questions: Sequence[Question]) -> list[str]:
 def have_fixed_options(questions: Sequence[Question]) -> Bool[np.ndarray, " question"]:
     """Return which questions have options that say nothing of them: the strings of most of the others, or such as yes and no.
 
-    Of options that a text lists under letters, what is listed counts. A question that comes twice is one question. Trap: of a question that is asked alone, only the words of
-    `FIXED` and the numbers of a scale are known; that others have the same classes cannot be seen.
+    Of options that a text lists under letters, what is listed counts, and a question that comes twice is one question. Trap: of
+    a question that is asked alone, only the words of `FIXED` and the numbers of a scale are known; that others have the same
+    classes cannot be seen.
     """
     sets = [frozenset(map(plain_option, q.wording.listed or q.options)) for q in questions]
     distinct = set(zip(question_keys(questions).tolist(), sets, strict=True))

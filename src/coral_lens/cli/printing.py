@@ -106,6 +106,8 @@ def enough_line(curve: LearningCurve) -> str:
         return (
             f"Not fewer than {most} labels would have been enough: {most} gain more than a standard error over fewer."
         )
+    if curve.enough == 0:
+        return f"That labels help does not show here: {most} gain less than a standard error over none."
     return f"{curve.enough} labels would have been enough: {most} gain less than a standard error over them."
 
 

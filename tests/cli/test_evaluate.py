@@ -44,8 +44,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def evaluated(folder: Path, out: Path, *arguments: str) -> tuple[Run, str]:
-    words = ["eval", "--lens", folder / "lens", "--model", folder / "tiny", "--out", out, *arguments]
+def evaluated(folder: Path, out: Path, *arguments: str, lens: Path | None = None) -> tuple[Run, str]:
+    words = ["eval", "--lens", lens or folder / "lens", "--model", folder / "tiny", "--out", out, *arguments]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Picture, "png", lambda self: b"\x89PNG")
         patch.setattr(Picture, "svg", lambda self: "<svg/>")
@@ -61,6 +61,15 @@ def test_a_repeated_question_is_left_out_and_articles_are_said_to_be_unchecked(f
     assert run.provenance["leak guard"]["left out"] == {test: {REPEATED: 1}}
     assert "test.jsonl: 1 questions were left out, because the lens was fitted on them." in said
     assert "Not checked: articles and edited copies of them: a lens keeps only the keys of its questions." in said
+
+
+def test_two_lenses_of_one_kind_are_called_by_their_folders(folder: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        shutil.copytree(folder / "lens", tmp_path / name / "mine")
+    both = ("--lens", str(tmp_path / "b" / "mine"), "--task", str(folder / "test.jsonl"))
+    run, said = evaluated(folder, tmp_path / "run", *both, lens=tmp_path / "a" / "mine")
+    assert tuple(run.evaluations[0].predictions) == ("base", "temperature", "coral (a/mine)", "coral (b/mine)")
+    assert "(b/mine)" in said
 
 
 def arc(number: int, word: str) -> dict[str, Any]:

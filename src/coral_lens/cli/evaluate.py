@@ -84,7 +84,7 @@ def evaluate(
     if measured.out:
         save_run(run, measured.out)
     show_run(run, measured.out, full=measured.full)
-    show_left_out(run)
+    show_left_out(run, list(lenses.values()))
     for note in reach_notes(run) + exit_notes(list(lenses.values())):
         typer.echo(note)
 
@@ -130,16 +130,20 @@ def run_of_lenses(lenses: Mapping[str, Lens], measured: Measured, asking: Asking
     return replace(run, provenance=about | run.provenance)
 
 
-def show_left_out(run: Run) -> None:
+def show_left_out(run: Run, lenses: Sequence[Lens]) -> None:
     """Say which questions the guard against leaks left out, and what it could not check."""
+    from coral_lens.cli.printing import why_left_out
     from coral_lens.data.leaks import REPEATED
     from coral_lens.report.names import task_name
     from coral_lens.study.evaluate import LEAK_GUARD
 
     guard = run.provenance[LEAK_GUARD]
+    seen = why_left_out(
+        adapted=any(len(lens.adapted_on) for lens in lenses), calibrated=any(len(lens.calibrated_on) for lens in lenses)
+    )
     for name, reasons in guard["left out"].items():
         for reason, n in reasons.items():
-            why = "because the lens was fitted on them" if reason == REPEATED else f"each is {reason}"
+            why = seen if reason == REPEATED else f"each is {reason}"
             typer.echo(f"{task_name(name)}: {n} questions were left out, {why}.")
     if "not checked" in guard:
         typer.echo(f"Not checked: {guard['not checked']}.")

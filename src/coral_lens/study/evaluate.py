@@ -112,7 +112,8 @@ def leaks_of(name: str, questions: Sequence[Question], guard: Guard) -> Leaks:
         remedy = "set the shots to 0" if set(leaks.counts) == {SHOWN} else "evaluate on others"
         reasons = ", ".join(f"{reason}: {n}" for reason, n in leaks.counts.items())
         raise CoralError(
-            f"{name}: all {len(questions)} questions were used to fit this lens or are shown in prompts ({reasons}); {remedy}."
+            f"{name}: all {len(questions)} questions were used to fit, adapt or calibrate this lens, or are shown in prompts "
+            f"({reasons}); {remedy}."
         )
     return leaks
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ from typer.testing import CliRunner
 from coral_lens.cli import app
 from coral_lens.cli.evaluate import trust_line, worked_examples
 from coral_lens.cli.options import Asking
-from coral_lens.data.leaks import REPEATED, SHOWN
+from coral_lens.data.leaks import REPEATED, SHOWN, question_keys
 from coral_lens.data.questions import read_questions
 from coral_lens.errors import CoralError
 from coral_lens.lens.answers import Answer
 from coral_lens.lens.fit import fit
+from coral_lens.lens.folder import load_lens
 from coral_lens.lens.settings import FitSettings
 from coral_lens.report.figures.style import Picture
 from coral_lens.report.reach import EVERYWHERE
@@ -44,8 +46,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def evaluated(folder: Path, out: Path, *arguments: str) -> tuple[Run, str]:
-    words = ["eval", "--lens", folder / "lens", "--model", folder / "tiny", "--out", out, *arguments]
+def evaluated(folder: Path, out: Path, *arguments: str, lens: Path | None = None) -> tuple[Run, str]:
+    words = ["eval", "--lens", lens or folder / "lens", "--model", folder / "tiny", "--out", out, *arguments]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Picture, "png", lambda self: b"\x89PNG")
         patch.setattr(Picture, "svg", lambda self: "<svg/>")
@@ -61,6 +63,31 @@ def test_a_repeated_question_is_left_out_and_articles_are_said_to_be_unchecked(f
     assert run.provenance["leak guard"]["left out"] == {test: {REPEATED: 1}}
     assert "test.jsonl: 1 questions were left out, because the lens was fitted on them." in said
     assert "Not checked: articles and edited copies of them: a lens keeps only the keys of its questions." in said
+
+
+def test_questions_that_only_adapted_or_calibrated_a_lens_are_not_said_to_have_fitted_it(
+    folder: Path, tmp_path: Path
+) -> None:
+    lens, questions = load_lens(folder / "lens"), read_questions(folder / "test.jsonl")
+    own = question_keys([q for q in questions if q.id not in LEAKING][:2], version=lens.keys)
+    for ways, known in {
+        "fitted or calibrated": replace(lens, calibrated_on=own),
+        "fitted, adapted or calibrated": replace(lens, calibrated_on=own[:1], adapted_on=own[1:]),
+    }.items():
+        known.save(tmp_path / ways)
+        _, said = evaluated(
+            folder, tmp_path / f"{ways} run", "--task", str(folder / "test.jsonl"), lens=tmp_path / ways
+        )
+        assert f"test.jsonl: 3 questions were left out, because the lens was {ways} on them." in said
+
+
+def test_two_lenses_of_one_kind_are_called_by_their_folders(folder: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        shutil.copytree(folder / "lens", tmp_path / name / "mine")
+    both = ("--lens", str(tmp_path / "b" / "mine"), "--task", str(folder / "test.jsonl"))
+    run, said = evaluated(folder, tmp_path / "run", *both, lens=tmp_path / "a" / "mine")
+    assert tuple(run.evaluations[0].predictions) == ("base", "temperature", "coral (a/mine)", "coral (b/mine)")
+    assert "(b/mine)" in said
 
 
 def arc(number: int, word: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from support.questions import toy_questions
 from typer.testing import CliRunner
 
 from coral_lens.cli import app
-from coral_lens.cli.fit import show_forgotten
+from coral_lens.cli.fit import show_forgotten, show_left_out
 from coral_lens.data.leaks import KEYS, question_keys
 from coral_lens.lens.folder import load_lens
 from coral_lens.lens.trace import ELSEWHERE
@@ -60,6 +60,8 @@ def test_adapting_says_what_has_no_part_in_it_any_more(capsys: pytest.CaptureFix
     assert "5 questions were left out, because the lens was fitted on them." in said
     assert f"{len(keys)} labels of the earlier adaptation are forgotten: give them together with the new ones." in said
     assert "run `coral calibrate` again" in said
+    show_left_out(2, adapted=True)
+    assert capsys.readouterr().out == "2 questions were left out, because the lens was fitted or adapted on them.\n"
     lens.sets = None
     show_forgotten(lens, [*earlier, *later], np.ones(42, dtype=bool))
     assert capsys.readouterr().out == "", "they are all given again"

@@ -96,6 +96,8 @@ def test_it_says_how_many_more_labels_are_worth_it() -> None:
     short, long = LearningCurve(points, 5, 40), LearningCurve(points, 20, 0)
     assert enough_line(short) == "5 labels would have been enough: 20 gain less than a standard error over them."
     assert enough_line(long).startswith("Not fewer than 20 labels would have been enough")
+    none = enough_line(LearningCurve(points, 0))
+    assert none == "That labels help does not show here: 20 gain less than a standard error over none."
     assert more_line(short, 50) == "If the curve goes on so, about 40 labels more would gain 0.5 (Brier score × 100)."
     assert more_line(long, 50) == (
         "More labels are hardly worth it: ten times the 50 would gain less than 0.5 (Brier score × 100)."

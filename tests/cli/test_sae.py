@@ -117,6 +117,15 @@ def study(trained: tuple[Path, str], model: Path) -> tuple[Path, str]:
     return folder / "study", said
 
 
+def test_a_folder_without_an_autoencoder_is_refused_before_a_model_is_opened(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coral_lens.engine.loading.load_model", lambda *_, **__: pytest.fail("a model was opened"))
+    source = write(tmp_path / "train.jsonl", toy_questions(40))
+    with pytest.raises(CoralError, match="no-sae"):
+        coral("sae", "select", source, "--model", model, "--sae", tmp_path / "no-sae", "--out", tmp_path / "study")
+
+
 def test_select_and_ablate_use_different_questions_and_say_what_changes(
     trained: tuple[Path, str], study: tuple[Path, str], model: Path
 ) -> None:

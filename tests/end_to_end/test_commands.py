@@ -421,7 +421,7 @@ def test_adapt_makes_a_lens_of_a_task_from_a_few_labels(work: Work, coral: Coral
     said = " ".join(outcome.out.split())
     assert str(adapted.adaptation) in said
     assert "better than temperature alone by" in said
-    assert "labels would have been enough" in said
+    assert "than a standard error over" in said
     assert "makes it forget" not in outcome.err, "it is another task"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["adapted", "few.jsonl"]
     asked = write(tmp_path / "new.jsonl", rows(toy_questions(6, seed=4, labelled=False)))

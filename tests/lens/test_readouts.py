@@ -119,6 +119,31 @@ def test_a_store_that_was_not_read_there_is_refused_with_what_to_do(tiny: Model)
     )
 
 
+@pytest.mark.parametrize("name", OTHERS)
+def test_where_no_prompt_lists_options_its_name_would_be_wrong_and_it_is_refused(
+    name: ReadName, tiny: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coral_lens.lens.fit.score_questions", lambda *_, **__: pytest.fail("nothing is scored before"))
+    with pytest.raises(
+        CoralError, match=f"`--read {name}` is for prompts that list .* none of these 30 does; .* letters"
+    ):
+        fit(tiny, toy_questions(30), FitSettings(layers=(1,), read=name), bar=False)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_of_a_mixture_the_others_are_read_at_their_own_tokens(name: ReadName, tiny: Model) -> None:
+    texts = toy_questions(60)
+    lettered = [
+        replace(q, text="\n".join([q.text, *(f"{letter}. {o}" for letter, o in zip("ABCDE", q.options, strict=False))]),
+                options=tuple("ABCDE"[: len(q.options)]))
+        for q in toy_questions(30, seed=5)
+    ]  # fmt: skip
+    mixed = [replace(q, id=str(i), group=str(i)) for i, q in enumerate([*texts, *lettered])]
+    lens = fit(tiny, mixed, FitSettings(layers=(1,), read=name), bar=False)
+    assert f"read as {name}" in lens.name
+    assert len(lens.predict(tiny, toy_questions(8, seed=3))) == 8, "it answers where no prompt lists options"
+
+
 # ------------------------------------------------------------------------------------------------- through every door
 
 

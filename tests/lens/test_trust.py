@@ -124,9 +124,20 @@ def test_one_odd_question_does_not_switch_off_what_holds_for_the_others() -> Non
 
 
 def test_two_kinds_of_classes_are_both_seen_and_so_are_a_few_among_many_others() -> None:
-    classes = [asked("billing", "parcels"), asked("spam", "letter")] * 10
+    kinds = (("billing", "parcels"), ("spam", "letter"))
+    classes = [asked(*options, text=f"{i}?") for i in range(10) for options in kinds]
     others = [asked(f"{i} cats", f"{i} dogs") for i in range(200)]
     assert fixed(*classes, *others) == [True] * 20 + [False] * 200
+
+
+def test_the_same_question_given_twice_is_one_question() -> None:
+    cat, twice = asked("a cat", "a dog"), [asked("a cat", "a dog")] * 12
+    assert fixed(cat, cat) == [False, False]
+    assert not any(fixed(*twice, asked("up", "down")))
+    classes = [asked("billing", "parcels", text=f"{i}?") for i in range(3)]
+    assert fixed(*classes, *twice[:4]) == [True] * 3 + [False] * 4, "three of four questions, however often one comes"
+    believed = TRUST.believed([cat, cat], np.ones(2), np.zeros(2, dtype=bool))
+    assert believed.weights.tolist() == [0.4, 0.4]
 
 
 def test_two_questions_about_the_same_two_things_are_no_classes() -> None:
@@ -169,7 +180,10 @@ def test_letters_are_not_what_is_asked_where_the_text_lists_the_options() -> Non
     one = asked("A", "B", text="Which?\nA. red\nB. blue\nAnswer:")
     other = asked("A", "B", text="Which?\nA. tall\nB. short\nAnswer:")
     assert fixed(one, other) == [False, False]
-    assert fixed(one, one) == [True, True]
+    again = asked("A", "B", text="Which?\nA. red\nB. blue\nAnswer:")
+    elsewhere = asked("A", "B", text="And this?\nA. blue\nB. red\nAnswer:")
+    assert fixed(one, again) == [False, False], "the same question"
+    assert fixed(one, elsewhere) == [True, True]
 
 
 def test_elsewhere_answers_are_kept_by_what_was_found_on_tasks_that_were_left_out() -> None:

@@ -128,10 +128,14 @@ def test_lenses_stand_side_by_side_and_the_questions_are_scored_once(
             assert found.probs == pytest.approx(alone[method].probs, abs=1e-6)
 
 
-def test_lenses_of_one_rule_are_told_apart_by_kind_and_else_by_number(lens: Lens, listwise: Lens, tiny: Model) -> None:
+def test_lenses_of_one_rule_are_told_apart_by_kind_and_else_by_name_or_number(
+    lens: Lens, listwise: Lens, tiny: Model
+) -> None:
     questions = toy_questions(6, seed=3)
     (twice,) = evaluate([lens, lens], tiny, questions).evaluations
     assert tuple(twice.predictions) == ("base", "temperature", "coral (ridge) 1", "coral (ridge) 2")
+    (named,) = evaluate({"mine": lens, "b/yours": lens}, tiny, questions).evaluations
+    assert tuple(named.predictions) == ("base", "temperature", "coral (mine)", "coral (b/yours)")
     both = [listwise, replace(listwise, kind="ensemble", gamma=0.0)]
     (evaluation,) = evaluate(both, tiny, questions).evaluations
     rows = (

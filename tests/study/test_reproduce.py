@@ -541,8 +541,8 @@ def test_the_plan_counts_what_parts_share_once_and_loads_no_model(
     alone = plan_parts(place, ("sae", "layers"))
     assert alone[1].n_bytes == plans["layers"].n_bytes, "autoencoders keep nothing that others read"
     nowhere = undertaking(tmp_path / "no-such-model", tiny_scale(files), tmp_path, nobody)
-    (plan,) = plan_parts(nowhere.place(str(tmp_path / "no-such-model")), ("layers",))
-    assert (plan.seconds, plan.n_bytes, plan.questions) == (None, None, 60)
+    with pytest.raises(CoralError, match=r"There is no model at .*no-such-model"):
+        plan_parts(nowhere.place(str(tmp_path / "no-such-model")), ("layers",))
 
 
 def test_a_busy_machine_is_reckoned_as_fast_as_an_idle_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -722,6 +722,11 @@ def test_the_command_prints_the_plan_and_refuses_what_it_cannot_do(
     assert "What is left: about" in outcome.stdout
     assert "refused" not in outcome.stdout
     assert not (tmp_path / "out").exists()
+    for missing in (tmp_path / "none", "nosuchmodel"):
+        refused = coral("--model", missing, "--check", "--part", "layers")
+        assert isinstance(refused.exception, CoralError), "one sentence, and exit code 2"
+        assert Path(missing).name in str(refused.exception)
+        assert "unknown" not in refused.stdout
     monkeypatch.setattr(run_module, "records_of", lambda *_: {"layers": {}, "depth": {}, "heads": {}})
     assert "What is left: about" in coral("--model", saved, "--check", "--part", "probe1", "--part", "probe2").stdout
     said = coral("--model", saved, "--check", "--part", "layers").stdout

@@ -86,7 +86,8 @@ class Studied(Settings):
     limit: Count | None = None
     """At most this many questions of each store, the first ones."""
     base: BaseRule = "token"
-    """Score whose softmax is the base probability: `sum`, `token` (mean per token) or `char` (lm-eval's acc_norm)."""
+    """Score whose softmax is the base probability: `sum`, `token` (mean per token), `char` (lm-eval's acc_norm) or `pmi` (the sum
+    less that after a neutral context, of stores made with `coral extract --neutral`)."""
     seed: Seed = 0
     """Seed of the division into folds."""
 
@@ -205,7 +206,8 @@ class Compared(Settings):
     out: Path = Path("analysis")
     """Folder for tables and figures."""
     base: BaseRule = "token"
-    """Score whose softmax is the base probability: `sum`, `token` (mean per token) or `char` (lm-eval's acc_norm)."""
+    """Score whose softmax is the base probability: `sum`, `token` (mean per token), `char` (lm-eval's acc_norm) or `pmi` (the sum
+    less that after a neutral context, of stores made with `coral extract --neutral`)."""
     layers: Layers = None
     """Layers to try, such as `12-20`; by default all."""
     seed: Seed = 0

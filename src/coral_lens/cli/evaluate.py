@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -64,6 +64,7 @@ def evaluate(
     """
     from coral_lens.cli.printing import show_run
     from coral_lens.lens.folder import load_lens
+    from coral_lens.report.names import last_part, told_apart
     from coral_lens.report.reach import reach_notes
     from coral_lens.report.runs import refuse_other_run, save_run
 
@@ -78,13 +79,13 @@ def evaluate(
     if measured.out:
         need("report", by="coral eval --out")
         refuse_other_run(measured.out)
-    lenses = [load_lens(folder) for folder in measured.lens]
+    lenses = {name: load_lens(folder) for folder, name in told_apart(measured.lens, last_part).items()}
     run = run_of_lenses(lenses, measured, asking, model)
     if measured.out:
         save_run(run, measured.out)
     show_run(run, measured.out, full=measured.full)
-    show_left_out(run)
-    for note in reach_notes(run) + exit_notes(lenses):
+    show_left_out(run, list(lenses.values()))
+    for note in reach_notes(run) + exit_notes(list(lenses.values())):
         typer.echo(note)
 
 
@@ -110,34 +111,39 @@ def exit_notes(lenses: Sequence[Lens]) -> list[str]:
     return [f"Early exit: {exit_cost(lens)}" for lens in lenses if lens.exits]
 
 
-def run_of_lenses(lenses: Sequence[Lens], measured: Measured, asking: Asking, model: OtherModelChoice) -> Run:
-    """Measure lenses on tasks."""
+def run_of_lenses(lenses: Mapping[str, Lens], measured: Measured, asking: Asking, model: OtherModelChoice) -> Run:
+    """Measure lenses on tasks, under the names of their folders where nothing else tells them apart."""
     from coral_lens.data.leaks import guard_of_shown
     from coral_lens.storage.files import versions
     from coral_lens.storage.progress import shown as bar
     from coral_lens.study.evaluate import evaluate as measure
 
-    loaded = model.opener(lenses[0].model)
-    chat = loaded if lenses[0].style.chat else None
+    first = next(iter(lenses.values()))
+    loaded = model.opener(first.model)
+    chat = loaded if first.style.chat else None
     tests = {name: asking.gather([name], chat=chat) for name in dict.fromkeys(measured.task)}
     shown = [q for name in tests for q in worked_examples(name, asking)]
-    lenses = [model.settled(lens, loaded) for lens in lenses]
+    lenses = {name: model.settled(lens, loaded) for name, lens in lenses.items()}
     guard, work = guard_of_shown(shown) if shown else None, measured.out / "work" if measured.out else None
     run = measure(lenses, loaded(), tests, guard=guard, work_dir=work, bar=bar)
     about = {"lens": ", ".join(measured.lens), "versions": versions(), "num_fewshot": asking.num_fewshot or 0}
     return replace(run, provenance=about | run.provenance)
 
 
-def show_left_out(run: Run) -> None:
+def show_left_out(run: Run, lenses: Sequence[Lens]) -> None:
     """Say which questions the guard against leaks left out, and what it could not check."""
+    from coral_lens.cli.printing import why_left_out
     from coral_lens.data.leaks import REPEATED
     from coral_lens.report.names import task_name
     from coral_lens.study.evaluate import LEAK_GUARD
 
     guard = run.provenance[LEAK_GUARD]
+    seen = why_left_out(
+        adapted=any(len(lens.adapted_on) for lens in lenses), calibrated=any(len(lens.calibrated_on) for lens in lenses)
+    )
     for name, reasons in guard["left out"].items():
         for reason, n in reasons.items():
-            why = "because the lens was fitted on them" if reason == REPEATED else f"each is {reason}"
+            why = seen if reason == REPEATED else f"each is {reason}"
             typer.echo(f"{task_name(name)}: {n} questions were left out, {why}.")
     if "not checked" in guard:
         typer.echo(f"Not checked: {guard['not checked']}.")

@@ -192,13 +192,15 @@ def show_promises(lens: Lens, left_out: int) -> None:
     for promise in (lens.sets, lens.abstention):
         if promise:
             typer.echo(f"{promise}")
-    show_left_out(left_out)
+    show_left_out(left_out, adapted=bool(len(lens.adapted_on)))
 
 
-def show_left_out(n: int) -> None:
-    """Say how many questions were left out because a lens had seen them."""
+def show_left_out(n: int, *, adapted: bool = False) -> None:
+    """Say how many questions were left out because a lens had seen them; `adapted`: perhaps as labels that adapted it."""
+    from coral_lens.cli.printing import why_left_out
+
     if n:
-        typer.echo(f"{n} questions were left out, because the lens was fitted on them.")
+        typer.echo(f"{n} questions were left out, {why_left_out(adapted=adapted)}.")
 
 
 @app.command()

@@ -99,6 +99,13 @@ def print_adaptation(lens: Lens) -> None:
         typer.echo(f"{enough_line(found.curve)} {more_line(found.curve, found.n_questions)}")
 
 
+def why_left_out(*, adapted: bool, calibrated: bool = False) -> str:
+    """Say why questions that a lens knows are left out: each had a part in it in one of these ways."""
+    ways = ["fitted", *["adapted"] * adapted, *["calibrated"] * calibrated]
+    said = f"{', '.join(ways[:-1])} or {ways[-1]}" if len(ways) > 1 else ways[0]
+    return f"because the lens was {said} on them"
+
+
 def enough_line(curve: LearningCurve) -> str:
     """Say whether fewer labels would have given as much, as far as the curve goes: half of the labels are its judges."""
     most = curve.points[-1].questions
@@ -106,6 +113,8 @@ def enough_line(curve: LearningCurve) -> str:
         return (
             f"Not fewer than {most} labels would have been enough: {most} gain more than a standard error over fewer."
         )
+    if curve.enough == 0:
+        return f"That labels help does not show here: {most} gain less than a standard error over none."
     return f"{curve.enough} labels would have been enough: {most} gain less than a standard error over them."
 
 

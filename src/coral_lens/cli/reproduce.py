@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import typer
 
 from coral_lens.cli.options import Machine, beside, flat, folder_of_data, helpers_on
-from coral_lens.errors import CoralError, need
+from coral_lens.errors import need
 from coral_lens.scale.settings import RaySettings
 from coral_lens.study.reproduce.settings import Reproducing
 
@@ -83,24 +82,16 @@ def print_plans(undertaking: Undertaking) -> None:
         typer.echo(for_terminal(f"{model}, scale {undertaking.scale.name}:"))
         table = Table("part", "in the paper", "questions", "passes", "time, about", "states", box=None)
         for plan in plans:
-            time = "unknown" if plan.seconds is None else duration(plan.seconds)
-            size = "unknown" if plan.n_bytes is None else size_text(plan.n_bytes)
-            rest = ("done", "") if plan.name in done else (time, size)
+            rest = ("done", "") if plan.name in done else (duration(plan.seconds), size_text(plan.n_bytes))
             table.add_row(plan.name, PARTS[plan.name].where, f"{plan.questions:,}", f"{plan.passes:.1f}", *rest)
         plain_console().print(table)
-        left = [plan for plan in plans if plan.name not in done]
-        known = [plan.seconds for plan in left if plan.seconds is not None]
-        if not left:
-            typer.echo("All of it is done.")
-        elif known:
+        left = [plan.seconds for plan in plans if plan.name not in done]
+        if left:
             typer.echo(
-                f"What is left: about {duration(sum(known))} if this machine does nothing else, reckoned from how fast it "
+                f"What is left: about {duration(sum(left))} if this machine does nothing else, reckoned from how fast it "
                 "multiplies."
             )
         else:
-            typer.echo(
-                for_terminal(f"The configuration of {model} is not at hand: neither time nor bytes can be reckoned.")
-            )
-        with suppress(CoralError):
-            if complaint := size_complaint(model, undertaking):
-                typer.echo(for_terminal(f"It would be refused: {complaint}"))
+            typer.echo("All of it is done.")
+        if complaint := size_complaint(model, undertaking):
+            typer.echo(for_terminal(f"It would be refused: {complaint}"))

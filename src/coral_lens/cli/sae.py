@@ -119,11 +119,15 @@ def select(
     Example: `coral sae select commonsense_qa_cloze:train --limit 2000 --sae sae/16x --out features --data DIR`
     """
     from coral_lens.cli.printing import print_selection
+    from coral_lens.sae.autoencoder import load_autoencoder
     from coral_lens.sae.folder import refuse_other_folder
     from coral_lens.sae.select import select_features
     from coral_lens.storage.progress import shown
 
     refuse_other_folder(out)
+    load_autoencoder(
+        selecting.sae, layer=selecting.layer
+    )  # one that cannot be read is refused before a model is opened
     opened = model.opener()
     questions = asking.gather(source, chat=opened if selecting.style.chat else None)
     print_selection(select_features(opened(), questions, out, selecting, bar=shown).record["selection"])

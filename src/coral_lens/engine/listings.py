@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from coral_lens.engine.prompts import shift_space, tokenizer_calls
+from coral_lens.engine.prompts import render, shift_space, tokenizer_calls
 from coral_lens.errors import CoralError
 from coral_lens.records import Prompt, Question, Rendered, take_apart
 
 if TYPE_CHECKING:
+    from coral_lens.data.settings import Style
     from coral_lens.engine.model import Model
 
 Span = tuple[int, int]
@@ -40,6 +41,20 @@ def listed_in(context: str, rendered: Rendered, last: str = "") -> tuple[Span, .
     return tuple(spans) if all(start < stop for start, stop in spans) else ()
 
 
+def context_of(rendered: Rendered) -> str:
+    """Return what all options come after; nothing where each has a context of its own."""
+    return shift_space(rendered.contexts[0], "")[0] if len(set(rendered.contexts)) == 1 else ""
+
+
+def lists_options(question: Question, style: Style, model: Model) -> bool:
+    """Return whether the prompt of a question lists its options under the letters that are scored."""
+    try:
+        rendered = render(question, style, model)
+    except CoralError:  # it is left out by name when it is asked
+        return False
+    return bool(listed_in(context_of(rendered), rendered))
+
+
 def last_listed(question: Question) -> str:
     """Return the text of a question's last option."""
     return (question.wording.listed or question.options)[-1].strip()
@@ -52,7 +67,7 @@ def find_listings(
 
     `last` are the texts of the last options, as far as they are known.
     """
-    contexts = [shift_space(r.contexts[0], "")[0] if len(set(r.contexts)) == 1 else "" for r in rendered]
+    contexts = [context_of(r) for r in rendered]
     listed = [
         listed_in(context, r, text) if context else ()
         for text, context, r in zip(last, contexts, rendered, strict=True)

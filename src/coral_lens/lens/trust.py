@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float
 
+from coral_lens.data.leaks import question_keys
 from coral_lens.lens.keep_answers import keep_answers
 from coral_lens.lens.rules import FLOOR, log_of
 from coral_lens.lens.trace import ALL, ELSEWHERE
@@ -161,12 +162,14 @@ def tasks_named(questions: Sequence[Question]) -> list[str]:
 def have_fixed_options(questions: Sequence[Question]) -> Bool[np.ndarray, " question"]:
     """Return which questions have options that say nothing of them: the strings of most of the others, or such as yes and no.
 
-    Of options that a text lists under letters, what is listed counts. Trap: of a question that is asked alone, only the words of
-    `FIXED` and the numbers of a scale are known; that others have the same classes cannot be seen.
+    Of options that a text lists under letters, what is listed counts, and a question that comes twice is one question. Trap: of
+    a question that is asked alone, only the words of `FIXED` and the numbers of a scale are known; that others have the same
+    classes cannot be seen.
     """
     sets = [frozenset(map(plain_option, q.wording.listed or q.options)) for q in questions]
-    counts = Counter(sets)
-    enough = max(2, min(MANY_ALIKE, len(sets) // 2 + 1))
+    distinct = set(zip(question_keys(questions).tolist(), sets, strict=True))
+    counts = Counter(options for _, options in distinct)
+    enough = max(2, min(MANY_ALIKE, len(distinct) // 2 + 1))
     return np.array([counts[one] >= enough or is_usual(one) for one in sets], dtype=bool)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 TASKS = {
     "arc_challenge": "ARC-Challenge",
@@ -63,6 +63,30 @@ def task_names(exact: Iterable[str]) -> dict[str, str]:
     longer = {name: with_split(name) if alike[said] > 1 else said for name, said in plain.items()}
     alike = Counter(longer.values())
     return {name: f"{plain[name]} ({name})" if alike[said] > 1 else said for name, said in longer.items()}
+
+
+def last_parts(path: str, n: int) -> str:
+    """Return the last n parts of a name; all of it, as it is, where it has no more."""
+    parts = [part for part in path.split("/") if part]
+    return "/".join(parts[-n:]) if n < len(parts) else path
+
+
+def last_part(path: str) -> str:
+    """Return what a folder is called, without where it is."""
+    return last_parts(path, 1)
+
+
+def told_apart(paths: Sequence[str], name: Callable[[str], str]) -> dict[str, str]:
+    """Return the name of each path, and no name twice: those of one name keep as many folders as tell them apart."""
+    names = {path: name(path) for path in paths}
+    for alike in [one for one, n in Counter(names.values()).items() if n > 1]:
+        same = [path for path in names if names[path] == alike]
+        longest = max(path.count("/") for path in same) + 2
+        depth = next(
+            n for n in range(2, longest + 1) if n == longest or len({last_parts(p, n) for p in same}) == len(same)
+        )
+        names |= {path: last_parts(path, depth) for path in same}
+    return names
 
 
 def with_split(exact: str) -> str:

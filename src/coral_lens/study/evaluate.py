@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    lens: Lens | Sequence[Lens],
+    lens: Lens | Sequence[Lens] | Mapping[str, Lens],
     model: Model,
     questions: Sequence[Question] | Mapping[str, Sequence[Question]],
     *,
@@ -49,13 +49,14 @@ def evaluate(
 ) -> Run:
     """Measure one lens, or several side by side, on labelled questions, or on several named sets of them.
 
-    Questions that a lens was fitted or calibrated on are left out and counted. A lens keeps only the keys of these questions:
-    pass `guard_of(training questions)` as `guard` to leave out questions on the same articles, and on edited copies of these,
-    as well. The questions are scored once for all lenses, which must start from the same base probabilities and prompts. With
-    `work_dir` their states are kept there, and an interrupted evaluation can go on. Progress is shown in a terminal and in a
-    notebook; `bar=False` shows nothing.
+    Lenses of one kind are told apart by their names if they are given as a mapping, else by number. Questions that a lens was
+    fitted, adapted or calibrated on are left out and counted. A lens keeps only the keys of these questions: pass
+    `guard_of(training questions)` as `guard` to leave out questions on the same articles, and on edited copies of these, as well.
+    The questions are scored once for all lenses, which must start from the same base probabilities and prompts. With `work_dir`
+    their states are kept there, and an interrupted evaluation can go on. Progress is shown in a terminal and in a notebook;
+    `bar=False` shows nothing.
     """
-    panel = LensPanel((lens,) if isinstance(lens, Lens) else tuple(lens))
+    panel = panel_of(lens)
     given = questions if isinstance(questions, Mapping) else {label_of(questions): questions}
     sets = {name: asked_as(test, panel.style) for name, test in given.items()}
     for one in panel.lenses:
@@ -111,7 +112,8 @@ def leaks_of(name: str, questions: Sequence[Question], guard: Guard) -> Leaks:
         remedy = "set the shots to 0" if set(leaks.counts) == {SHOWN} else "evaluate on others"
         reasons = ", ".join(f"{reason}: {n}" for reason, n in leaks.counts.items())
         raise CoralError(
-            f"{name}: all {len(questions)} questions were used to fit this lens or are shown in prompts ({reasons}); {remedy}."
+            f"{name}: all {len(questions)} questions were used to fit, adapt or calibrate this lens, or are shown in prompts "
+            f"({reasons}); {remedy}."
         )
     return leaks
 
@@ -144,6 +146,8 @@ class LensPanel:
     """Lenses that stand side by side in one table; those that cannot are refused."""
 
     lenses: tuple[Lens, ...]
+    labels: tuple[str, ...] = ()
+    """What the user calls each; empty where they have no names."""
 
     def __post_init__(self) -> None:
         first = self.lenses[0]
@@ -157,10 +161,11 @@ class LensPanel:
 
     @cached_property
     def names(self) -> tuple[str, ...]:
-        """What the plain row of each lens is called."""
-        names = [lens.plain_method for lens in self.lenses]
-        if len(set(names)) < len(names):
-            names = [f"{lens.plain_method} ({lens.kind})" for lens in self.lenses]
+        """What the plain row of each lens is called: by its method, its kind, its label or its number, the first that differ."""
+        plain = [lens.plain_method for lens in self.lenses]
+        kinds = [f"{lens.plain_method} ({lens.kind})" for lens in self.lenses]
+        called = [f"{name} ({label})" for name, label in zip(plain, self.labels, strict=False)]
+        names = next((some for some in (plain, kinds, called) if len(set(some)) == len(plain)), kinds)
         return tuple(n if names.count(n) == 1 else f"{n} {i + 1}" for i, n in enumerate(names))
 
     @cached_property
@@ -249,6 +254,13 @@ class LensPanel:
         layers = layers if set(layers) <= set(states.layers) else ()
         changes = lens.view.changes(states, p) if lens.view and layers else np.zeros((0, len(p)))
         return View(lens.method.replace(lens.plain_method, name), lens.layers, layers, changes, lens.shifts(states))
+
+
+def panel_of(lens: Lens | Sequence[Lens] | Mapping[str, Lens]) -> LensPanel:
+    """Return one lens, or several with their names if they have any, as they stand in a table."""
+    if isinstance(lens, Lens):
+        return LensPanel((lens,))
+    return LensPanel(tuple(lens.values()), tuple(lens)) if isinstance(lens, Mapping) else LensPanel(tuple(lens))
 
 
 def is_own(lens: Lens, questions: Sequence[Question]) -> bool:

@@ -7,12 +7,11 @@ Its NLL and Brier columns can only be those of the top label (docs/paper-audit.m
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from coral_lens.metrics.scores import METRICS
-from coral_lens.report.names import task_name
+from coral_lens.report.names import last_part, task_name, told_apart
 from coral_lens.report.tables.formats import Cell, Row, interval_text
 from coral_lens.report.tables.paper import COLUMNS, HEADS, MODELS, load_paper_numbers, printed_cell
 from coral_lens.report.tables.paper import METHODS as PAPER_METHODS
@@ -91,26 +90,12 @@ def find(tables: Sequence[StudyTable], model: str, task: str) -> StudyTable | No
 
 def short_model(model: str) -> str:
     """Return what stands above a column: the paper's own name, or the last part of ours."""
-    return MODELS.get(model, last_parts(model, 1))
-
-
-def last_parts(path: str, n: int) -> str:
-    """Return the last n parts of a name; all of it, as it is, where it has no more."""
-    parts = [part for part in path.split("/") if part]
-    return "/".join(parts[-n:]) if n < len(parts) else path
+    return MODELS.get(model, last_part(model))
 
 
 def model_names(models: Sequence[str]) -> dict[str, str]:
     """Return what stands above the column of each model, and no name twice: run1/model and run2/model keep their folders."""
-    names = {model: short_model(model) for model in models}
-    for name in [name for name, n in Counter(names.values()).items() if n > 1]:
-        same = [model for model in models if names[model] == name]
-        longest = max(model.count("/") for model in same) + 2
-        depth = next(
-            n for n in range(2, longest + 1) if n == longest or len({last_parts(m, n) for m in same}) == len(same)
-        )
-        names |= {model: last_parts(model, depth) for model in same}
-    return names
+    return told_apart(models, short_model)
 
 
 def our_panel(table: StudyTable | None, *, heading: str) -> Panel:

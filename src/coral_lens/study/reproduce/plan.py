@@ -13,7 +13,6 @@ from typing import Any
 from coral_lens.data.splits import sample
 from coral_lens.engine.loading import Outline, load_outline
 from coral_lens.engine.reckoning import EFFICIENCY, machine_speed, tokens_of
-from coral_lens.errors import CoralError
 from coral_lens.lens.probes.grid import grid_of
 from coral_lens.lens.probes.search import BUDGETS, planned_epochs
 from coral_lens.lens.settings import NetworkSearch
@@ -40,14 +39,13 @@ class PartPlan:
     questions: int
     passes: float
     """How often they go through the model."""
-    seconds: float | None
-    """None where the shape of the model is not known."""
-    n_bytes: int | None
+    seconds: float
+    n_bytes: int
 
 
 def plan_parts(place: Workplace, parts: Sequence[str]) -> list[PartPlan]:
-    """Reckon what each part takes; what two parts share is counted with the first of them."""
-    outline, speed = outline_of(place.name), machine_speed(place.device)
+    """Reckon what each part takes; what two parts share is counted with the first of them. Unknown models are refused."""
+    outline, speed = load_outline(place.name), machine_speed(place.device)
     seen: set[str] = set()
     plans = []
     for part in parts:
@@ -56,18 +54,10 @@ def plan_parts(place: Workplace, parts: Sequence[str]) -> list[PartPlan]:
         if load.own_bytes is None:
             seen |= {q.id for q in load.questions}
         tokens = fresh.tokens * load.passes + load.tokens * load.again
-        seconds = reckoned_seconds(load, tokens, outline, speed) if outline else None
-        n_bytes = (load.own_bytes or fresh.all_layers)(outline) if outline else None
+        seconds = reckoned_seconds(load, tokens, outline, speed)
+        n_bytes = (load.own_bytes or fresh.all_layers)(outline)
         plans.append(PartPlan(part, len(load.questions), tokens / max(1.0, load.tokens), seconds, n_bytes))
     return plans
-
-
-def outline_of(model: str) -> Outline | None:
-    """Return the shape of a model; None where its configuration is not at hand."""
-    try:
-        return load_outline(model)
-    except CoralError:
-        return None
 
 
 # ------------------------------------------------------------------------------------------------- what each part loads
@@ -143,9 +133,8 @@ def asked_questions(prepared: Prepared) -> list[Question]:
 
 
 def layers_of(place: Workplace) -> int:
-    """Return how many layers a model has, or as many as the paper's where that is not known."""
-    outline = outline_of(place.name)
-    return outline.n_layers + 1 if outline else 31
+    """Return how many layers of states a model has, with its embeddings."""
+    return load_outline(place.name).n_layers + 1
 
 
 def epochs(search: NetworkSearch, n_layers: int) -> float:

@@ -271,6 +271,15 @@ def test_an_adapted_lens_is_saved_and_read_with_its_curve(lens: Lens, tmp_path: 
     assert again.apply(fresh)[again.method].tobytes() == adapted.apply(fresh)[adapted.method].tobytes()
 
 
+def test_its_card_says_that_it_is_for_one_task_and_what_labels_have_shown(lens: Lens, tmp_path: Path) -> None:
+    adapted = adapt_on(lens, new_task(50, 3))
+    adapted.save(tmp_path / "lens")
+    card = (tmp_path / "lens" / "README.md").read_text("utf-8")
+    assert "is for that task alone" in card
+    assert str(adapted.adaptation) in card
+    assert "harm cannot be excluded" not in card
+
+
 def test_too_few_labels_unlabelled_and_seen_questions_are_refused(lens: Lens) -> None:
     with pytest.raises(CoralError, match=r"at least 5 labelled questions.*Got 4"):
         adapt_on(lens, new_task(4, 3))

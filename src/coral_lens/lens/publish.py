@@ -178,8 +178,13 @@ def answer_sentences(trace: Trace) -> list[str]:
 
 def shift_sentence(lens: Lens) -> str:
     """Say what the lens does about shift."""
+    there = "becomes less sure" if lens.exits else "goes back to the model's own answers"
+    if lens.adaptation:
+        return (
+            f"It {there} there by itself. It was adapted to one task and is for that task alone: on the tasks in the table above "
+            f"the lens before that is better. {lens.adaptation}"
+        )
     if lens.trust:
-        there = "becomes less sure" if lens.exits else "goes back to the model's own answers"
         return (
             f"It {there} there by itself. On any task that is not in the table above it is believed by a weight of "
             f"{lens.trust.elsewhere:.2g} and less sure of itself by a temperature of {lens.trust.temperature:.2g}, and harm "

@@ -385,7 +385,7 @@ def test_calibrate_gives_predict_its_sets_and_abstention(work: Work, coral: Cora
     left = sorted(p.name for p in tmp_path.iterdir())
     assert left == ["answers.jsonl", "held-out.jsonl", "lens", "lens.work", "new.jsonl"]
     known = coral("eval", "--lens", lens, "--task", held_out).complaint
-    assert "all 62 questions were used to fit this lens" in known
+    assert "all 62 questions were used to fit, adapt or calibrate this lens" in known
 
 
 def test_questions_that_the_user_says_are_of_the_same_kind_are_at_home(
@@ -745,7 +745,7 @@ def test_evaluating_on_training_or_unlabelled_questions_is_refused(work: Work, c
     unlabelled = write(tmp_path / "new.jsonl", rows(toy_questions(3, seed=4, labelled=False)))
     assert "have no answer" in coral("eval", "--lens", work.lens, "--task", unlabelled).complaint
     known = coral("eval", "--lens", work.lens, "--task", work.folder / "train.jsonl").complaint
-    assert f"all {TRAINING} questions were used to fit this lens" in known
+    assert f"all {TRAINING} questions were used to fit, adapt or calibrate this lens" in known
 
 
 def test_changed_predictions_are_refused_by_report(work: Work, coral: Coral, tmp_path: Path) -> None:

@@ -219,7 +219,7 @@ def test_a_lens_that_judges_options_recognises_the_questions_that_it_was_fitted_
     assert lens.is_seen(questions).all()
     assert lens.is_home(questions).all()
     assert not lens.is_seen(several(60)[30:]).any()
-    with pytest.raises(CoralError, match="all 90 questions were used to fit this lens"):
+    with pytest.raises(CoralError, match="all 90 questions were used to fit, adapt or calibrate this lens"):
         evaluate(lens, tiny, questions, bar=False)
 
 

@@ -207,15 +207,18 @@ def test_a_lens_that_exits_early_and_is_worse_is_hardly_believed_and_never_left_
 # --------------------------------------------------------------------------------------------------------------- the gain
 
 
-def test_the_interval_holds_the_true_gain_nearly_always() -> None:
-    """Of forty draws of fifty labels; the truth is measured on three thousand others."""
-    rest, hits = planted_labels(3000, trust=0.5, seed=999), 0
+@pytest.mark.parametrize("states", [None, 0.0, 1.5])
+def test_the_interval_holds_the_true_gain_nearly_always(states: float | None) -> None:
+    """Of forty draws of fifty labels, without a probe and with one that has nothing or much to learn; the truth is measured on
+    three thousand other questions."""
+    rest, hits = planted_labels(3000, trust=0.5, states=states, seed=999), 0
     for seed in range(40):
-        data = planted_labels(50, trust=0.5, seed=seed)
-        said = found(data, 0.5)
-        alone = rest.brier(fit_temperature(data, Prior(0.5, 50))).mean()
-        hits += said.gain.low <= alone - rest.brier(Mixture(said.weight, said.temperature)).mean() <= said.gain.high
-    assert hits >= 34
+        data = planted_labels(50, trust=0.5, states=states, seed=seed)
+        prior = Prior(0.5, data.n_units)
+        said, mixture = adaptation_of(data, prior, judge(data, prior))
+        alone = rest.brier(fit_temperature(data, prior)).mean()
+        hits += said.gain.low <= alone - rest.brier(mixture).mean() <= said.gain.high
+    assert hits >= 33
 
 
 def test_the_interval_of_the_gain_draws_whole_articles() -> None:

@@ -3,10 +3,10 @@
     python bench/task_probes.py --lens FOLDER --data DIR --work DIR --test TASK:SPLIT=N ... [--labels 50]
 
 Adapts a lens by the same labels several times: with no probe beside weight and temperature, with the probe on the states that
-the lens reads (what `coral adapt` does), and, as controls, with the probe on TF-IDF of the options' words, on that of their
-letters in a row, and on their lengths. Prints accuracy and the paired difference in Brier score to temperature scaling, x 100
-with 95 % intervals: means over five draws of the labels, on the questions that are left. --work is that of `trust.py`, whose
-stores and lens can be used.
+the lens reads (what `coral adapt` does, but for its check of who answers), and, as controls, with the probe on TF-IDF of the
+options' words, on that of their letters in a row, and on their lengths. Prints accuracy and the paired difference in Brier
+score to temperature scaling, x 100 with 95 % intervals: means over five draws of the labels, on the questions that are left.
+--work is that of `trust.py`, whose stores and lens can be used.
 """
 
 from __future__ import annotations

@@ -223,7 +223,8 @@ def adapt(
 ) -> None:
     """Adapt a lens to a task that it was not fitted on: some tens of labels say how far it is to be believed there.
 
-    Prints by how much it is better than temperature alone, and leaves the lens out where it is clearly worse.
+    Twenty labels and more also teach it a small probe of that task. Prints by how much it is better than temperature alone, and
+    leaves the lens out where it is clearly worse.
     Example: `coral adapt --lens my-lens --questions few.jsonl --out my-lens-for-it`
     """
     from coral_lens.cli.printing import print_adaptation

@@ -24,7 +24,6 @@ from coral_lens.data.shots import n_shots
 from coral_lens.data.splits import split_mask
 from coral_lens.data.wording import asked_as
 from coral_lens.engine.extract import score_questions
-from coral_lens.engine.listings import lists_options
 from coral_lens.engine.planned import Extraction, all_layers, refuse_layers
 from coral_lens.errors import CoralError
 from coral_lens.lens.artefact import Lens
@@ -37,7 +36,7 @@ from coral_lens.lens.layer_view import view_of
 from coral_lens.lens.learning_curve import brier_by_question, learning_curve
 from coral_lens.lens.open_part import CandidateStates, OpenPart
 from coral_lens.lens.probes.registry import AUTO, LENSES
-from coral_lens.lens.readouts import available, letter_numbers, places_of, reading_of, training_layers
+from coral_lens.lens.readouts import available, places_of, reading_of, refuse_without_lists, training_layers
 from coral_lens.lens.rules import (
     FLOOR,
     apply_temperature,
@@ -86,7 +85,7 @@ def fit(
     settings, bar = settings or FitSettings(), bar_of(bar)
     questions = apart_by_file(asked_as(questions, settings.style))
     check_questions(questions)
-    refuse_without_lists(model, questions, settings)
+    refuse_without_lists(settings.read, model, questions, settings.style)
     refuse_layers(model, (*(settings.layers or ()), settings.exit_layer or 0))
     layers = settings.within_exit(settings.layers or all_layers(model))
     extraction = Extraction(
@@ -112,24 +111,6 @@ def check_questions(questions: Sequence[Question]) -> None:
     if len(questions) < FEWEST_QUESTIONS:
         raise CoralError(
             f"Fitting needs at least {FEWEST_QUESTIONS} labelled questions, better a thousand. Got {len(questions)}."
-        )
-
-
-def refuse_without_lists(model: Model, questions: Sequence[Question], settings: FitSettings) -> None:
-    """Refuse a read-out of listed options where no prompt lists any: a lens of their own tokens would be called by its name.
-
-    Where some prompts do, the options of the others are read at their own tokens, as those of any question that it answers.
-    """
-    if settings.read in ("answer", "auto"):
-        return
-    if settings.read == "less-letter":
-        found = bool((letter_numbers(questions, lettered=settings.style.kind == "letters") >= 0).any())
-    else:
-        found = any(lists_options(question, settings.style, model) for question in questions)
-    if not found:
-        raise CoralError(
-            f"`--read {settings.read}` is for prompts that list their options under letters, and none of these {len(questions)} "
-            "does; list them with `--style letters`, or leave --read out."
         )
 
 

@@ -14,16 +14,22 @@ from __future__ import annotations
 import string
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from coral_lens.data.settings import Style
 from coral_lens.engine.activations import JoinedStore, ScoredShards
+from coral_lens.engine.listings import lists_options
 from coral_lens.engine.settings import StatePlace
+from coral_lens.errors import CoralError
 from coral_lens.lens.settings import ReadName
 from coral_lens.records import Question, Scored
 from coral_lens.storage.arrays import allocate, release, row_chunks
+
+if TYPE_CHECKING:
+    from coral_lens.engine.model import Model
 
 States = Float[np.ndarray, "row width"]
 Letters = Float[np.ndarray, "letter width"]
@@ -147,3 +153,23 @@ def reading_of(store: Scored, name: ReadName, layers: Sequence[int], *, lettered
     numbers = letter_numbers(store.questions, lettered=lettered)
     means = [fit_letters(READ_OUTS[name].states(store, layer), numbers) for layer in layers]
     return Reading(name, np.stack(means), lettered)
+
+
+def refuse_without_lists(
+    name: ReadName | Literal["auto"], model: Model, questions: Sequence[Question], style: Style
+) -> None:
+    """Refuse a read-out of listed options where no prompt lists any: a lens of their own tokens would be called by its name.
+
+    Where some prompts do, the options of the others are read at their own tokens, as those of any question that it answers.
+    """
+    if name in ("answer", "auto"):
+        return
+    if name == "less-letter":
+        found = bool((letter_numbers(questions, lettered=style.kind == "letters") >= 0).any())
+    else:
+        found = any(lists_options(question, style, model) for question in questions)
+    if not found:
+        raise CoralError(
+            f"`--read {name}` is for prompts that list their options under letters, and none of these {len(questions)} "
+            "does; list them with `--style letters`, or leave --read out."
+        )
